@@ -1,0 +1,228 @@
+/* Tessera's C ABI: exact attention, forward and backward. Usable from C99, ctypes, Rust.
+ * Includes nothing but <stddef.h> and <stdint.h>. What is computed: docs/algorithm.md.
+ *
+ * Rules of the ABI
+ * - Every struct begins with its own size. Call its _init function, which sets the size and the
+ *   defaults, then fill in what you need. Fields that your header did not know take their defaults.
+ * - A call returns TESSERA_OK or a status; tessera_last_error() then holds one sentence that names
+ *   the argument, its value and the rule. When a call fails, no output has been written.
+ * - Tensors are views: the library never owns, frees or keeps a pointer beyond the call.
+ * - Every function may be called from several threads at once. Nothing prints, exits or aborts. */
+#ifndef TESSERA_H
+#define TESSERA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define TESSERA_API __attribute__((visibility("default")))
+#else
+#define TESSERA_API
+#endif
+
+#define TESSERA_VERSION_MAJOR 0
+#define TESSERA_VERSION_MINOR 1
+#define TESSERA_VERSION_PATCH 0
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum tessera_status {
+  TESSERA_OK = 0,
+  TESSERA_INVALID_ARGUMENT = 1, /* the arguments break a rule of the contract */
+  TESSERA_UNSUPPORTED = 2,      /* legal, but no kernel here can do it; the sentence says what would work */
+  TESSERA_OUT_OF_MEMORY = 3,
+  TESSERA_DEVICE_ERROR = 4, /* a driver or compiler call failed; the sentence carries its report */
+  TESSERA_INTERNAL = 5      /* a bug of ours */
+} tessera_status;
+
+typedef enum tessera_type {
+  TESSERA_F64 = 0, /* the reference kernel only */
+  TESSERA_F32 = 1,
+  TESSERA_F16 = 2,
+  TESSERA_BF16 = 3,
+  TESSERA_E4M3 = 4, /* reserved */
+  TESSERA_E5M2 = 5, /* reserved */
+  TESSERA_I32 = 6,
+  TESSERA_I64 = 7,
+  TESSERA_U8 = 8 /* also a boolean: non-zero means true */
+} tessera_type;
+
+/* DLPack's device codes. */
+typedef enum tessera_device_type {
+  TESSERA_DEVICE_ANY = 0, /* in tessera_execution: wherever the tensors are */
+  TESSERA_DEVICE_CPU = 1,
+  TESSERA_DEVICE_CUDA = 2
+} tessera_device_type;
+
+/* A non-owning view with DLPack's fields. Strides count elements. A stride of a dimension of size 1
+ * is never read. A NULL tensor pointer in the structs below means: not given. */
+typedef struct tessera_tensor {
+  size_t size; /* sizeof(tessera_tensor) */
+  void* data;  /* may be NULL when the tensor has no elements, or when only planning */
+  int32_t type;
+  int32_t ndim;
+  int32_t device_type;
+  int32_t device_id;
+  int64_t shape[4];
+  int64_t strides[4];
+} tessera_tensor;
+
+/* Padded: q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv].
+ * Packed (cu_seqlens_q and cu_seqlens_k given): q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv]. */
+typedef struct tessera_inputs {
+  size_t size;
+  const tessera_tensor* q;
+  const tessera_tensor* k;
+  const tessera_tensor* v;
+  const tessera_tensor* bias;         /* [B|1,Hq|1,Nq|1,Nk|1], q's type or f32, added to the scores */
+  const tessera_tensor* mask;         /* same shapes, u8: non-zero means visible */
+  const tessera_tensor* slopes;       /* ALiBi, f32 [Hq] or [B,Hq] */
+  const tessera_tensor* sinks;        /* f32 [Hq] */
+  const tessera_tensor* cu_seqlens_q; /* i32 [B+1] */
+  const tessera_tensor* cu_seqlens_k; /* i32 [B+1] */
+  const tessera_tensor* seqused_q;    /* i32 [B] */
+  const tessera_tensor* seqused_k;    /* i32 [B] */
+  const tessera_tensor* rng;          /* i64 [2]: dropout's seed and offset, read on the device */
+} tessera_inputs;
+
+/* What the forward pass writes (and what merge writes). */
+typedef struct tessera_outputs {
+  size_t size;
+  const tessera_tensor* o;   /* [B,Nq,Hq,Dv] or [Tq,Hq,Dv]; q's type or f32 */
+  const tessera_tensor* lse; /* optional; f32 [B,Hq,Nq] or [Hq,Tq]; natural logarithm */
+} tessera_outputs;
+
+/* What the backward pass reads besides the inputs. */
+typedef struct tessera_saved {
+  size_t size;
+  const tessera_tensor* o;     /* of the forward pass, or of a merge */
+  const tessera_tensor* lse;   /* likewise */
+  const tessera_tensor* d_o;   /* gradient that arrives at o; q's type or f32 */
+  const tessera_tensor* d_lse; /* optional: gradient that arrives at lse, f32 */
+} tessera_saved;
+
+/* What the backward pass writes. Each is optional; what is not asked for is not computed.
+ * Type: that of the matching input, or f32. */
+typedef struct tessera_gradients {
+  size_t size;
+  const tessera_tensor* dq;
+  const tessera_tensor* dk;
+  const tessera_tensor* dv;
+  const tessera_tensor* dbias;
+  const tessera_tensor* dsinks;
+} tessera_gradients;
+
+/* Where the diagonal of the causal mask, the window and ALiBi lies: j = i + off. */
+typedef enum tessera_alignment {
+  TESSERA_BOTTOM_RIGHT = 0, /* off = Nk - Nq, per sequence (FlashAttention) */
+  TESSERA_TOP_LEFT = 1,     /* off = 0 (PyTorch's is_causal) */
+  TESSERA_OFFSET = 2        /* off = tessera_options.diagonal_offset */
+} tessera_alignment;
+
+/* The value of `scale` that means 1/sqrt(D). Any other finite value is used as it is, 0 included. */
+#define TESSERA_DEFAULT_SCALE 1.7976931348623157e308
+
+/* What to compute. Zero bytes are not the defaults: call tessera_options_init. */
+typedef struct tessera_options {
+  size_t size;
+  double scale;            /* TESSERA_DEFAULT_SCALE */
+  double softcap;          /* 0: none */
+  int32_t causal;          /* 0 */
+  int32_t alignment;       /* TESSERA_BOTTOM_RIGHT */
+  int64_t diagonal_offset; /* 0; read only with TESSERA_OFFSET, must be 0 otherwise */
+  int64_t window_left;     /* -1: no bound. Inclusive */
+  int64_t window_right;    /* -1: no bound. Inclusive */
+  double dropout;          /* probability of dropping, in [0, 1) */
+  uint64_t seed;           /* 0; not together with inputs.rng */
+  uint64_t seed_offset;    /* 0; not together with inputs.rng */
+  int64_t row0;            /* 0; position of query 0, key 0, head 0, sequence 0 in a larger whole */
+  int64_t col0;
+  int64_t head0;
+  int64_t batch0;
+  int64_t max_seqlen_q;  /* -1: unknown. Upper bounds for packed input; they never change a bit */
+  int64_t max_seqlen_k;  /* -1 */
+  int32_t accumulate;    /* 0; 1: gradients (all f32) are added to what the buffers hold */
+  int32_t deterministic; /* 1; 0 allows a faster kernel whose bits may vary between runs */
+} tessera_options;
+
+/* Where and how to run. */
+typedef struct tessera_execution {
+  size_t size;
+  int32_t device_type; /* TESSERA_DEVICE_ANY: where the tensors are */
+  int32_t device_id;   /* 0 */
+  void* stream;        /* NULL; a CUstream for CUDA */
+  int32_t threads;     /* 0: all that the process may use */
+  int32_t reserved;
+  void* workspace;        /* NULL on the CPU: the library allocates for the duration of the call */
+  size_t workspace_bytes; /* 0 */
+  const char* kernel;     /* NULL: the best one. A name from tessera_plan_describe or `tessera info` forces it */
+} tessera_execution;
+
+TESSERA_API void tessera_tensor_init(tessera_tensor* tensor);
+TESSERA_API void tessera_inputs_init(tessera_inputs* inputs);
+TESSERA_API void tessera_outputs_init(tessera_outputs* outputs);
+TESSERA_API void tessera_saved_init(tessera_saved* saved);
+TESSERA_API void tessera_gradients_init(tessera_gradients* gradients);
+TESSERA_API void tessera_options_init(tessera_options* options);
+TESSERA_API void tessera_execution_init(tessera_execution* execution);
+
+/* options and execution may be NULL everywhere: the defaults. */
+TESSERA_API tessera_status tessera_forward(const tessera_inputs* inputs, const tessera_outputs* outputs,
+                                           const tessera_options* options, const tessera_execution* execution);
+TESSERA_API tessera_status tessera_backward(const tessera_inputs* inputs, const tessera_saved* saved,
+                                            const tessera_gradients* gradients, const tessera_options* options,
+                                            const tessera_execution* execution);
+
+/* n partial results (o, lse) over disjoint key sets, in index order, become that of the union. */
+TESSERA_API tessera_status tessera_merge(const tessera_outputs* partials, int64_t n, const tessera_outputs* merged,
+                                         const tessera_execution* execution);
+
+/* Writes the dropout mask that forward and backward use: u8 [B,Hq,Nq,Nk], 1 = kept. Reads dropout,
+ * seed, seed_offset, row0, col0, head0 and batch0 of the options. rng may be NULL; see tessera_inputs. */
+TESSERA_API tessera_status tessera_dropout_mask(const tessera_tensor* mask, const tessera_tensor* rng,
+                                                const tessera_options* options, const tessera_execution* execution);
+
+/* A plan is the answer to one question: which kernel, which tiles, how much workspace. Planning reads
+ * shapes, types and alignments, never data: tensors may have data == NULL, which then counts as
+ * aligned to 16 bytes. Running a plan needs tensors that ask the same question, with pointers at
+ * least as aligned. Plans are immutable and may be shared between threads. */
+typedef struct tessera_plan tessera_plan;
+
+TESSERA_API tessera_status tessera_plan_forward(const tessera_inputs* inputs, const tessera_outputs* outputs,
+                                                const tessera_options* options, const tessera_execution* execution,
+                                                tessera_plan** plan);
+TESSERA_API tessera_status tessera_plan_backward(const tessera_inputs* inputs, const tessera_saved* saved,
+                                                 const tessera_gradients* gradients, const tessera_options* options,
+                                                 const tessera_execution* execution, tessera_plan** plan);
+TESSERA_API void tessera_plan_destroy(tessera_plan* plan); /* NULL is allowed */
+
+/* Bytes of workspace that a run of this plan uses. */
+TESSERA_API size_t tessera_plan_workspace_size(const tessera_plan* plan);
+/* Name of the kernel; the text lives as long as the plan. */
+TESSERA_API const char* tessera_plan_kernel(const tessera_plan* plan);
+/* Several lines for people: problem, kernel, tiles, workspace, why other kernels were refused. */
+TESSERA_API const char* tessera_plan_describe(const tessera_plan* plan);
+
+/* The options must be those of the plan; only seed and seed_offset may differ. Of the execution, workspace and
+ * stream are used; device, threads and kernel were fixed by the plan. */
+TESSERA_API tessera_status tessera_plan_run_forward(const tessera_plan* plan, const tessera_inputs* inputs,
+                                                    const tessera_outputs* outputs, const tessera_options* options,
+                                                    const tessera_execution* execution);
+TESSERA_API tessera_status tessera_plan_run_backward(const tessera_plan* plan, const tessera_inputs* inputs,
+                                                     const tessera_saved* saved, const tessera_gradients* gradients,
+                                                     const tessera_options* options,
+                                                     const tessera_execution* execution);
+
+/* The sentence of this thread's last failed call; "" if none has failed. Valid until its next failure. */
+TESSERA_API const char* tessera_last_error(void);
+/* major * 10000 + minor * 100 + patch of the library that is running. */
+TESSERA_API int tessera_version(void);
+/* A few lines for people: CPU, instruction sets, kernels. The text lives as long as the process. */
+TESSERA_API const char* tessera_info(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,226 @@
+// Tessera's C++20 API: exact attention, forward and backward, over non-owning tensor views.
+// Everything here is inline over the C ABI of tessera.h: no C++ type crosses the library's boundary, so a program and
+// the library may be built by different compilers and standard libraries. What is computed: docs/algorithm.md.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/tessera.h"
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+// The only exception that these functions throw (besides std::bad_alloc). what() names the argument, its value and
+// the rule.
+class Error : public std::runtime_error {
+ public:
+  Error(tessera_status status, const std::string& message) : std::runtime_error(message), code(status) {}
+  tessera_status status() const noexcept { return code; }
+
+ private:
+  tessera_status code;
+};
+
+// From the C++ structs to those of the C ABI. Users need none of this.
+namespace detail {
+
+inline void check(tessera_status status) {
+  if (status != TESSERA_OK) throw Error(status, tessera_last_error());
+}
+
+// A tensor of the C ABI that stays where it is, because other structs point to it.
+class CTensor {
+ public:
+  CTensor(const Tensor& t) : given(t.ndim != 0) {
+    tessera_tensor_init(&view);
+    view.data = t.data;
+    view.type = static_cast<std::int32_t>(t.type);
+    view.ndim = t.ndim;
+    view.device_type = static_cast<std::int32_t>(t.device.type);
+    view.device_id = t.device.id;
+    for (std::size_t i = 0; i < 4; ++i) view.shape[i] = t.shape[i], view.strides[i] = t.strides[i];
+  }
+  CTensor(const CTensor&) = delete;
+  CTensor& operator=(const CTensor&) = delete;
+  operator const tessera_tensor*() const { return given ? &view : nullptr; }
+
+ private:
+  tessera_tensor view;
+  bool given;
+};
+
+struct CInputs {
+  CTensor q, k, v, bias, mask, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng;
+  tessera_inputs view;
+  CInputs(const Inputs& in) :
+      q(in.q), k(in.k), v(in.v), bias(in.bias), mask(in.mask), slopes(in.slopes), sinks(in.sinks),
+      cu_seqlens_q(in.cu_seqlens_q), cu_seqlens_k(in.cu_seqlens_k), seqused_q(in.seqused_q), seqused_k(in.seqused_k),
+      rng(in.rng) {
+    tessera_inputs_init(&view);
+    view.q = q, view.k = k, view.v = v;
+    view.bias = bias, view.mask = mask, view.slopes = slopes, view.sinks = sinks;
+    view.cu_seqlens_q = cu_seqlens_q, view.cu_seqlens_k = cu_seqlens_k;
+    view.seqused_q = seqused_q, view.seqused_k = seqused_k, view.rng = rng;
+  }
+};
+
+struct COutputs {
+  CTensor o, lse;
+  tessera_outputs view;
+  COutputs(const Outputs& out) : o(out.o), lse(out.lse) {
+    tessera_outputs_init(&view);
+    view.o = o, view.lse = lse;
+  }
+};
+
+struct CSaved {
+  CTensor o, lse, d_o, d_lse;
+  tessera_saved view;
+  CSaved(const Saved& s) : o(s.o), lse(s.lse), d_o(s.d_o), d_lse(s.d_lse) {
+    tessera_saved_init(&view);
+    view.o = o, view.lse = lse, view.d_o = d_o, view.d_lse = d_lse;
+  }
+};
+
+struct CGradients {
+  CTensor dq, dk, dv, dbias, dsinks;
+  tessera_gradients view;
+  CGradients(const Gradients& g) : dq(g.dq), dk(g.dk), dv(g.dv), dbias(g.dbias), dsinks(g.dsinks) {
+    tessera_gradients_init(&view);
+    view.dq = dq, view.dk = dk, view.dv = dv, view.dbias = dbias, view.dsinks = dsinks;
+  }
+};
+
+inline tessera_options to_c(const Options& o) {
+  tessera_options c;
+  tessera_options_init(&c);
+  c.scale = o.scale, c.softcap = o.softcap;
+  c.causal = o.causal, c.alignment = static_cast<std::int32_t>(o.alignment), c.diagonal_offset = o.diagonal_offset;
+  c.window_left = o.window_left, c.window_right = o.window_right;
+  c.dropout = o.dropout, c.seed = o.seed, c.seed_offset = o.seed_offset;
+  c.row0 = o.row0, c.col0 = o.col0, c.head0 = o.head0, c.batch0 = o.batch0;
+  c.max_seqlen_q = o.max_seqlen_q, c.max_seqlen_k = o.max_seqlen_k;
+  c.accumulate = o.accumulate, c.deterministic = o.deterministic;
+  return c;
+}
+
+inline tessera_execution to_c(const Execution& e) {
+  tessera_execution c;
+  tessera_execution_init(&c);
+  c.device_type = static_cast<std::int32_t>(e.device.type), c.device_id = e.device.id;
+  c.stream = e.stream, c.threads = e.threads;
+  c.workspace = e.workspace, c.workspace_bytes = e.workspace_bytes, c.kernel = e.kernel;
+  return c;
+}
+
+}  // namespace detail
+
+inline void forward(const Inputs& inputs, const Outputs& outputs, const Options& options = {},
+                    const Execution& execution = {}) {
+  const detail::CInputs in(inputs);
+  const detail::COutputs out(outputs);
+  const auto o = detail::to_c(options);
+  const auto e = detail::to_c(execution);
+  detail::check(tessera_forward(&in.view, &out.view, &o, &e));
+}
+
+inline void backward(const Inputs& inputs, const Saved& saved, const Gradients& gradients, const Options& options = {},
+                     const Execution& execution = {}) {
+  const detail::CInputs in(inputs);
+  const detail::CSaved s(saved);
+  const detail::CGradients g(gradients);
+  const auto o = detail::to_c(options);
+  const auto e = detail::to_c(execution);
+  detail::check(tessera_backward(&in.view, &s.view, &g.view, &o, &e));
+}
+
+// Partial results over disjoint key sets, in index order, become that of the union.
+inline void merge(const std::vector<Outputs>& partials, const Outputs& merged, const Execution& execution = {}) {
+  std::vector<tessera_tensor> tensors(2 * partials.size());
+  std::vector<tessera_outputs> views(partials.size());
+  for (std::size_t i = 0; i < partials.size(); ++i) {
+    const detail::COutputs part(partials[i]);
+    tessera_outputs_init(&views[i]);
+    if (part.view.o) tensors[2 * i] = *part.view.o, views[i].o = &tensors[2 * i];
+    if (part.view.lse) tensors[2 * i + 1] = *part.view.lse, views[i].lse = &tensors[2 * i + 1];
+  }
+  const detail::COutputs out(merged);
+  const auto e = detail::to_c(execution);
+  detail::check(tessera_merge(views.data(), static_cast<std::int64_t>(views.size()), &out.view, &e));
+}
+
+// The mask that forward and backward use: u8 [B,Hq,Nq,Nk], 1 = kept.
+inline void dropout_mask(const Tensor& mask, const Options& options, const Tensor& rng = {},
+                         const Execution& execution = {}) {
+  const detail::CTensor m(mask), r(rng);
+  const auto o = detail::to_c(options);
+  const auto e = detail::to_c(execution);
+  detail::check(tessera_dropout_mask(m, r, &o, &e));
+}
+
+// Which kernel, which tiles, how much workspace: the answer to one question, asked once and run many times.
+class Plan {
+ public:
+  static Plan forward(const Inputs& inputs, const Outputs& outputs, const Options& options = {},
+                      const Execution& execution = {}) {
+    const detail::CInputs in(inputs);
+    const detail::COutputs out(outputs);
+    const auto o = detail::to_c(options);
+    const auto e = detail::to_c(execution);
+    Plan plan;
+    detail::check(tessera_plan_forward(&in.view, &out.view, &o, &e, &plan.handle));
+    return plan;
+  }
+  static Plan backward(const Inputs& inputs, const Saved& saved, const Gradients& gradients,
+                       const Options& options = {}, const Execution& execution = {}) {
+    const detail::CInputs in(inputs);
+    const detail::CSaved s(saved);
+    const detail::CGradients g(gradients);
+    const auto o = detail::to_c(options);
+    const auto e = detail::to_c(execution);
+    Plan plan;
+    detail::check(tessera_plan_backward(&in.view, &s.view, &g.view, &o, &e, &plan.handle));
+    return plan;
+  }
+
+  Plan(Plan&& other) noexcept : handle(std::exchange(other.handle, nullptr)) {}
+  Plan& operator=(Plan&& other) noexcept {
+    std::swap(handle, other.handle);
+    return *this;
+  }
+  ~Plan() { tessera_plan_destroy(handle); }
+
+  std::size_t workspace_size() const { return tessera_plan_workspace_size(handle); }
+  std::string kernel() const { return tessera_plan_kernel(handle); }
+  std::string describe() const { return tessera_plan_describe(handle); }
+
+  void run(const Inputs& inputs, const Outputs& outputs, const Options& options = {},
+           const Execution& execution = {}) const {
+    const detail::CInputs in(inputs);
+    const detail::COutputs out(outputs);
+    const auto o = detail::to_c(options);
+    const auto e = detail::to_c(execution);
+    detail::check(tessera_plan_run_forward(handle, &in.view, &out.view, &o, &e));
+  }
+  void run(const Inputs& inputs, const Saved& saved, const Gradients& gradients, const Options& options = {},
+           const Execution& execution = {}) const {
+    const detail::CInputs in(inputs);
+    const detail::CSaved s(saved);
+    const detail::CGradients g(gradients);
+    const auto o = detail::to_c(options);
+    const auto e = detail::to_c(execution);
+    detail::check(tessera_plan_run_backward(handle, &in.view, &s.view, &g.view, &o, &e));
+  }
+
+ private:
+  Plan() = default;
+  tessera_plan* handle = nullptr;
+};
+
+inline int version() { return tessera_version(); }
+inline std::string info() { return tessera_info(); }
+
+}  // namespace tessera

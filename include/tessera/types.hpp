@@ -1,0 +1,137 @@
+// The plain structs of Tessera's C++ API: what a call takes. No functions of the library are declared here.
+// Included by tessera.hpp for users and by src/core for the library itself, so that both mean the same.
+// What the fields mean: docs/algorithm.md.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+
+namespace tessera {
+
+enum class Type : std::int32_t { f64 = 0, f32, f16, bf16, e4m3, e5m2, i32, i64, u8 };
+
+// DLPack's codes; `any` means: wherever the tensors are.
+enum class DeviceType : std::int32_t { any = 0, cpu = 1, cuda = 2 };
+
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  std::int32_t id = 0;
+  bool operator==(const Device&) const = default;
+};
+
+// A non-owning view. Strides count elements; that of a dimension of size 1 is never read.
+// A default-constructed Tensor (ndim == 0) means: not given.
+struct Tensor {
+  void* data = nullptr;
+  Type type = Type::f32;
+  std::int32_t ndim = 0;
+  std::array<std::int64_t, 4> shape{};
+  std::array<std::int64_t, 4> strides{};
+  Device device;
+
+  Tensor() = default;
+
+  // A contiguous view, last dimension fastest.
+  Tensor(void* data, Type type, std::initializer_list<std::int64_t> sizes, Device device = {}) :
+      data(data), type(type), device(device) {
+    for (std::int64_t size : sizes) {
+      if (ndim == 4) break;
+      shape[static_cast<std::size_t>(ndim++)] = size;
+    }
+    std::int64_t stride = 1;
+    for (int i = ndim - 1; i >= 0; --i) {
+      strides[static_cast<std::size_t>(i)] = stride;
+      stride *= shape[static_cast<std::size_t>(i)];
+    }
+  }
+
+  explicit operator bool() const { return ndim != 0; }
+
+  // The same memory with two dimensions exchanged: transposed(1, 2) turns [B,H,N,D] into [B,N,H,D].
+  Tensor transposed(int a, int b) const {
+    Tensor t = *this;
+    const auto x = static_cast<std::size_t>(a), y = static_cast<std::size_t>(b);
+    t.shape[x] = shape[y], t.shape[y] = shape[x];
+    t.strides[x] = strides[y], t.strides[y] = strides[x];
+    return t;
+  }
+
+  std::int64_t elements() const {
+    std::int64_t n = ndim == 0 ? 0 : 1;
+    for (int i = 0; i < ndim; ++i) n *= shape[static_cast<std::size_t>(i)];
+    return n;
+  }
+};
+
+// Padded: q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv].
+// Packed (cu_seqlens_q and cu_seqlens_k given): q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv].
+struct Inputs {
+  Tensor q, k, v;
+  Tensor bias;                        // [B|1,Hq|1,Nq|1,Nk|1], q's type or f32
+  Tensor mask;                        // the same shapes, u8, non-zero means visible
+  Tensor slopes;                      // ALiBi, f32 [Hq] or [B,Hq]
+  Tensor sinks;                       // f32 [Hq]
+  Tensor cu_seqlens_q, cu_seqlens_k;  // i32 [B+1]
+  Tensor seqused_q, seqused_k;        // i32 [B]
+  Tensor rng;                         // i64 [2]: dropout's seed and offset, in device memory
+};
+
+struct Outputs {
+  Tensor o;    // [B,Nq,Hq,Dv] or [Tq,Hq,Dv]; q's type or f32
+  Tensor lse;  // optional; f32 [B,Hq,Nq] or [Hq,Tq]; natural logarithm
+};
+
+// What the backward pass reads besides the inputs.
+struct Saved {
+  Tensor o, lse;  // of the forward pass, or of a merge
+  Tensor d_o;     // q's type or f32
+  Tensor d_lse;   // optional, f32
+};
+
+// Each is optional: what is not asked for is not computed. Type: that of the input, or f32.
+struct Gradients {
+  Tensor dq, dk, dv, dbias, dsinks;
+};
+
+// Where the diagonal j = i + off of causal, window and ALiBi lies.
+enum class Alignment : std::int32_t {
+  bottom_right = 0,  // off = Nk - Nq of the sequence (FlashAttention)
+  top_left = 1,      // off = 0 (PyTorch's is_causal)
+  offset = 2         // off = Options::diagonal_offset
+};
+
+inline constexpr double default_scale = std::numeric_limits<double>::max();  // means 1/sqrt(D)
+
+// What to compute.
+struct Options {
+  double scale = default_scale;
+  double softcap = 0;  // 0: none
+  bool causal = false;
+  Alignment alignment = Alignment::bottom_right;
+  std::int64_t diagonal_offset = 0;  // only with Alignment::offset
+  std::int64_t window_left = -1;     // inclusive; -1: no bound
+  std::int64_t window_right = -1;
+  double dropout = 0;
+  std::uint64_t seed = 0, seed_offset = 0;
+  std::int64_t row0 = 0, col0 = 0, head0 = 0, batch0 = 0;  // positions in a larger whole
+  std::int64_t max_seqlen_q = -1, max_seqlen_k = -1;       // upper bounds; they never change a bit
+  bool accumulate = false;                                 // gradients (all f32) are added to
+  bool deterministic = true;
+
+  bool operator==(const Options&) const = default;
+};
+
+// Where and how to run.
+struct Execution {
+  Device device{DeviceType::any, 0};
+  void* stream = nullptr;
+  int threads = 0;  // 0: all that the process may use
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
+  const char* kernel = nullptr;  // a kernel's name forces it
+};
+
+}  // namespace tessera

@@ -1,0 +1,108 @@
+// Choosing a plan and running it; see attention.hpp.
+#include "api/attention.hpp"
+
+#include <cstdint>
+#include <cstdlib>
+
+#include "api/kernels.hpp"
+#include "core/check.hpp"
+#include "core/failure.hpp"
+#include "core/parallel.hpp"
+#include "cpu/kernels.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t workspace_alignment = 64;
+
+std::string all_names() {
+  std::string names;
+  for (const Kernel* kernel : kernels()) names += (names.empty() ? "" : ", ") + std::string(kernel->name());
+  return names;
+}
+
+bool known(const std::string& name) {
+  for (const Kernel* kernel : kernels())
+    if (name == kernel->name()) return true;
+  return false;
+}
+
+}  // namespace
+
+std::size_t Planned::workspace_bytes() const {
+  const std::size_t bytes = plan->workspace_bytes();
+  return bytes == 0 ? 0 : bytes + workspace_alignment;
+}
+
+Planned choose(const Problem& problem, const Execution& execution) {
+  if (execution.kernel && !known(execution.kernel))
+    invalid("kernel: is '", execution.kernel, "'; must be one of ", all_names());
+  std::string reasons;
+  for (const Kernel* kernel : kernels()) {
+    if (execution.kernel && std::string(execution.kernel) != kernel->name()) continue;
+    PlanOrReason result = kernel->plan(problem, execution);
+    if (result.plan) return {problem, kernel, std::move(result.plan), ""};
+    reasons += text(reasons.empty() ? "" : "; ", kernel->name(), ": ", result.reason);
+  }
+  throw Failure(TESSERA_UNSUPPORTED, "no kernel can run this: " + reasons);
+}
+
+std::string describe(const Planned& planned, const Execution& execution) {
+  std::string out = text("problem    ", text_of(planned.problem), "\nkernel     ", planned.kernel->name(), "\n");
+  out += text("           ", planned.plan->describe(), "\nworkspace  ", planned.workspace_bytes(), " bytes\n");
+  bool chosen = false;
+  for (const Kernel* kernel : kernels()) {
+    if (kernel == planned.kernel) {
+      chosen = true;
+      continue;
+    }
+    const std::string reason = kernel->plan(planned.problem, execution).reason;
+    std::string verdict = "refused: " + reason;
+    if (reason.empty()) verdict = chosen ? "could run it, but is slower" : "could run it, but another was asked for";
+    out += text("not ", kernel->name(), std::string(kernel->name()).size() < 7 ? "\t" : " ", verdict, "\n");
+  }
+  return out;
+}
+
+void run(const Planned& planned, const Problem& asked, Call call) {
+  Problem question = asked;
+  if (planned.problem.alignment > asked.alignment)
+    invalid("plan: was made for pointers and strides aligned to ", planned.problem.alignment,
+            " bytes but these are aligned to ", asked.alignment, "; plan with the tensors that are run");
+  question.alignment = planned.problem.alignment;
+  if (question != planned.problem)
+    invalid("plan: was made for ", text_of(planned.problem), " but the call asks for ", text_of(asked));
+  check_run(asked, call);
+
+  Execution& e = call.execution;
+  const std::size_t bytes = planned.workspace_bytes();
+  if (e.workspace && e.workspace_bytes < bytes)
+    invalid("workspace_bytes: is ", e.workspace_bytes, " but this plan needs ", bytes);
+  std::unique_ptr<void, decltype(&std::free)> owned(nullptr, &std::free);
+  if (!e.workspace && bytes > 0) {
+    owned.reset(std::malloc(bytes));
+    if (!owned) throw Failure(TESSERA_OUT_OF_MEMORY, text("workspace: ", bytes, " bytes could not be allocated"));
+    e.workspace = owned.get();
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(e.workspace);
+  e.workspace =
+      static_cast<char*>(e.workspace) + (workspace_alignment - address % workspace_alignment) % workspace_alignment;
+  planned.plan->run(call);
+}
+
+void merge(std::span<const Outputs> partials, const Outputs& merged, const Execution& execution) {
+  check_merge(partials, merged, execution);
+  cpu::merge(partials, merged, resolve_threads(execution.threads));
+}
+
+void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, const Execution& execution) {
+  check_dropout_mask(mask, rng, options, execution);
+  cpu::dropout_mask(mask, rng, options, resolve_threads(execution.threads));
+}
+
+std::string info() {
+  return text("processor  ", cpu::processor(), "\nisa        ", cpu::instruction_sets(), "\nthreads    ",
+              resolve_threads(0), "\nkernels    ", all_names(), "\n");
+}
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+// From a checked question to a kernel that answers it: choosing a plan and running it. Included by api/c_api.cpp.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/kernel.hpp"
+
+namespace tessera {
+
+// A plan together with the question it answers.
+struct Planned {
+  Problem problem;
+  const Kernel* kernel = nullptr;
+  std::unique_ptr<const Plan> plan;
+  std::string description;  // only when asked for; see describe()
+
+  std::size_t workspace_bytes() const;  // what a caller must supply, room for alignment included
+};
+
+// The best kernel that can, or the one that the execution names. Throws Failure with every kernel's reason.
+Planned choose(const Problem& problem, const Execution& execution);
+
+// For people: the problem, the choice, and why other kernels were not chosen.
+std::string describe(const Planned& planned, const Execution& execution);
+
+// Runs a plan on a call whose own problem is `asked`; it must be the plan's, with pointers at least as aligned.
+void run(const Planned& planned, const Problem& asked, Call call);
+
+void merge(std::span<const Outputs> partials, const Outputs& merged, const Execution& execution);
+void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, const Execution& execution);
+
+// Processor, instruction sets, threads, kernels: a few lines.
+std::string info();
+
+}  // namespace tessera

@@ -1,0 +1,313 @@
+// The C ABI over the library: structs of any size in, status codes out; no exception crosses. See tessera/tessera.h.
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "api/attention.hpp"
+#include "core/check.hpp"
+#include "core/failure.hpp"
+#include "tessera/tessera.h"
+
+struct tessera_plan {
+  tessera::Planned planned;
+};
+
+namespace {
+
+using namespace tessera;
+
+// --- errors
+// --------------------------------------------------------------------------------------------------------------
+
+std::string& last_error() {
+  thread_local std::string message;
+  return message;
+}
+
+tessera_status fail(tessera_status status, const char* message) noexcept {
+  try {
+    last_error() = message;
+  } catch (...) {
+    last_error().clear();
+  }
+  return status;
+}
+
+template <class Body>
+tessera_status guarded(Body body) noexcept {
+  try {
+    body();
+    return TESSERA_OK;
+  } catch (const Failure& failure) {
+    return fail(failure.status, failure.what());
+  } catch (const std::bad_alloc&) {
+    return fail(TESSERA_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(TESSERA_INTERNAL, error.what());
+  } catch (...) {
+    return fail(TESSERA_INTERNAL, "unknown internal error");
+  }
+}
+
+// --- structs
+// -------------------------------------------------------------------------------------------------------------
+
+// A caller's struct may be shorter than ours (an older header): the rest takes its defaults. A longer one may hold
+// something that this library would ignore, so it is refused.
+template <class Struct>
+Struct read_struct(const char* name, const Struct* given, void (*init)(Struct*)) {
+  Struct full;
+  init(&full);
+  if (!given) return full;
+  if (given->size < sizeof(std::size_t))
+    invalid(name, ": size is ", given->size, "; call tessera_", name, "_init before filling it in");
+  if (given->size > sizeof(Struct))
+    invalid(name, ": size is ", given->size, " but this library, version ", tessera_version(), ", knows ",
+            sizeof(Struct), "; the header is newer than the library");
+  std::memcpy(static_cast<void*>(&full), given, given->size);
+  full.size = sizeof(Struct);
+  return full;
+}
+
+template <class Struct>
+Struct require_struct(const char* name, const Struct* given, void (*init)(Struct*)) {
+  if (!given) invalid(name, ": is NULL; it is required");
+  return read_struct(name, given, init);
+}
+
+Tensor tensor(const char* name, const tessera_tensor* given) {
+  if (!given) return {};
+  const tessera_tensor c = read_struct("tensor", given, tessera_tensor_init);
+  Tensor t;
+  t.data = c.data;
+  t.type = static_cast<Type>(c.type);
+  t.device = {static_cast<DeviceType>(c.device_type), c.device_id};
+  t.ndim = c.ndim;
+  // A tensor that is given but has no dimensions must not pass for one that is absent.
+  if (c.ndim < 1 || c.ndim > 4) invalid(name, ": has ", c.ndim, " dimensions; tensors have 1 to 4");
+  for (std::size_t i = 0; i < 4; ++i) t.shape[i] = c.shape[i], t.strides[i] = c.strides[i];
+  return t;
+}
+
+Inputs inputs(const tessera_inputs* given) {
+  const tessera_inputs c = require_struct("inputs", given, tessera_inputs_init);
+  return {.q = tensor("q", c.q),
+          .k = tensor("k", c.k),
+          .v = tensor("v", c.v),
+          .bias = tensor("bias", c.bias),
+          .mask = tensor("mask", c.mask),
+          .slopes = tensor("slopes", c.slopes),
+          .sinks = tensor("sinks", c.sinks),
+          .cu_seqlens_q = tensor("cu_seqlens_q", c.cu_seqlens_q),
+          .cu_seqlens_k = tensor("cu_seqlens_k", c.cu_seqlens_k),
+          .seqused_q = tensor("seqused_q", c.seqused_q),
+          .seqused_k = tensor("seqused_k", c.seqused_k),
+          .rng = tensor("rng", c.rng)};
+}
+
+Outputs outputs(const tessera_outputs* given) {
+  const tessera_outputs c = require_struct("outputs", given, tessera_outputs_init);
+  return {.o = tensor("o", c.o), .lse = tensor("lse", c.lse)};
+}
+
+Saved saved_tensors(const tessera_saved* given) {
+  const tessera_saved c = require_struct("saved", given, tessera_saved_init);
+  return {.o = tensor("o", c.o), .lse = tensor("lse", c.lse), .d_o = tensor("d_o", c.d_o), .d_lse = tensor("d_lse", c.d_lse)};
+}
+
+Gradients gradients(const tessera_gradients* given) {
+  const tessera_gradients c = require_struct("gradients", given, tessera_gradients_init);
+  return {
+      .dq = tensor("dq", c.dq), .dk = tensor("dk", c.dk), .dv = tensor("dv", c.dv), .dbias = tensor("dbias", c.dbias), .dsinks = tensor("dsinks", c.dsinks)};
+}
+
+Options options(const tessera_options* given) {
+  const tessera_options c = read_struct("options", given, tessera_options_init);
+  return {.scale = c.scale,
+          .softcap = c.softcap,
+          .causal = c.causal != 0,
+          .alignment = static_cast<Alignment>(c.alignment),
+          .diagonal_offset = c.diagonal_offset,
+          .window_left = c.window_left,
+          .window_right = c.window_right,
+          .dropout = c.dropout,
+          .seed = c.seed,
+          .seed_offset = c.seed_offset,
+          .row0 = c.row0,
+          .col0 = c.col0,
+          .head0 = c.head0,
+          .batch0 = c.batch0,
+          .max_seqlen_q = c.max_seqlen_q,
+          .max_seqlen_k = c.max_seqlen_k,
+          .accumulate = c.accumulate != 0,
+          .deterministic = c.deterministic != 0};
+}
+
+Execution execution(const tessera_execution* given) {
+  const tessera_execution c = read_struct("execution", given, tessera_execution_init);
+  return {.device = {static_cast<DeviceType>(c.device_type), c.device_id},
+          .stream = c.stream,
+          .threads = c.threads,
+          .workspace = c.workspace,
+          .workspace_bytes = c.workspace_bytes,
+          .kernel = c.kernel};
+}
+
+// --- a call from the C structs
+// -----------------------------------------------------------------------------------------------
+
+struct CheckedCall {
+  Call call;
+  Problem problem;
+};
+
+CheckedCall forward_call(const tessera_inputs* in, const tessera_outputs* out, const tessera_options* o,
+                         const tessera_execution* e) {
+  CheckedCall c;
+  c.call = {.inputs = inputs(in),
+            .outputs = outputs(out),
+            .saved = {},
+            .gradients = {},
+            .options = options(o),
+            .execution = execution(e)};
+  c.problem = check_forward(c.call.inputs, c.call.outputs, c.call.options, c.call.execution);
+  return c;
+}
+
+CheckedCall backward_call(const tessera_inputs* in, const tessera_saved* saved, const tessera_gradients* grads,
+                          const tessera_options* o, const tessera_execution* e) {
+  CheckedCall c;
+  c.call = {.inputs = inputs(in),
+            .outputs = {},
+            .saved = saved_tensors(saved),
+            .gradients = gradients(grads),
+            .options = options(o),
+            .execution = execution(e)};
+  c.problem = check_backward(c.call.inputs, c.call.saved, c.call.gradients, c.call.options, c.call.execution);
+  return c;
+}
+
+tessera_plan* make_plan(const CheckedCall& c) {
+  auto plan = std::make_unique<tessera_plan>();
+  plan->planned = choose(c.problem, c.call.execution);
+  plan->planned.description = describe(plan->planned, c.call.execution);
+  return plan.release();
+}
+
+void require_plan(const void* plan) {
+  if (!plan) invalid("plan: is NULL; it is required");
+}
+
+void run_plan(const tessera_plan* plan, const CheckedCall& c) {
+  require_plan(plan);
+  run(plan->planned, c.problem, c.call);
+}
+
+void run_now(const CheckedCall& c) { run(choose(c.problem, c.call.execution), c.problem, c.call); }
+
+template <class Struct>
+void zero(Struct* s) {
+  std::memset(s, 0, sizeof(*s));
+  s->size = sizeof(*s);
+}
+
+}  // namespace
+
+extern "C" {
+
+void tessera_tensor_init(tessera_tensor* t) {
+  zero(t);
+  t->type = TESSERA_F32;
+  t->device_type = TESSERA_DEVICE_CPU;
+}
+void tessera_inputs_init(tessera_inputs* s) { zero(s); }
+void tessera_outputs_init(tessera_outputs* s) { zero(s); }
+void tessera_saved_init(tessera_saved* s) { zero(s); }
+void tessera_gradients_init(tessera_gradients* s) { zero(s); }
+void tessera_options_init(tessera_options* s) {
+  zero(s);
+  s->scale = TESSERA_DEFAULT_SCALE;
+  s->window_left = s->window_right = -1;
+  s->max_seqlen_q = s->max_seqlen_k = -1;
+  s->deterministic = 1;
+}
+void tessera_execution_init(tessera_execution* s) { zero(s); }
+
+tessera_status tessera_forward(const tessera_inputs* in, const tessera_outputs* out, const tessera_options* o,
+                               const tessera_execution* e) {
+  return guarded([&] { run_now(forward_call(in, out, o, e)); });
+}
+
+tessera_status tessera_backward(const tessera_inputs* in, const tessera_saved* saved, const tessera_gradients* grads,
+                                const tessera_options* o, const tessera_execution* e) {
+  return guarded([&] { run_now(backward_call(in, saved, grads, o, e)); });
+}
+
+tessera_status tessera_merge(const tessera_outputs* partials, int64_t n, const tessera_outputs* merged,
+                             const tessera_execution* e) {
+  return guarded([&] {
+    if (n < 1) invalid("n: is ", n, "; merging needs at least one partial result");
+    if (!partials) invalid("partials: is NULL but n is ", n, "; it is required");
+    std::vector<Outputs> parts;
+    // The array's step is the caller's struct size, which the first element tells.
+    const auto* bytes = reinterpret_cast<const char*>(partials);
+    for (int64_t i = 0; i < n; ++i)
+      parts.push_back(
+          outputs(reinterpret_cast<const tessera_outputs*>(bytes + static_cast<std::size_t>(i) * partials->size)));
+    merge(parts, outputs(merged), execution(e));
+  });
+}
+
+tessera_status tessera_dropout_mask(const tessera_tensor* mask, const tessera_tensor* rng, const tessera_options* o,
+                                    const tessera_execution* e) {
+  return guarded([&] { dropout_mask(tensor("mask", mask), tensor("rng", rng), options(o), execution(e)); });
+}
+
+tessera_status tessera_plan_forward(const tessera_inputs* in, const tessera_outputs* out, const tessera_options* o,
+                                    const tessera_execution* e, tessera_plan** plan) {
+  return guarded([&] {
+    require_plan(plan);
+    *plan = make_plan(forward_call(in, out, o, e));
+  });
+}
+
+tessera_status tessera_plan_backward(const tessera_inputs* in, const tessera_saved* saved,
+                                     const tessera_gradients* grads, const tessera_options* o,
+                                     const tessera_execution* e, tessera_plan** plan) {
+  return guarded([&] {
+    require_plan(plan);
+    *plan = make_plan(backward_call(in, saved, grads, o, e));
+  });
+}
+
+void tessera_plan_destroy(tessera_plan* plan) { delete plan; }
+
+size_t tessera_plan_workspace_size(const tessera_plan* plan) { return plan ? plan->planned.workspace_bytes() : 0; }
+const char* tessera_plan_kernel(const tessera_plan* plan) { return plan ? plan->planned.kernel->name() : ""; }
+const char* tessera_plan_describe(const tessera_plan* plan) { return plan ? plan->planned.description.c_str() : ""; }
+
+tessera_status tessera_plan_run_forward(const tessera_plan* plan, const tessera_inputs* in, const tessera_outputs* out,
+                                        const tessera_options* o, const tessera_execution* e) {
+  return guarded([&] { run_plan(plan, forward_call(in, out, o, e)); });
+}
+
+tessera_status tessera_plan_run_backward(const tessera_plan* plan, const tessera_inputs* in, const tessera_saved* saved,
+                                         const tessera_gradients* grads, const tessera_options* o,
+                                         const tessera_execution* e) {
+  return guarded([&] { run_plan(plan, backward_call(in, saved, grads, o, e)); });
+}
+
+const char* tessera_last_error(void) { return last_error().c_str(); }
+
+int tessera_version(void) {
+  return TESSERA_VERSION_MAJOR * 10000 + TESSERA_VERSION_MINOR * 100 + TESSERA_VERSION_PATCH;
+}
+
+const char* tessera_info(void) {
+  static const std::string lines = info();
+  return lines.c_str();
+}
+
+}  // extern "C"

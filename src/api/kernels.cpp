@@ -1,0 +1,20 @@
+// The only file that names the backends; see kernels.hpp.
+#include "api/kernels.hpp"
+
+#include <vector>
+
+#include "cpu/kernels.hpp"
+#include "reference/kernel.hpp"
+
+namespace tessera {
+
+std::span<const Kernel* const> kernels() {
+  static const std::vector<const Kernel*> list = [] {
+    std::vector<const Kernel*> all = cpu::kernels();
+    all.push_back(&reference::kernel());
+    return all;
+  }();
+  return list;
+}
+
+}  // namespace tessera

@@ -1,0 +1,12 @@
+// The list of kernels, best first. kernels.cpp is the only file that names the backends.
+#pragma once
+
+#include <span>
+
+#include "core/kernel.hpp"
+
+namespace tessera {
+
+std::span<const Kernel* const> kernels();
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+// The seam between the library and its backends: a Kernel turns a Problem into a Plan, or into the reason there is
+// none. Supporting something and planning it are the same act, so they cannot disagree. Implemented by every backend,
+// called by src/api only.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "core/problem.hpp"
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+// One call's arguments, checked. Only the members of the problem's pass are set.
+struct Call {
+  Inputs inputs;
+  Outputs outputs;      // forward
+  Saved saved;          // backward
+  Gradients gradients;  // backward
+  Options options;
+  Execution execution;  // workspace is set and large enough
+};
+
+// Immutable; may be run from several threads at once.
+class Plan {
+ public:
+  virtual ~Plan() = default;
+  virtual std::size_t workspace_bytes() const = 0;
+  virtual std::string describe() const = 0;  // tiles, threads and the like, one fact a line
+  virtual void run(const Call& call) const = 0;
+};
+
+struct PlanOrReason {
+  std::unique_ptr<const Plan> plan;
+  std::string reason;  // why there is no plan: names the option, its value and what would work
+};
+
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  virtual const char* name() const = 0;
+  virtual PlanOrReason plan(const Problem& problem, const Execution& execution) const = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,61 @@
+// Problem's derived numbers and its text form; see problem.hpp.
+#include "core/problem.hpp"
+
+#include "core/failure.hpp"
+#include "core/tensor.hpp"
+
+namespace tessera {
+
+static std::int64_t longest(const Problem& p, std::int64_t tokens, std::int64_t hint) {
+  return p.packed && hint >= 0 ? lesser(tokens, hint) : tokens;
+}
+
+std::int64_t Problem::longest_q() const { return longest(*this, Nq, options.max_seqlen_q); }
+std::int64_t Problem::longest_k() const { return longest(*this, Nk, options.max_seqlen_k); }
+
+static std::string shape(const Broadcast& b) {
+  return text(name_of(b.type), " [", b.shape[0], ",", b.shape[1], ",", b.shape[2], ",", b.shape[3], "]");
+}
+
+static std::string mask_text(const Problem& p) {
+  std::string out;
+  if (p.options.causal) out += ", causal";
+  if (p.options.window_left >= 0 || p.options.window_right >= 0)
+    out += text(", window (", p.options.window_left, ",", p.options.window_right, ")");
+  if (!out.empty() || p.slopes) {
+    if (p.options.alignment == Alignment::bottom_right) out += ", bottom right";
+    if (p.options.alignment == Alignment::top_left) out += ", top left";
+    if (p.options.alignment == Alignment::offset) out += text(", diagonal at ", p.options.diagonal_offset);
+  }
+  if (p.mask) out += ", mask " + shape(*p.mask);
+  return out;
+}
+
+std::string text_of(const Problem& p) {
+  std::string out = p.pass == Pass::forward ? "forward, " : "backward, ";
+  out += text(name_of(p.device), ", ", name_of(p.q_type));
+  if (p.packed) out += text(", packed B=", p.B, " Tq=", p.Nq, " Tk=", p.Nk);
+  if (!p.packed) out += text(", B=", p.B, " Nq=", p.Nq, " Nk=", p.Nk);
+  out += text(" Hq=", p.Hq, " Hk=", p.Hk, " D=", p.D, " Dv=", p.Dv, ", scale ", p.options.scale);
+  out += mask_text(p);
+  if (p.seqused_q || p.seqused_k) out += ", used lengths";
+  if (p.options.softcap > 0) out += text(", softcap ", p.options.softcap);
+  if (p.slopes) out += ", ALiBi";
+  if (p.bias) out += ", bias " + shape(*p.bias);
+  if (p.options.dropout > 0) out += text(", dropout ", p.options.dropout);
+  if (p.sinks) out += ", sinks";
+  if (p.d_lse) out += ", dLSE";
+  if (p.pass == Pass::forward) out += text(", O ", name_of(p.o_type), p.lse ? ", LSE" : "");
+  if (p.pass == Pass::backward) {
+    out += ", gradients:";
+    if (p.dq) out += text(" dQ ", name_of(*p.dq));
+    if (p.dk) out += text(" dK ", name_of(*p.dk));
+    if (p.dv) out += text(" dV ", name_of(*p.dv));
+    if (p.dbias) out += text(" dBias ", name_of(*p.dbias));
+    if (p.dsinks) out += text(" dSink ", name_of(*p.dsinks));
+    if (p.options.accumulate) out += " (accumulated)";
+  }
+  return out + text(", aligned to ", p.alignment, " bytes");
+}
+
+}  // namespace tessera

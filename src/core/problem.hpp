@@ -1,0 +1,54 @@
+// Problem: the question that a plan answers, as a plain value without pointers. Equal problems get equal plans.
+// Made by core/check.cpp from the caller's tensors; read by every backend.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+enum class Pass { forward, backward };  // later: jvp, double_backward
+
+// An optional tensor whose dimensions are each 1 or full: bias, mask.
+struct Broadcast {
+  Type type;
+  std::array<std::int64_t, 4> shape;
+  bool operator==(const Broadcast&) const = default;
+};
+
+struct Problem {
+  Pass pass = Pass::forward;
+  Device device{};
+  int alignment = 16;  // bytes that divide every pointer and used stride of q, k, v, o, d_o, dq, dk, dv; 16 at most
+
+  Type q_type = Type::f32, kv_type = Type::f32, o_type = Type::f32;
+  bool packed = false;
+  std::int64_t B = 0, Nq = 0, Nk = 0, Hq = 0, Hk = 0, D = 0, Dv = 0;  // packed: Nq, Nk are the total token counts
+  bool seqused_q = false, seqused_k = false;
+
+  std::optional<Broadcast> bias{}, mask{};
+  int slopes = 0;  // dimensions of the slopes: 0 (none), 1 [Hq], 2 [B,Hq]
+  bool sinks = false, rng = false;
+
+  bool lse = false;  // forward: asked for; backward: always
+  bool d_lse = false;
+  std::optional<Type> d_o{}, dq{}, dk{}, dv{}, dbias{}, dsinks{};
+
+  Options options{};  // without seed and seed_offset, on which no plan depends; scale is the number itself
+
+  bool operator==(const Problem&) const = default;
+
+  std::int64_t heads_per_kv() const { return Hk == 0 ? 1 : Hq / Hk; }
+  // Upper bounds of one sequence's lengths, from shapes and hints alone.
+  std::int64_t longest_q() const;
+  std::int64_t longest_k() const;
+};
+
+// One paragraph for people, e.g. in `tessera plan`.
+std::string text_of(const Problem& problem);
+
+}  // namespace tessera

@@ -1,0 +1,106 @@
+// Lengths, mask and addresses of one sequence; see sequence.hpp.
+#include "core/sequence.hpp"
+
+#include <cstring>
+
+namespace tessera {
+namespace {
+
+std::int64_t entry(const Tensor& t, std::int64_t i) {
+  return static_cast<const std::int32_t*>(t.data)[i * stride(t, 0)];
+}
+
+char* byte_address(const Tensor& t, std::int64_t element) {
+  // A tensor without elements may have no memory; its address is never used, but must not look like "not given".
+  static char nothing;
+  return t.data ? static_cast<char*>(t.data) + element * size_of(t.type) : &nothing;
+}
+
+}  // namespace
+
+Sequence sequence_of(const Problem& p, const Call& call, std::int64_t b) {
+  const Inputs& in = call.inputs;
+  Sequence s{.b = b};
+  s.q_begin = p.packed ? entry(in.cu_seqlens_q, b) : 0;
+  s.k_begin = p.packed ? entry(in.cu_seqlens_k, b) : 0;
+  s.q_capacity = p.packed ? entry(in.cu_seqlens_q, b + 1) - s.q_begin : p.Nq;
+  s.k_capacity = p.packed ? entry(in.cu_seqlens_k, b + 1) - s.k_begin : p.Nk;
+  s.nq = in.seqused_q ? entry(in.seqused_q, b) : s.q_capacity;
+  s.nk = in.seqused_k ? entry(in.seqused_k, b) : s.k_capacity;
+
+  const Options& o = p.options;
+  std::int64_t off = 0;
+  if (o.alignment == Alignment::bottom_right) off = s.nk - s.nq;
+  if (o.alignment == Alignment::offset) off = o.diagonal_offset;
+  s.shift = bounded(bounded(off) + bounded(o.row0) - bounded(o.col0));
+  s.mask = band_mask(s.nq, s.nk, o.causal, o.window_left, o.window_right, off, o.row0, o.col0);
+  return s;
+}
+
+TokenRows token_rows(const Tensor& t, const Problem& p, std::int64_t b, std::int64_t begin) {
+  if (!t) return {};
+  if (p.packed) return {t.type, byte_address(t, begin * stride(t, 0)), stride(t, 0), stride(t, 1)};
+  return {t.type, byte_address(t, b * stride(t, 0)), stride(t, 1), stride(t, 2)};
+}
+
+RowNumbers row_numbers(const Tensor& t, const Problem& p, const Sequence& s) {
+  if (!t) return {};
+  if (p.packed) return {t.type, byte_address(t, s.q_begin * stride(t, 1)), stride(t, 1), stride(t, 0)};
+  return {t.type, byte_address(t, s.b * stride(t, 0)), stride(t, 2), stride(t, 1)};
+}
+
+PairNumbers pair_numbers(const Tensor& t, const Sequence& s) {
+  if (!t) return {};
+  return {t.type, byte_address(t, s.b * stride(t, 0)), stride(t, 1), stride(t, 2), stride(t, 3)};
+}
+
+double slope_of(const Call& call, const Problem& p, std::int64_t b, std::int64_t h) {
+  const Tensor& t = call.inputs.slopes;
+  if (p.slopes == 0) return 0;
+  return load_element(t.data, t.type, p.slopes == 1 ? h * stride(t, 0) : b * stride(t, 0) + h * stride(t, 1));
+}
+
+double sink_of(const Call& call, std::int64_t h) {
+  const Tensor& t = call.inputs.sinks;
+  return t ? load_element(t.data, t.type, h * stride(t, 0)) : -__builtin_inf();
+}
+
+DropoutSeed dropout_seed(const Options& options, const Tensor& rng) {
+  if (!rng) return {options.seed, options.seed_offset};
+  const auto* words = static_cast<const std::int64_t*>(rng.data);
+  return {static_cast<std::uint64_t>(words[0]), static_cast<std::uint64_t>(words[stride(rng, 0)])};
+}
+
+namespace {
+
+void clear_rows(const TokenRows& rows, std::int64_t begin, std::int64_t end, std::int64_t heads, std::int64_t width) {
+  for (std::int64_t i = begin; i < end; ++i)
+    for (std::int64_t h = 0; h < heads; ++h)
+      std::memset(rows.at(i, h), 0, static_cast<std::size_t>(width * size_of(rows.type)));
+}
+
+void clear_side(const Tensor& t, const Problem& p, const Call& call, bool keys, std::int64_t width) {
+  if (!t) return;
+  const std::int64_t heads = keys ? p.Hk : p.Hq;
+  std::int64_t used_until = 0;  // packed: tokens before this one are done
+  for (std::int64_t b = 0; b < p.B; ++b) {
+    const Sequence s = sequence_of(p, call, b);
+    const std::int64_t begin = keys ? s.k_begin : s.q_begin, n = keys ? s.nk : s.nq;
+    const std::int64_t capacity = keys ? s.k_capacity : s.q_capacity;
+    clear_rows(token_rows(t, p, b, begin), n, capacity, heads, width);
+    if (p.packed) clear_rows(token_rows(t, p, 0, 0), used_until, begin, heads, width);
+    used_until = begin + capacity;
+  }
+  if (p.packed) clear_rows(token_rows(t, p, 0, 0), used_until, keys ? p.Nk : p.Nq, heads, width);
+}
+
+}  // namespace
+
+void clear_unused_rows(const Problem& p, const Call& call) {
+  if (p.options.accumulate) return;
+  clear_side(call.gradients.dq, p, call, false, p.D);
+  clear_side(call.gradients.dk, p, call, true, p.D);
+  clear_side(call.gradients.dv, p, call, true, p.Dv);
+}
+
+}  // namespace tessera

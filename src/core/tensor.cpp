@@ -1,0 +1,140 @@
+// Facts about tensor views; see tensor.hpp.
+#include "core/tensor.hpp"
+
+#include <cstring>
+
+#include "core/failure.hpp"
+
+namespace tessera {
+
+std::int64_t size_of(Type type) {
+  switch (type) {
+    case Type::f64:
+    case Type::i64:
+      return 8;
+    case Type::f32:
+    case Type::i32:
+      return 4;
+    case Type::f16:
+    case Type::bf16:
+      return 2;
+    case Type::e4m3:
+    case Type::e5m2:
+    case Type::u8:
+      return 1;
+  }
+  return 0;  // not a type; check.cpp refuses it
+}
+
+const char* name_of(Type type) {
+  switch (type) {
+    case Type::f64:
+      return "f64";
+    case Type::f32:
+      return "f32";
+    case Type::f16:
+      return "f16";
+    case Type::bf16:
+      return "bf16";
+    case Type::e4m3:
+      return "e4m3";
+    case Type::e5m2:
+      return "e5m2";
+    case Type::i32:
+      return "i32";
+    case Type::i64:
+      return "i64";
+    case Type::u8:
+      return "u8";
+  }
+  return "unknown";
+}
+
+std::string name_of(Device device) {
+  switch (device.type) {
+    case DeviceType::any:
+      return "any";
+    case DeviceType::cpu:
+      return "cpu";
+    case DeviceType::cuda:
+      return text("cuda:", device.id);
+  }
+  return text("device type ", static_cast<int>(device.type));
+}
+
+bool is_float(Type type) { return type == Type::f64 || type == Type::f32 || type == Type::f16 || type == Type::bf16; }
+
+std::string shape_text(const Tensor& tensor) {
+  std::string out = "[";
+  for (int i = 0; i < tensor.ndim; ++i)
+    out += (i ? "," : "") + std::to_string(tensor.shape[static_cast<std::size_t>(i)]);
+  return out + "]";
+}
+
+std::string text_of(const Tensor& tensor) { return text(name_of(tensor.type), " ", shape_text(tensor)); }
+
+int alignment_of(const Tensor& tensor) {
+  std::uint64_t bits = 16 | reinterpret_cast<std::uintptr_t>(tensor.data);
+  for (int i = 0; i + 1 < tensor.ndim; ++i)
+    bits |= static_cast<std::uint64_t>(stride(tensor, i) * size_of(tensor.type));
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+template <class T>
+static T read(const void* data, std::int64_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(data) + index * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
+  return value;
+}
+
+template <class T>
+static void write(void* data, std::int64_t index, T value) {
+  std::memcpy(static_cast<char*>(data) + index * static_cast<std::int64_t>(sizeof(T)), &value, sizeof(T));
+}
+
+double load_element(const void* data, Type type, std::int64_t index) {
+  switch (type) {
+    case Type::f64:
+      return read<double>(data, index);
+    case Type::f32:
+      return read<float>(data, index);
+    case Type::f16:
+      return widen(read<F16>(data, index));
+    case Type::bf16:
+      return widen(read<BF16>(data, index));
+    case Type::i32:
+      return read<std::int32_t>(data, index);
+    case Type::u8:
+      return read<std::uint8_t>(data, index);
+    default:
+      throw Failure(TESSERA_INTERNAL, text("no element access for type ", name_of(type)));
+  }
+}
+
+// f64 -> 16 bits in one rounding: going through f32 with round-to-nearest would round twice. Rounding to odd first
+// keeps enough information for the second rounding to be the right one.
+static float to_f32_odd(double value) {
+  float f = static_cast<float>(value);
+  if (static_cast<double>(f) == value || value != value || f - f != 0) return f;  // exact, NaN, infinite
+  const bool away = (static_cast<double>(f) > value) == (value > 0);
+  auto bits = __builtin_bit_cast(std::uint32_t, f);
+  if (away) bits -= 1;  // truncate towards zero
+  return __builtin_bit_cast(float, bits | 1u);
+}
+
+void store_element(void* data, Type type, std::int64_t index, double value) {
+  switch (type) {
+    case Type::f64:
+      return write(data, index, value);
+    case Type::f32:
+      return write(data, index, static_cast<float>(value));
+    case Type::f16:
+      return write(data, index, narrow<F16>(to_f32_odd(value)));
+    case Type::bf16:
+      return write(data, index, narrow<BF16>(to_f32_odd(value)));
+    default:
+      throw Failure(TESSERA_INTERNAL, text("no element access for type ", name_of(type)));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,22 @@
+// The CPU backend: one kernel per instruction set that this processor has, and two small operations that need no plan.
+// Included by src/api only.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/kernel.hpp"
+
+namespace tessera::cpu {
+
+// Best first; only those compiled in. One that this processor lacks refuses every problem and says so.
+std::vector<const Kernel*> kernels();
+
+void merge(std::span<const Outputs> partials, const Outputs& merged, int threads);
+void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, int threads);
+
+std::string processor();         // its name, as the system gives it
+std::string instruction_sets();  // those that the kernels can use here
+
+}  // namespace tessera::cpu

@@ -1,0 +1,55 @@
+// The forward pass, in float64, one query row at a time: docs/algorithm.md, equations (1) to (6).
+#include <algorithm>
+
+#include "core/parallel.hpp"
+#include "reference/kernel.hpp"
+#include "reference/scores.hpp"
+
+namespace tessera::reference {
+namespace {
+
+void forward_head(const Problem& p, const Call& call, const Sequence& s, std::int64_t h) {
+  const Head head(p, call, s, h);
+  const std::int64_t kv = h / p.heads_per_kv();
+  const Matrix Q(token_rows(call.inputs.q, p, s.b, s.q_begin), h, s.nq, p.D);
+  const Matrix K(token_rows(call.inputs.k, p, s.b, s.k_begin), kv, s.nk, p.D);
+  const Matrix V(token_rows(call.inputs.v, p, s.b, s.k_begin), kv, s.nk, p.Dv);
+  const TokenRows O = token_rows(call.outputs.o, p, s.b, s.q_begin);
+  const RowNumbers LSE = row_numbers(call.outputs.lse, p, s);
+
+  std::vector<double> S(static_cast<std::size_t>(s.nk)), o(static_cast<std::size_t>(p.Dv));
+  for (std::int64_t i = 0; i < s.nq; ++i) {
+    double m = head.sink;
+    for (std::int64_t j = 0; j < s.nk; ++j) {
+      double& x = S[static_cast<std::size_t>(j)];
+      x = head.visible(i, j) ? head.score(head.capped(dot(Q[i], K[j], p.D)), i, j) : -infinity;
+      if (x > m || x != x) m = x;
+    }
+    double l = m == -infinity ? 0 : std::exp(head.sink - m);
+    std::fill(o.begin(), o.end(), 0.0);
+    for (std::int64_t j = 0; j < s.nk; ++j) {
+      const double x = S[static_cast<std::size_t>(j)];
+      if (x == -infinity) continue;  // invisible, or a score of -inf: either way no part of the sum
+      const double e = std::exp(x - m);
+      l += e;
+      const double z = head.keep(i, j);
+      if (z == 0) continue;
+      for (std::int64_t d = 0; d < p.Dv; ++d) o[static_cast<std::size_t>(d)] += z * e * V[j][d];
+    }
+    const bool sees_nothing = l == 0;
+    for (std::int64_t d = 0; d < p.Dv; ++d)
+      store_element(O.at(i, h), O.type, d, sees_nothing ? 0 : o[static_cast<std::size_t>(d)] / l);
+    if (LSE) LSE.set(i, h, sees_nothing ? -infinity : m + std::log(l));
+  }
+}
+
+}  // namespace
+
+void forward(const Problem& p, const Call& call, int threads) {
+  parallel_for(p.B * p.Hq, threads, [&](std::int64_t index, int) {
+    const Sequence s = sequence_of(p, call, index / p.Hq);
+    forward_head(p, call, s, index % p.Hq);
+  });
+}
+
+}  // namespace tessera::reference

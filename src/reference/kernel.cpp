@@ -1,0 +1,46 @@
+// The float64 reference as a kernel; see kernel.hpp.
+#include "reference/kernel.hpp"
+
+#include "core/failure.hpp"
+#include "core/parallel.hpp"
+#include "core/tensor.hpp"
+
+namespace tessera::reference {
+namespace {
+
+class ReferencePlan : public Plan {
+ public:
+  ReferencePlan(const Problem& problem, int threads) : problem(problem), threads(threads) {}
+
+  std::size_t workspace_bytes() const override { return 0; }
+  std::string describe() const override {
+    return text("float64 arithmetic, one row at a time, ", threads, " threads; for checking, not for speed");
+  }
+  void run(const Call& call) const override {
+    if (problem.pass == Pass::forward) forward(problem, call, threads);
+    if (problem.pass == Pass::backward) backward(problem, call, threads);
+  }
+
+ private:
+  Problem problem;
+  int threads;
+};
+
+class ReferenceKernel : public Kernel {
+ public:
+  const char* name() const override { return "reference"; }
+  PlanOrReason plan(const Problem& problem, const Execution& execution) const override {
+    if (problem.device.type != DeviceType::cpu)
+      return {nullptr, text("device is ", name_of(problem.device), "; the reference runs on cpu")};
+    return {std::make_unique<ReferencePlan>(problem, resolve_threads(execution.threads)), ""};
+  }
+};
+
+}  // namespace
+
+const Kernel& kernel() {
+  static const ReferenceKernel instance;
+  return instance;
+}
+
+}  // namespace tessera::reference

@@ -1,0 +1,86 @@
+// The reference's scores of one (sequence, head), straight from docs/algorithm.md, in float64. Of the mask it uses only
+// visible(), the definition. Included by reference/forward.cpp and reference/backward.cpp.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/sequence.hpp"
+#include "math/philox.hpp"
+
+namespace tessera::reference {
+
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
+
+// A matrix of float64 rows, copied from a tensor of any type.
+struct Matrix {
+  std::int64_t width = 0;
+  std::vector<double> values;
+
+  Matrix(std::int64_t rows, std::int64_t width) : width(width), values(static_cast<std::size_t>(rows * width)) {}
+  Matrix(const TokenRows& source, std::int64_t h, std::int64_t rows, std::int64_t width) : Matrix(rows, width) {
+    for (std::int64_t i = 0; i < rows; ++i)
+      for (std::int64_t d = 0; d < width; ++d) (*this)[i][d] = load_element(source.at(i, h), source.type, d);
+  }
+  double* operator[](std::int64_t i) { return values.data() + i * width; }
+  const double* operator[](std::int64_t i) const { return values.data() + i * width; }
+};
+
+inline double dot(const double* a, const double* b, std::int64_t n) {
+  double sum[4] = {};  // four chains: the compiler may not reorder one
+  std::int64_t d = 0;
+  for (; d + 4 <= n; d += 4)
+    for (int c = 0; c < 4; ++c) sum[c] += a[d + c] * b[d + c];
+  for (; d < n; ++d) sum[0] += a[d] * b[d];
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// One query head of one sequence: everything that turns q.k into a score, and the dropout factor.
+struct Head {
+  const Problem& p;
+  const Sequence& s;
+  std::int64_t h;
+  double slope, sink;
+  PairNumbers bias, mask;
+  PhiloxKey key;
+  std::uint32_t threshold;
+
+  Head(const Problem& p, const Call& call, const Sequence& s, std::int64_t h) :
+      p(p), s(s), h(h), slope(slope_of(call, p, s.b, h)), sink(sink_of(call, h)),
+      bias(pair_numbers(call.inputs.bias, s)), mask(pair_numbers(call.inputs.mask, s)),
+      threshold(dropout_threshold(p.options.dropout)) {
+    const DropoutSeed seed = dropout_seed(call.options, call.inputs.rng);
+    key = dropout_key(seed.seed, seed.offset);
+  }
+
+  bool visible(std::int64_t i, std::int64_t j) const {
+    return s.mask.visible(i, j) && (!mask || mask.get(h, i, j) != 0);
+  }
+
+  // s_cap: the scaled product, softcapped.
+  double capped(double qk) const {
+    const double scaled = p.options.scale * qk, cap = p.options.softcap;
+    return cap > 0 ? cap * std::tanh(scaled / cap) : scaled;
+  }
+
+  // The score that enters the softmax.
+  double score(double s_cap, std::int64_t i, std::int64_t j) const {
+    if (!visible(i, j)) return -infinity;
+    double x = s_cap;
+    if (p.slopes) x -= slope * std::fabs(static_cast<double>(s.shift - (j - i)));
+    if (bias) x += bias.get(h, i, j);
+    return x;
+  }
+
+  // z / (1 - p_drop)
+  double keep(std::int64_t i, std::int64_t j) const {
+    if (threshold == 0) return 1;
+    const Options& o = p.options;
+    const std::int64_t b = s.b + o.batch0, head = h + o.head0, row = i + o.row0, col = j + o.col0;
+    return dropout_value(dropout_block(key, b, head, row, col), row, col) >= threshold ? dropout_scale(threshold) : 0;
+  }
+};
+
+}  // namespace tessera::reference
