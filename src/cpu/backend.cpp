@@ -1,8 +1,65 @@
-// The CPU backend's kernels; see kernels.hpp.
+// The CPU backend's kernels and plans; see kernels.hpp. How a plan runs: cpu/run.cpp.
+#include "core/failure.hpp"
+#include "core/parallel.hpp"
+#include "core/tensor.hpp"
+#include "cpu/isa.hpp"
 #include "cpu/kernels.hpp"
+#include "cpu/run.hpp"
 
 namespace tessera::cpu {
-std::vector<const Kernel*> kernels() { return {}; }
-std::string processor() { return "unknown"; }
-std::string instruction_sets() { return "none"; }
+namespace {
+
+class CpuPlan : public Plan {
+ public:
+  CpuPlan(const Problem& problem, const Isa& isa, int threads) :
+      problem(problem), isa(isa), layout(workspace_layout(problem, isa, threads)) {}
+
+  std::size_t workspace_bytes() const override { return static_cast<std::size_t>(layout.bytes); }
+
+  std::string describe() const override {
+    std::string out = text("tiles of ", block_q, " queries x ", block_k, " keys in f32, ", isa.lanes, " lanes, ",
+                           layout.threads, " threads, ", layout.scratch_bytes, " bytes of scratch each");
+    if (problem.pass == Pass::backward && problem.dq)
+      out += text("\n           dQ in ", key_groups(problem.longest_k()), " images at most, summed in order");
+    return out;
+  }
+
+  void run(const Call& call) const override {
+    if (problem.pass == Pass::forward) run_forward(problem, isa, layout, call);
+    if (problem.pass == Pass::backward) run_backward(problem, isa, layout, call);
+  }
+
+ private:
+  Problem problem;
+  const Isa& isa;
+  WorkspaceLayout layout;
+};
+
+class CpuKernel : public Kernel {
+ public:
+  explicit CpuKernel(const IsaChoice& choice) : choice(choice) {}
+
+  const char* name() const override { return choice.isa->name; }
+
+  PlanOrReason plan(const Problem& p, const Execution& execution) const override {
+    if (p.device.type != DeviceType::cpu)
+      return {nullptr, text("device is ", name_of(p.device), "; this kernel runs on cpu")};
+    if (!choice.here) return {nullptr, text("this processor lacks ", choice.needs)};
+    if (p.q_type == Type::f64) return {nullptr, "type is f64; this kernel takes f32, f16 and bf16"};
+    return {std::make_unique<CpuPlan>(p, *choice.isa, resolve_threads(execution.threads)), ""};
+  }
+
+ private:
+  IsaChoice choice;
+};
+
+}  // namespace
+
+std::vector<const Kernel*> kernels() {
+  static const std::vector<CpuKernel> list(isa_choices().begin(), isa_choices().end());
+  std::vector<const Kernel*> pointers;
+  for (const CpuKernel& kernel : list) pointers.push_back(&kernel);
+  return pointers;
+}
+
 }  // namespace tessera::cpu

@@ -1,0 +1,6 @@
+// The CPU kernels for SSE4.2. No compiler flags select the set: the target region below does, so that nothing outside
+// its namespace is compiled for it. All the code is in cpu/kernel/.
+#define HWY_COMPILE_ONLY_STATIC
+#define HWY_BASELINE_TARGETS HWY_SSE4
+#define TESSERA_ISA sse4
+#include "cpu/isa/region.hpp"

@@ -1,0 +1,95 @@
+// What the instruction-set specific kernels are given: plain structs, and the table of functions that each instruction
+// set exports. Included by cpu/*.cpp and, before their target region opens, by cpu/isa/*.cpp.
+#pragma once
+
+#include "core/sequence.hpp"
+#include "cpu/tiles.hpp"
+#include "math/mask.hpp"
+#include "math/philox.hpp"
+#include "math/types.hpp"
+
+namespace tessera::cpu {
+
+// The rows of one head of one sequence: row i is at base + i * stride elements.
+struct Rows {
+  Type type = Type::f32;
+  char* base = nullptr;
+  Int64 stride = 0;
+  explicit operator bool() const { return base != nullptr; }
+};
+
+// One query head of one sequence, with everything that turns q.k into a score. Numbers in the exponent carry a factor
+// log2(e), so that the kernels need exp2 only.
+struct HeadJob {
+  Int64 D, Dv, nq, nk;
+  Rows q, k, v;
+  BandMask mask;
+
+  float scale;     // what dQ and dK are multiplied by at the end
+  float q_factor;  // what q is multiplied by on loading: scale * log2e, or scale / softcap
+  float softcap;   // softcap * log2e; 0: none
+  float slope;     // ALiBi's slope * log2e
+  Int64 shift;     // the diagonal is j - i = shift
+  bool alibi;
+  PairNumbers bias, visible;  // head's part included: index with h = 0
+  float sink;                 // times log2e; -inf: none
+
+  UInt32 threshold;  // dropout; 0: none
+  float keep_scale;
+  PhiloxKey key;
+  Int64 b0, h0, row0, col0;  // position of this head's element (0, 0) in the random stream
+};
+
+struct ForwardJob {
+  HeadJob head;
+  Rows o;
+  RowNumbers lse;  // head's part included: index with h = 0
+};
+
+// The backward pass of one head. delta and lse2 are arrays of the workspace, one number per query of the head, padded
+// to whole blocks: lse2 = LSE * log2e, +inf for a row that sees nothing or does not exist, so that its P is 0.
+struct BackwardJob {
+  HeadJob head;
+  Rows o, d_o;
+  RowNumbers lse, d_lse;
+  float* delta;
+  float* lse2;
+  float* dq_images;  // [groups][query_blocks][D][block_q]; null: dQ is not asked for
+};
+
+// One KV head's keys [key_begin, key_end): dK and dV are summed over the heads jobs[0 .. heads).
+struct KeyGroupJob {
+  const BackwardJob* jobs;
+  Int64 heads;
+  Int64 group;
+  Int64 block_begin, block_end;  // of keys
+  Rows dk, dv;                   // null: not asked for
+  bool accumulate;
+};
+
+// One element of dBias's leading dimensions and one tile of its last two: the sum of ds over `heads` jobs.
+struct BiasGradientJob {
+  const BackwardJob* const* jobs;
+  Int64 heads;
+  Range rows, keys;         // the part of every sequence that this job sums over
+  bool sum_rows, sum_keys;  // bias is broadcast along queries, along keys
+  PairNumbers dbias;        // at (0, 0) of the leading dimensions
+  bool accumulate;
+};
+
+// What one instruction set exports.
+struct Isa {
+  const char* name;
+  Int64 lanes;
+  // Bytes of scratch that one thread needs.
+  Int64 (*scratch_bytes)(const Problem& problem);
+  void (*forward)(const ForwardJob& job, Int64 query_block, float* scratch);
+  void (*prepare)(const BackwardJob& job, Int64 query_block);
+  void (*key_group)(const KeyGroupJob& job, float* scratch);
+  void (*finish_dq)(const BackwardJob& job, const Rows& dq, bool accumulate, Int64 query_block, float* scratch);
+  void (*bias_gradient)(const BiasGradientJob& job, Int64 D, Int64 Dv, float* scratch);
+};
+
+extern const Isa sse4, avx2, avx512, neon;
+
+}  // namespace tessera::cpu

@@ -1,0 +1,101 @@
+// From products to scores, tile by tile: softcap, ALiBi, bias, mask, and the dropout factors. Each step is a pass of
+// its own over the tile and is skipped when its option is off. Scores come out in units of log2(e), so that exp2
+// finishes them. Implements docs/algorithm.md, "Scores"; included by cpu/isa/*.cpp inside their target region.
+#pragma once
+
+// Visits every vector of a tile: body(pointer, row j, first lane i).
+#define TESSERA_FOR_TILE(tile, j, i)    \
+  for (Int64 j = 0; j < (tile).nj; ++j) \
+    for (Int64 i = 0; i < (tile).width; i += lanes)
+
+// S holds (s / softcap); becomes softcap * tanh of it. `derivative`, if given, becomes d s_cap / d s.
+HWY_NOINLINE void apply_softcap(const HeadJob& head, const Tile& tile, float* S, float* derivative) {
+  TESSERA_FOR_TILE(tile, j, i) {
+    float* at = S + j * block_q + i;
+    const Vec t = hn::Tanh(FloatTag(), load(at));
+    store(hn::Mul(t, set(head.softcap)), at);
+    if (derivative) store(hn::NegMulAdd(t, t, set(1.0f)), derivative + j * block_q + i);
+  }
+}
+
+// S -= slope * |i + shift - j|
+HWY_NOINLINE void apply_alibi(const HeadJob& head, const Tile& tile, float* S) {
+  TESSERA_FOR_TILE(tile, j, i) {
+    const auto first = static_cast<float>(tile.j0 + j - tile.i0 - i - head.shift);
+    const Vec distance = hn::Abs(hn::Sub(set(first), iota(0)));
+    float* at = S + j * block_q + i;
+    store(hn::NegMulAdd(set(head.slope), distance, load(at)), at);
+  }
+}
+
+template <class T>
+HWY_INLINE void add_bias(const PairNumbers& bias, const Tile& tile, float* S) {
+  const T* base = reinterpret_cast<const T*>(bias.base);
+  for (Int64 i = 0; i < tile.ni; ++i)
+    for (Int64 j = 0; j < tile.nj; ++j)
+      S[j * block_q + i] += widen(base[bias.index(0, tile.i0 + i, tile.j0 + j)]) * log2e;
+}
+
+HWY_NOINLINE void apply_bias(const HeadJob& head, const Tile& tile, float* S) {
+  if (head.bias.type == Type::f32) add_bias<float>(head.bias, tile, S);
+  if (head.bias.type == Type::f16) add_bias<F16>(head.bias, tile, S);
+  if (head.bias.type == Type::bf16) add_bias<BF16>(head.bias, tile, S);
+}
+
+// S = -inf where j - i lies outside the band.
+HWY_NOINLINE void apply_band(const HeadJob& head, const Tile& tile, float* S) {
+  // Relative to the tile's corner everything fits 16 bits, so f32 holds it exactly.
+  const Int64 corner = tile.j0 - tile.i0, far = 4 * block_k;
+  const Vec low = set(static_cast<float>(clamp(head.mask.low - corner, -far, far)));
+  const Vec high = set(static_cast<float>(clamp(head.mask.high - corner, -far, far)));
+  TESSERA_FOR_TILE(tile, j, i) {
+    const Vec distance = hn::Sub(set(static_cast<float>(j - i)), iota(0));
+    const auto visible = hn::And(hn::Ge(distance, low), hn::Le(distance, high));
+    float* at = S + j * block_q + i;
+    store(hn::IfThenElse(visible, load(at), set(-infinity)), at);
+  }
+}
+
+// S = -inf where the caller's mask is 0.
+HWY_NOINLINE void apply_mask_tensor(const HeadJob& head, const Tile& tile, float* S) {
+  for (Int64 i = 0; i < tile.ni; ++i)
+    for (Int64 j = 0; j < tile.nj; ++j)
+      if (head.visible.base[head.visible.index(0, tile.i0 + i, tile.j0 + j)] == 0) S[j * block_q + i] = -infinity;
+}
+
+// S: products of K with q * q_factor. Becomes scores. `derivative` is written only when there is a softcap.
+HWY_INLINE void finish_scores(const HeadJob& head, const Tile& tile, float* S, float* derivative) {
+  if (head.softcap > 0) apply_softcap(head, tile, S, derivative);
+  if (head.alibi) apply_alibi(head, tile, S);
+  if (head.bias) apply_bias(head, tile, S);
+  const Range queries{tile.i0, tile.i0 + tile.ni}, keys{tile.j0, tile.j0 + tile.nj};
+  if (tile_class(head.mask, queries, keys) != TileClass::full) apply_band(head, tile, S);
+  if (head.visible) apply_mask_tensor(head, tile, S);
+}
+
+// Z = z / (1 - p_drop) for every element of the tile. One Philox block serves two queries and four keys.
+HWY_NOINLINE void dropout_factors(const HeadJob& head, const Tile& tile, float* Z) {
+  const Int64 row_begin = tile.i0 + head.row0, row_end = row_begin + tile.ni;
+  const Int64 col_begin = tile.j0 + head.col0, col_end = col_begin + tile.nj;
+  // Blocks start at even rows, and at columns 16 a + 2 c with c < 4; the other columns belong to the same blocks.
+  for (Int64 row = row_begin & ~Int64(1); row < row_end; row += 2)
+    for (Int64 start = col_begin & ~Int64(15); start < col_end; start += 16)
+      for (Int64 col = start; col < start + 8; col += 2) {
+        const Philox4 block = dropout_block(head.key, head.b0, head.h0, row, col);
+        for (Int64 i = row; i < row + 2; ++i)
+          for (Int64 n = 0; n < 4; ++n) {
+            const Int64 j = col + (n & 1) + 8 * (n >> 1);
+            if (i < row_begin || i >= row_end || j < col_begin || j >= col_end) continue;
+            const bool kept = dropout_value(block, i, j) >= head.threshold;
+            Z[(j - col_begin) * block_q + (i - row_begin)] = kept ? head.keep_scale : 0.0f;
+          }
+      }
+}
+
+// X *= Z
+HWY_INLINE void multiply_tile(const Tile& tile, const float* Z, float* X) {
+  TESSERA_FOR_TILE(tile, j, i) {
+    const Int64 at = j * block_q + i;
+    store(hn::Mul(load(X + at), load(Z + at)), X + at);
+  }
+}

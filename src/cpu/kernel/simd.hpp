@@ -1,0 +1,99 @@
+// SIMD vocabulary of the CPU kernels over Google Highway: one vector type, exp2, and rows of f32, f16 and bf16 as f32.
+// Included by cpu/isa/*.cpp inside their target region and namespace; everything here is compiled once per set.
+#pragma once
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::ScalableTag<float>;
+using IntTag = hn::ScalableTag<int32_t>;
+using Vec = hn::Vec<FloatTag>;
+using Lane = hn::Mask<FloatTag>;
+
+inline constexpr Int64 lanes = HWY_LANES(float);
+static_assert(block_q % lanes == 0);
+
+HWY_INLINE Vec set(float x) { return hn::Set(FloatTag(), x); }
+HWY_INLINE Vec load(const float* p) { return hn::LoadU(FloatTag(), p); }
+HWY_INLINE void store(Vec x, float* p) { hn::StoreU(x, FloatTag(), p); }
+HWY_INLINE Vec iota(float first) { return hn::Iota(FloatTag(), first); }
+
+inline constexpr float log2e = 1.44269504088896340736f;
+inline constexpr float infinity = __builtin_inff();
+
+// 2^x for x <= 127, within 1.5 units in the last place; 0 below -126; NaN stays NaN. x = n + f with |f| <= 1/2; 2^f by
+// a polynomial (relative error 2e-9), 2^n through the exponent field.
+HWY_INLINE Vec exp2_bounded(Vec x) {
+  const Vec magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  const Vec t = hn::Add(x, magic);
+  const Vec f = hn::Sub(x, hn::Sub(t, magic));
+  Vec p = hn::MulAdd(set(0.00015353361959569156f), f, set(0.0013398875016719103f));
+  p = hn::MulAdd(p, f, set(0.00961843691766262f));
+  p = hn::MulAdd(p, f, set(0.055503323674201965f));
+  p = hn::MulAdd(p, f, set(0.24022647738456726f));
+  p = hn::MulAdd(p, f, set(0.6931471824645996f));
+  p = hn::MulAdd(p, f, set(1.0f));
+  // The low bits of t are n; moving them to the exponent field drops the rest of t.
+  const auto n = hn::Add(hn::BitCast(IntTag(), t), hn::Set(IntTag(), 127));
+  const Vec power = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(n));
+  return hn::IfThenElse(hn::Lt(x, set(-126.0f)), hn::Zero(FloatTag()), hn::Mul(p, power));
+}
+
+// 2^x for any x.
+HWY_INLINE Vec exp2_any(Vec x) { return hn::IfThenElse(hn::Gt(x, set(127.0f)), set(infinity), exp2_bounded(x)); }
+
+// --- rows of any type as f32
+// -------------------------------------------------------------------------------------------------
+
+// `lanes` 16-bit values, each in the low half of a 32-bit lane.
+HWY_INLINE hn::Vec<IntTag> load_halves(const UInt16* p) {
+  const hn::Rebind<uint16_t, IntTag> halves;
+  return hn::PromoteTo(IntTag(), hn::LoadU(halves, p));
+}
+
+HWY_INLINE Vec widen_vector(const BF16* p) { return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(load_halves(&p->bits))); }
+
+// The steps of widen(F16) in math/types.hpp.
+HWY_INLINE Vec widen_vector(const F16* p) {
+  const auto bits = load_halves(&p->bits);
+  const auto magnitude = hn::And(bits, hn::Set(IntTag(), 0x7fff));
+  const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
+  const auto shifted = hn::ShiftLeft<13>(magnitude);
+  const auto value = hn::BitCast(IntTag(), hn::Mul(hn::BitCast(FloatTag(), shifted), set(0x1p112f)));
+  const auto special = hn::Or(shifted, hn::Set(IntTag(), 0x7f800000));
+  const auto result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(IntTag(), 0x7bff)), special, value);
+  return hn::BitCast(FloatTag(), hn::Or(result, sign));
+}
+
+HWY_INLINE Vec widen_vector(const float* p) { return load(p); }
+
+// out[0..width) = source[0..width) * factor
+template <class T>
+HWY_INLINE void widen_row_of(const T* source, Int64 width, float factor, float* out) {
+  Int64 d = 0;
+  for (; d + lanes <= width; d += lanes) store(hn::Mul(widen_vector(source + d), set(factor)), out + d);
+  for (; d < width; ++d) out[d] = widen(source[d]) * factor;
+}
+
+HWY_INLINE void widen_row(const Rows& rows, Int64 i, Int64 width, float factor, float* out) {
+  const Int64 at = i * rows.stride;
+  if (rows.type == Type::f32) widen_row_of(reinterpret_cast<const float*>(rows.base) + at, width, factor, out);
+  if (rows.type == Type::f16) widen_row_of(reinterpret_cast<const F16*>(rows.base) + at, width, factor, out);
+  if (rows.type == Type::bf16) widen_row_of(reinterpret_cast<const BF16*>(rows.base) + at, width, factor, out);
+}
+
+// Row i of an output becomes (or, accumulating, grows by) values[0..width), rounded to its type.
+HWY_INLINE void narrow_row(const Rows& rows, Int64 i, Int64 width, bool accumulate, const float* values) {
+  const Int64 at = i * rows.stride;
+  if (rows.type == Type::f32) {
+    float* out = reinterpret_cast<float*>(rows.base) + at;
+    for (Int64 d = 0; d < width; ++d) out[d] = accumulate ? out[d] + values[d] : values[d];
+  }
+  if (rows.type == Type::f16) {
+    F16* out = reinterpret_cast<F16*>(rows.base) + at;
+    for (Int64 d = 0; d < width; ++d) out[d] = narrow<F16>(values[d]);
+  }
+  if (rows.type == Type::bf16) {
+    BF16* out = reinterpret_cast<BF16*>(rows.base) + at;
+    for (Int64 d = 0; d < width; ++d) out[d] = narrow<BF16>(values[d]);
+  }
+}

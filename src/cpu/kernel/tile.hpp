@@ -1,0 +1,90 @@
+// Tiles in scratch memory: a tile of scores holds a key per row and a query per lane (the transpose of the paper's S,
+// so that a row's maximum and sum need no reduction across lanes), with `block_q` floats from row to row. Loading from
+// and storing to the caller's tensors. Included by cpu/isa/*.cpp inside their target region.
+#pragma once
+
+// Queries [i0, i0 + ni) against keys [j0, j0 + nj). `width` is ni rounded up to whole vectors.
+struct Tile {
+  Int64 i0, ni, j0, nj, width;
+};
+
+HWY_INLINE Tile tile_of(Range queries, Range keys) {
+  const Int64 ni = queries.size();
+  return {queries.begin, ni, keys.begin, keys.size(), round_up(ni, lanes)};
+}
+
+HWY_INLINE Range query_range(const HeadJob& head, Int64 block) {
+  return {block * block_q, lesser((block + 1) * block_q, head.nq)};
+}
+
+// The keys of a block that some query of the tile sees.
+HWY_INLINE Range key_range(const HeadJob& head, Range queries, Int64 block) {
+  const Range seen = visible_keys(head.mask, queries);
+  return {greater(seen.begin, block * block_k), lesser(seen.end, (block + 1) * block_k)};
+}
+
+// Hands out pieces of one thread's scratch memory, each aligned to a cache line.
+class Scratch {
+ public:
+  explicit Scratch(float* base) : begin(base), next(base) {}
+  float* take(Int64 floats) {
+    float* piece = next;
+    next += round_up(floats, 16);
+    return piece;
+  }
+  Int64 bytes() const { return (next - begin) * Int64(sizeof(float)); }
+
+ private:
+  float* begin;
+  float* next;
+};
+
+// Rows of K or V as f32, a row every `stride` floats.
+struct Panel {
+  const float* rows;
+  Int64 stride;
+  HWY_INLINE const float* at(Int64 row) const { return rows + row * stride; }
+};
+
+// Rows [begin, begin + count): in place if they are f32, else widened into `buffer`.
+HWY_INLINE Panel load_panel(const Rows& source, Range range, Int64 width, float* buffer) {
+  if (source.type == Type::f32)
+    return {reinterpret_cast<const float*>(source.base) + range.begin * source.stride, source.stride};
+  for (Int64 r = 0; r < range.size(); ++r) widen_row(source, range.begin + r, width, 1.0f, buffer + r * width);
+  return {buffer, width};
+}
+
+// Rows of a tile of queries, widened, with zeros behind `width` up to whole vectors.
+HWY_INLINE void load_rows(const Rows& source, Int64 i0, Int64 ni, Int64 width, float* out) {
+  const Int64 padded = round_up(width, lanes);
+  for (Int64 i = 0; i < ni; ++i) {
+    float* row = out + i * padded;
+    widen_row(source, i0 + i, width, 1.0f, row);
+    for (Int64 d = width; d < padded; ++d) row[d] = 0;
+  }
+}
+
+// out[d][i] = source[i0 + i][d] * factor for a tile of queries; lanes beyond the last query are 0.
+HWY_INLINE void load_transposed(const Rows& source, const Tile& tile, Int64 width, float factor, float* out) {
+  HWY_ALIGN float row[576];
+  for (Int64 i = 0; i < tile.ni; ++i) {
+    widen_row(source, tile.i0 + i, width, factor, row);
+    for (Int64 d = 0; d < width; ++d) out[d * block_q + i] = row[d];
+  }
+  for (Int64 i = tile.ni; i < tile.width; ++i)
+    for (Int64 d = 0; d < width; ++d) out[d * block_q + i] = 0;
+}
+
+// The inverse: row i0 + i of the output becomes (or grows by) factor[i] * in[.][i].
+HWY_INLINE void store_transposed(const float* in, const Tile& tile, Int64 width, const float* factor, bool accumulate,
+                                 const Rows& out) {
+  HWY_ALIGN float row[576];
+  for (Int64 i = 0; i < tile.ni; ++i) {
+    for (Int64 d = 0; d < width; ++d) row[d] = in[d * block_q + i] * factor[i];
+    narrow_row(out, tile.i0 + i, width, accumulate, row);
+  }
+}
+
+HWY_INLINE void fill(float* p, Int64 count, float value) {
+  for (Int64 n = 0; n < count; ++n) p[n] = value;
+}

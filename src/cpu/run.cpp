@@ -1,0 +1,299 @@
+// Tasks of the CPU kernels; see run.hpp. Which thread takes which task never changes a bit: every output element has
+// one task that computes it, in an order fixed by its own sequence.
+#include "cpu/run.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "core/parallel.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr double log2e = 1.44269504088896340736;
+
+// --- jobs
+// --------------------------------------------------------------------------------------------------------------
+
+Rows head_rows(const TokenRows& rows, Int64 h) {
+  if (!rows) return {};
+  return {rows.type, static_cast<char*>(rows.at(0, h)), rows.token};
+}
+
+RowNumbers head_numbers(RowNumbers numbers, Int64 h) {
+  if (numbers) numbers.base += h * numbers.head * size_of(numbers.type);
+  return numbers;
+}
+
+PairNumbers head_pairs(PairNumbers pairs, Int64 h) {
+  if (pairs) pairs.base += h * pairs.head * size_of(pairs.type);
+  return pairs;
+}
+
+HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h) {
+  const Options& o = p.options;
+  const DropoutSeed seed = dropout_seed(call.options, call.inputs.rng);
+  const Int64 kv = h / p.heads_per_kv();
+  const UInt32 threshold = dropout_threshold(o.dropout);
+  return {.D = p.D,
+          .Dv = p.Dv,
+          .nq = s.nq,
+          .nk = s.nk,
+          .q = head_rows(token_rows(call.inputs.q, p, s.b, s.q_begin), h),
+          .k = head_rows(token_rows(call.inputs.k, p, s.b, s.k_begin), kv),
+          .v = head_rows(token_rows(call.inputs.v, p, s.b, s.k_begin), kv),
+          .mask = s.mask,
+          .scale = static_cast<float>(o.scale),
+          .q_factor = static_cast<float>(o.softcap > 0 ? o.scale / o.softcap : o.scale * log2e),
+          .softcap = static_cast<float>(o.softcap * log2e),
+          .slope = static_cast<float>(slope_of(call, p, s.b, h) * log2e),
+          .shift = s.shift,
+          .alibi = p.slopes != 0,
+          .bias = head_pairs(pair_numbers(call.inputs.bias, s), h),
+          .visible = head_pairs(pair_numbers(call.inputs.mask, s), h),
+          .sink = static_cast<float>(sink_of(call, h) * log2e),
+          .threshold = threshold,
+          .keep_scale = static_cast<float>(dropout_scale(threshold)),
+          .key = dropout_key(seed.seed, seed.offset),
+          .b0 = s.b + o.batch0,
+          .h0 = h + o.head0,
+          .row0 = o.row0,
+          .col0 = o.col0};
+}
+
+// --- tasks
+// -------------------------------------------------------------------------------------------------------------
+
+std::vector<Sequence> all_sequences(const Problem& p, const Call& call) {
+  std::vector<Sequence> list;
+  for (Int64 b = 0; b < p.B; ++b) list.push_back(sequence_of(p, call, b));
+  return list;
+}
+
+// A numbering of the tasks of several sequences, the longest sequence's first, so that the last tasks are short ones.
+class TaskList {
+ public:
+  // count(s): the tasks of sequence s.
+  template <class Count>
+  TaskList(const std::vector<Sequence>& sequences, Count count) : order(sequences.size()) {
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return sequences[a].nq * sequences[a].nk > sequences[b].nq * sequences[b].nk;
+    });
+    first.push_back(0);
+    for (std::size_t i : order) first.push_back(first.back() + count(sequences[i]));
+  }
+
+  Int64 count() const { return first.back(); }
+
+  struct Task {
+    std::size_t sequence;
+    Int64 index;  // inside the sequence
+  };
+  Task operator[](Int64 task) const {
+    const auto at = static_cast<std::size_t>(std::upper_bound(first.begin(), first.end(), task) - first.begin()) - 1;
+    return {order[at], task - first[at]};
+  }
+
+ private:
+  std::vector<std::size_t> order;
+  std::vector<Int64> first;
+};
+
+// Waking a thread costs some microseconds: below this many operations per thread it does not pay.
+int useful_threads(const Problem& p, const std::vector<Sequence>& sequences, int threads) {
+  double operations = 0;
+  for (const Sequence& s : sequences)
+    operations += 2.0 * double(p.Hq) * double(s.nq) * double(s.nk) * double(p.D + p.Dv);
+  return static_cast<int>(std::clamp(operations / 2e6, 1.0, static_cast<double>(threads)));
+}
+
+float* scratch_of(const Call& call, const WorkspaceLayout& layout, int worker) {
+  return reinterpret_cast<float*>(static_cast<char*>(call.execution.workspace) + worker * layout.scratch_bytes);
+}
+
+// Query blocks of all sequences together, at most.
+Int64 total_query_blocks(const Problem& p) { return p.packed ? p.Nq / block_q + p.B : p.B * query_blocks(p.Nq); }
+
+}  // namespace
+
+WorkspaceLayout workspace_layout(const Problem& p, const Isa& isa, int threads) {
+  WorkspaceLayout layout{.threads = threads, .scratch_bytes = round_up(isa.scratch_bytes(p), 64)};
+  layout.bytes = threads * layout.scratch_bytes;
+  if (p.pass == Pass::forward) return layout;
+  const Int64 row_bytes = p.Hq * total_query_blocks(p) * block_q * Int64(sizeof(float));
+  layout.delta = layout.bytes;
+  layout.lse2 = layout.delta + row_bytes;
+  layout.images = layout.lse2 + row_bytes;
+  layout.bytes = layout.images + (p.dq ? row_bytes * p.D * key_groups(p.longest_k()) : 0);
+  return layout;
+}
+
+void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call) {
+  const std::vector<Sequence> sequences = all_sequences(p, call);
+  const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hq * query_blocks(s.nq); });
+  parallel_for(tasks.count(), useful_threads(p, sequences, layout.threads), [&](Int64 index, int worker) {
+    const auto task = tasks[index];
+    const Sequence& s = sequences[task.sequence];
+    const Int64 blocks = query_blocks(s.nq), h = task.index / blocks;
+    const ForwardJob job{.head = head_job(p, call, s, h),
+                         .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), h),
+                         .lse = head_numbers(row_numbers(call.outputs.lse, p, s), h)};
+    // Causal: later blocks see more keys. Longest first.
+    isa.forward(job, blocks - 1 - task.index % blocks, scratch_of(call, layout, worker));
+  });
+}
+
+// --- backward
+// -----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// The backward pass of one call: its jobs, one per (sequence, query head), and the steps over them.
+class Backward {
+ public:
+  Backward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call) :
+      p(p), isa(isa), layout(layout), call(call), sequences(all_sequences(p, call)),
+      threads(useful_threads(p, sequences, layout.threads)) {
+    char* workspace = static_cast<char*>(call.execution.workspace);
+    auto* delta = reinterpret_cast<float*>(workspace + layout.delta);
+    auto* lse2 = reinterpret_cast<float*>(workspace + layout.lse2);
+    auto* image = reinterpret_cast<float*>(workspace + layout.images);
+    for (const Sequence& s : sequences)
+      for (Int64 h = 0; h < p.Hq; ++h) {
+        jobs.push_back({.head = head_job(p, call, s, h),
+                        .o = head_rows(token_rows(call.saved.o, p, s.b, s.q_begin), h),
+                        .d_o = head_rows(token_rows(call.saved.d_o, p, s.b, s.q_begin), h),
+                        .lse = head_numbers(row_numbers(call.saved.lse, p, s), h),
+                        .d_lse = head_numbers(row_numbers(call.saved.d_lse, p, s), h),
+                        .delta = delta,
+                        .lse2 = lse2,
+                        .dq_images = p.dq ? image : nullptr});
+        const Int64 rows = query_blocks(s.nq) * block_q;
+        delta += rows, lse2 += rows, image += rows * p.D * key_groups(s.nk);
+      }
+  }
+
+  void run() {
+    clear_unused_rows(p, call);
+    prepare();
+    if (p.dq || p.dk || p.dv) key_groups_of_all();
+    if (p.dq) finish_dq();
+    if (p.dbias) bias_gradient();
+    if (p.dsinks) sink_gradient();
+  }
+
+ private:
+  const BackwardJob& job(std::size_t sequence, Int64 h) const {
+    return jobs[sequence * static_cast<std::size_t>(p.Hq) + static_cast<std::size_t>(h)];
+  }
+
+  // step(job, sequence, head, block, worker) for every block of queries.
+  template <class Step>
+  void for_query_blocks(Step step) const {
+    const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hq * query_blocks(s.nq); });
+    parallel_for(tasks.count(), threads, [&](Int64 index, int worker) {
+      const auto task = tasks[index];
+      const Int64 blocks = query_blocks(sequences[task.sequence].nq), h = task.index / blocks;
+      step(job(task.sequence, h), sequences[task.sequence], h, task.index % blocks, worker);
+    });
+  }
+
+  void prepare() const {
+    for_query_blocks([&](const BackwardJob& j, const Sequence&, Int64, Int64 block, int) { isa.prepare(j, block); });
+  }
+
+  // dK, dV and the images of dQ: one task per KV head and group of keys. Causal: earlier keys are seen by more queries.
+  void key_groups_of_all() const {
+    const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hk * key_groups(s.nk); });
+    parallel_for(tasks.count(), threads, [&](Int64 index, int worker) {
+      const auto task = tasks[index];
+      const Sequence& s = sequences[task.sequence];
+      const Int64 group = task.index / p.Hk, kv = task.index % p.Hk;
+      isa.key_group({.jobs = &job(task.sequence, kv * p.heads_per_kv()),
+                     .heads = p.heads_per_kv(),
+                     .group = group,
+                     .block_begin = group_begin(s.nk, group),
+                     .block_end = group_begin(s.nk, group + 1),
+                     .dk = head_rows(token_rows(call.gradients.dk, p, s.b, s.k_begin), kv),
+                     .dv = head_rows(token_rows(call.gradients.dv, p, s.b, s.k_begin), kv),
+                     .accumulate = p.options.accumulate},
+                    scratch_of(call, layout, worker));
+    });
+  }
+
+  void finish_dq() const {
+    for_query_blocks([&](const BackwardJob& j, const Sequence& s, Int64 h, Int64 block, int worker) {
+      const Rows dq = head_rows(token_rows(call.gradients.dq, p, s.b, s.q_begin), h);
+      isa.finish_dq(j, dq, p.options.accumulate, block, scratch_of(call, layout, worker));
+    });
+  }
+
+  // One task per element of bias's leading dimensions and tile of the last two. A dimension of size 1 that stands for
+  // many is summed over inside the task.
+  void bias_gradient() const {
+    const auto& shape = p.bias->shape;
+    const bool sum_batch = shape[0] == 1, sum_heads = shape[1] == 1;
+    const bool sum_rows = shape[2] == 1, sum_keys = shape[3] == 1;
+    const Int64 row_tiles = sum_rows ? 1 : query_blocks(shape[2]), key_tiles = sum_keys ? 1 : key_blocks(shape[3]);
+    const Int64 everything = std::numeric_limits<Int64>::max();
+    parallel_for(shape[0] * shape[1] * row_tiles * key_tiles, threads, [&](Int64 index, int worker) {
+      const Int64 key_tile = index % key_tiles, row_tile = index / key_tiles % row_tiles;
+      const Int64 lead = index / key_tiles / row_tiles, h = lead % shape[1], b = lead / shape[1];
+      std::vector<const BackwardJob*> terms;
+      for (Int64 x = sum_batch ? 0 : b; x < (sum_batch ? p.B : b + 1); ++x)
+        for (Int64 y = sum_heads ? 0 : h; y < (sum_heads ? p.Hq : h + 1); ++y)
+          terms.push_back(&job(static_cast<std::size_t>(x), y));
+      Sequence place;
+      place.b = b;
+      isa.bias_gradient(
+          {.jobs = terms.data(),
+           .heads = static_cast<Int64>(terms.size()),
+           .rows = sum_rows ? Range{0, everything}
+                            : Range{row_tile * block_q, std::min((row_tile + 1) * block_q, Int64(shape[2]))},
+           .keys = sum_keys ? Range{0, everything}
+                            : Range{key_tile * block_k, std::min((key_tile + 1) * block_k, Int64(shape[3]))},
+           .sum_rows = sum_rows,
+           .sum_keys = sum_keys,
+           .dbias = head_pairs(pair_numbers(call.gradients.dbias, place), h),
+           .accumulate = p.options.accumulate},
+          p.D, p.Dv, scratch_of(call, layout, worker));
+    });
+  }
+
+  // dSink_h = - sum over b, i of exp(sink_h - LSE_i) delta_i, in f64 and in order.
+  void sink_gradient() const {
+    const Tensor& out = call.gradients.dsinks;
+    for (Int64 h = 0; h < p.Hq; ++h) {
+      const double sink = sink_of(call, h) * log2e;
+      double sum = 0;
+      for (std::size_t s = 0; s < sequences.size(); ++s) {
+        const BackwardJob& j = job(s, h);
+        for (Int64 i = 0; i < j.head.nq; ++i)
+          if (std::isfinite(j.lse2[i]) || std::isnan(j.lse2[i]))
+            sum -= std::exp2(sink - double(j.lse2[i])) * double(j.delta[i]);
+      }
+      if (p.options.accumulate) sum += load_element(out.data, out.type, h * stride(out, 0));
+      store_element(out.data, out.type, h * stride(out, 0), sum);
+    }
+  }
+
+  const Problem& p;
+  const Isa& isa;
+  const WorkspaceLayout& layout;
+  const Call& call;
+  std::vector<Sequence> sequences;
+  int threads;
+  std::vector<BackwardJob> jobs;
+};
+
+}  // namespace
+
+void run_backward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call) {
+  Backward(p, isa, layout, call).run();
+}
+
+}  // namespace tessera::cpu

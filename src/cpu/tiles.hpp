@@ -1,0 +1,26 @@
+// Tile sizes of the CPU kernels, the same for every instruction set, type and problem: a sequence's bits depend on its
+// own numbers only, and a tile's place in a sequence on nothing but its index. See docs/architecture.md, "CPU kernels".
+#pragma once
+
+#include "math/types.hpp"
+
+namespace tessera::cpu {
+
+// Queries lie along SIMD lanes: 64 fill four 512-bit registers, the width of one product's register block.
+inline constexpr Int64 block_q = 64;
+// Keys lie along rows: 192 is a multiple of the register block's 6 rows, and two such f32 tiles (96 KiB) with the
+// operands stay in a 512 KiB L2 cache for D up to 128.
+inline constexpr Int64 block_k = 192;
+
+// The backward pass splits a sequence's keys into groups, one task each, with a dQ image per group that is summed in
+// order at the end. More groups: more parallelism, more memory. Counted from the sequence's own length.
+inline constexpr Int64 max_groups = 4;
+inline constexpr Int64 min_blocks_per_group = 2;
+
+constexpr Int64 key_blocks(Int64 keys) { return ceil_div(keys, block_k); }
+constexpr Int64 query_blocks(Int64 queries) { return ceil_div(queries, block_q); }
+constexpr Int64 key_groups(Int64 keys) { return clamp(key_blocks(keys) / min_blocks_per_group, 1, max_groups); }
+// First block of group g; group g holds [group_begin(g), group_begin(g + 1)).
+constexpr Int64 group_begin(Int64 keys, Int64 g) { return key_blocks(keys) * g / key_groups(keys); }
+
+}  // namespace tessera::cpu
