@@ -38,13 +38,13 @@ struct Tensor {
   Tensor(void* data, Type type, std::initializer_list<std::int64_t> sizes, Device device = {}) :
       data(data), type(type), device(device) {
     for (std::int64_t size : sizes) {
-      if (ndim == 4) break;
-      shape[static_cast<std::size_t>(ndim++)] = size;
+      if (ndim < 4) shape[static_cast<std::size_t>(ndim)] = size;
+      ++ndim;  // more than 4 are refused by the call, not forgotten here
     }
     std::int64_t stride = 1;
-    for (int i = ndim - 1; i >= 0; --i) {
-      strides[static_cast<std::size_t>(i)] = stride;
-      stride *= shape[static_cast<std::size_t>(i)];
+    for (std::size_t i = ndim <= 4 ? static_cast<std::size_t>(ndim) : 0; i-- > 0;) {
+      strides[i] = stride;
+      stride *= shape[i];
     }
   }
 
@@ -61,7 +61,7 @@ struct Tensor {
 
   std::int64_t elements() const {
     std::int64_t n = ndim == 0 ? 0 : 1;
-    for (int i = 0; i < ndim; ++i) n *= shape[static_cast<std::size_t>(i)];
+    for (int i = 0; i < ndim && i < 4; ++i) n *= shape[static_cast<std::size_t>(i)];
     return n;
   }
 };

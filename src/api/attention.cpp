@@ -1,6 +1,7 @@
 // Choosing a plan and running it; see attention.hpp.
 #include "api/attention.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 
@@ -10,14 +11,14 @@
 #include "core/parallel.hpp"
 #include "cpu/kernels.hpp"
 
-namespace tessera {
+namespace tessera::api {
 namespace {
 
 constexpr std::size_t workspace_alignment = 64;
 
 std::string all_names() {
   std::string names;
-  for (const Kernel* kernel : kernels()) names += (names.empty() ? "" : ", ") + std::string(kernel->name());
+  for (const Kernel* kernel : kernels()) names += text(names.empty() ? "" : ", ", kernel->name());
   return names;
 }
 
@@ -48,8 +49,9 @@ Planned choose(const Problem& problem, const Execution& execution) {
 }
 
 std::string describe(const Planned& planned, const Execution& execution) {
-  std::string out = text("problem    ", text_of(planned.problem), "\nkernel     ", planned.kernel->name(), "\n");
-  out += text("           ", planned.plan->describe(), "\nworkspace  ", planned.workspace_bytes(), " bytes\n");
+  std::string out =
+      text("problem        ", text_of(planned.problem), "\nkernel         ", planned.kernel->name(), "\n");
+  out += text("               ", planned.plan->describe(), "\nworkspace      ", planned.workspace_bytes(), " bytes\n");
   bool chosen = false;
   for (const Kernel* kernel : kernels()) {
     if (kernel == planned.kernel) {
@@ -59,7 +61,9 @@ std::string describe(const Planned& planned, const Execution& execution) {
     const std::string reason = kernel->plan(planned.problem, execution).reason;
     std::string verdict = "refused: " + reason;
     if (reason.empty()) verdict = chosen ? "could run it, but is slower" : "could run it, but another was asked for";
-    out += text("not ", kernel->name(), std::string(kernel->name()).size() < 7 ? "\t" : " ", verdict, "\n");
+    std::string label = text("not ", kernel->name());
+    label.resize(std::max<std::size_t>(label.size() + 1, 15), ' ');
+    out += text(label, verdict, "\n");
   }
   return out;
 }
@@ -105,4 +109,4 @@ std::string info() {
               resolve_threads(0), "\nkernels    ", all_names(), "\n");
 }
 
-}  // namespace tessera
+}  // namespace tessera::api

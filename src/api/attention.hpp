@@ -7,13 +7,13 @@
 
 #include "core/kernel.hpp"
 
-namespace tessera {
+namespace tessera::api {
 
 // A plan together with the question it answers.
 struct Planned {
   Problem problem;
   const Kernel* kernel = nullptr;
-  std::unique_ptr<const Plan> plan;
+  std::unique_ptr<const KernelPlan> plan;
   std::string description;  // only when asked for; see describe()
 
   std::size_t workspace_bytes() const;  // what a caller must supply, room for alignment included
@@ -34,4 +34,4 @@ void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options,
 // Processor, instruction sets, threads, kernels: a few lines.
 std::string info();
 
-}  // namespace tessera
+}  // namespace tessera::api

@@ -11,7 +11,7 @@
 #include "tessera/tessera.h"
 
 struct tessera_plan {
-  tessera::Planned planned;
+  tessera::api::Planned planned;
 };
 
 namespace {
@@ -114,13 +114,19 @@ Outputs outputs(const tessera_outputs* given) {
 
 Saved saved_tensors(const tessera_saved* given) {
   const tessera_saved c = require_struct("saved", given, tessera_saved_init);
-  return {.o = tensor("o", c.o), .lse = tensor("lse", c.lse), .d_o = tensor("d_o", c.d_o), .d_lse = tensor("d_lse", c.d_lse)};
+  return {.o = tensor("o", c.o),
+          .lse = tensor("lse", c.lse),
+          .d_o = tensor("d_o", c.d_o),
+          .d_lse = tensor("d_lse", c.d_lse)};
 }
 
 Gradients gradients(const tessera_gradients* given) {
   const tessera_gradients c = require_struct("gradients", given, tessera_gradients_init);
-  return {
-      .dq = tensor("dq", c.dq), .dk = tensor("dk", c.dk), .dv = tensor("dv", c.dv), .dbias = tensor("dbias", c.dbias), .dsinks = tensor("dsinks", c.dsinks)};
+  return {.dq = tensor("dq", c.dq),
+          .dk = tensor("dk", c.dk),
+          .dv = tensor("dv", c.dv),
+          .dbias = tensor("dbias", c.dbias),
+          .dsinks = tensor("dsinks", c.dsinks)};
 }
 
 Options options(const tessera_options* given) {
@@ -191,8 +197,8 @@ CheckedCall backward_call(const tessera_inputs* in, const tessera_saved* saved, 
 
 tessera_plan* make_plan(const CheckedCall& c) {
   auto plan = std::make_unique<tessera_plan>();
-  plan->planned = choose(c.problem, c.call.execution);
-  plan->planned.description = describe(plan->planned, c.call.execution);
+  plan->planned = api::choose(c.problem, c.call.execution);
+  plan->planned.description = api::describe(plan->planned, c.call.execution);
   return plan.release();
 }
 
@@ -202,10 +208,10 @@ void require_plan(const void* plan) {
 
 void run_plan(const tessera_plan* plan, const CheckedCall& c) {
   require_plan(plan);
-  run(plan->planned, c.problem, c.call);
+  api::run(plan->planned, c.problem, c.call);
 }
 
-void run_now(const CheckedCall& c) { run(choose(c.problem, c.call.execution), c.problem, c.call); }
+void run_now(const CheckedCall& c) { api::run(api::choose(c.problem, c.call.execution), c.problem, c.call); }
 
 template <class Struct>
 void zero(Struct* s) {
@@ -256,13 +262,13 @@ tessera_status tessera_merge(const tessera_outputs* partials, int64_t n, const t
     for (int64_t i = 0; i < n; ++i)
       parts.push_back(
           outputs(reinterpret_cast<const tessera_outputs*>(bytes + static_cast<std::size_t>(i) * partials->size)));
-    merge(parts, outputs(merged), execution(e));
+    api::merge(parts, outputs(merged), execution(e));
   });
 }
 
 tessera_status tessera_dropout_mask(const tessera_tensor* mask, const tessera_tensor* rng, const tessera_options* o,
                                     const tessera_execution* e) {
-  return guarded([&] { dropout_mask(tensor("mask", mask), tensor("rng", rng), options(o), execution(e)); });
+  return guarded([&] { api::dropout_mask(tensor("mask", mask), tensor("rng", rng), options(o), execution(e)); });
 }
 
 tessera_status tessera_plan_forward(const tessera_inputs* in, const tessera_outputs* out, const tessera_options* o,
@@ -306,7 +312,7 @@ int tessera_version(void) {
 }
 
 const char* tessera_info(void) {
-  static const std::string lines = info();
+  static const std::string lines = api::info();
   return lines.c_str();
 }
 

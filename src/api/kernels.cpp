@@ -6,7 +6,7 @@
 #include "cpu/kernels.hpp"
 #include "reference/kernel.hpp"
 
-namespace tessera {
+namespace tessera::api {
 
 std::span<const Kernel* const> kernels() {
   static const std::vector<const Kernel*> list = [] {
@@ -17,4 +17,4 @@ std::span<const Kernel* const> kernels() {
   return list;
 }
 
-}  // namespace tessera
+}  // namespace tessera::api

@@ -5,8 +5,8 @@
 
 #include "core/kernel.hpp"
 
-namespace tessera {
+namespace tessera::api {
 
 std::span<const Kernel* const> kernels();
 
-}  // namespace tessera
+}  // namespace tessera::api

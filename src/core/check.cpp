@@ -16,7 +16,7 @@ using Shape = std::initializer_list<std::int64_t>;
 
 std::string shape_text(Shape shape) {
   std::string out;
-  for (auto n : shape) out += (out.empty() ? "[" : ",") + std::to_string(n);
+  for (auto n : shape) out += text(out.empty() ? "[" : ",", n);
   return out + "]";
 }
 

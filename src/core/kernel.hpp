@@ -1,4 +1,4 @@
-// The seam between the library and its backends: a Kernel turns a Problem into a Plan, or into the reason there is
+// The seam between the library and its backends: a Kernel turns a Problem into a KernelPlan, or into the reason there is
 // none. Supporting something and planning it are the same act, so they cannot disagree. Implemented by every backend,
 // called by src/api only.
 #pragma once
@@ -23,16 +23,16 @@ struct Call {
 };
 
 // Immutable; may be run from several threads at once.
-class Plan {
+class KernelPlan {
  public:
-  virtual ~Plan() = default;
+  virtual ~KernelPlan() = default;
   virtual std::size_t workspace_bytes() const = 0;
   virtual std::string describe() const = 0;  // tiles, threads and the like, one fact a line
   virtual void run(const Call& call) const = 0;
 };
 
 struct PlanOrReason {
-  std::unique_ptr<const Plan> plan;
+  std::unique_ptr<const KernelPlan> plan;
   std::string reason;  // why there is no plan: names the option, its value and what would work
 };
 

@@ -9,7 +9,7 @@
 namespace tessera::cpu {
 namespace {
 
-class CpuPlan : public Plan {
+class CpuPlan : public KernelPlan {
  public:
   CpuPlan(const Problem& problem, const Isa& isa, int threads) :
       problem(problem), isa(isa), layout(workspace_layout(problem, isa, threads)) {}
@@ -20,7 +20,7 @@ class CpuPlan : public Plan {
     std::string out = text("tiles of ", block_q, " queries x ", block_k, " keys in f32, ", isa.lanes, " lanes, ",
                            layout.threads, " threads, ", layout.scratch_bytes, " bytes of scratch each");
     if (problem.pass == Pass::backward && problem.dq)
-      out += text("\n           dQ in ", key_groups(problem.longest_k()), " images at most, summed in order");
+      out += text("\n               dQ in ", key_groups(problem.longest_k()), " images at most, summed in order");
     return out;
   }
 

@@ -8,7 +8,7 @@
 namespace tessera::reference {
 namespace {
 
-class ReferencePlan : public Plan {
+class ReferencePlan : public KernelPlan {
  public:
   ReferencePlan(const Problem& problem, int threads) : problem(problem), threads(threads) {}
 

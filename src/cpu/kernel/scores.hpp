@@ -3,7 +3,7 @@
 // finishes them. Implements docs/algorithm.md, "Scores"; included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
-// Visits every vector of a tile: body(pointer, row j, first lane i).
+// For every vector of a tile: its row j and its first lane i.
 #define TESSERA_FOR_TILE(tile, j, i)    \
   for (Int64 j = 0; j < (tile).nj; ++j) \
     for (Int64 i = 0; i < (tile).width; i += lanes)

@@ -81,19 +81,47 @@ HWY_INLINE void widen_row(const Rows& rows, Int64 i, Int64 width, float factor, 
   if (rows.type == Type::bf16) widen_row_of(reinterpret_cast<const BF16*>(rows.base) + at, width, factor, out);
 }
 
-// Row i of an output becomes (or, accumulating, grows by) values[0..width), rounded to its type.
+// The steps of narrow<BF16> and narrow<F16> in math/types.hpp; the result is in the low half of each lane.
+HWY_INLINE hn::Vec<IntTag> narrow_bits(Vec x, BF16) {
+  const hn::ScalableTag<uint32_t> words;
+  const auto bits = hn::BitCast(words, x);
+  const auto high = hn::ShiftRight<16>(bits);
+  const auto carry = hn::Add(hn::And(high, hn::Set(words, 1)), hn::Set(words, 0x7fff));
+  const auto rounded = hn::BitCast(IntTag(), hn::ShiftRight<16>(hn::Add(bits, carry)));
+  const auto quiet = hn::BitCast(IntTag(), hn::Or(high, hn::Set(words, 0x40)));
+  return hn::IfThenElse(hn::RebindMask(IntTag(), hn::IsNaN(x)), quiet, rounded);
+}
+
+HWY_INLINE hn::Vec<IntTag> narrow_bits(Vec x, F16) {
+  const IntTag words;
+  const auto bits = hn::BitCast(words, x);
+  const auto magnitude = hn::And(bits, hn::Set(words, 0x7fffffff));
+  const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 0x8000));
+  const auto carry = hn::Add(hn::And(hn::ShiftRight<13>(magnitude), hn::Set(words, 1)), hn::Set(words, 0xfff));
+  const auto normal = hn::ShiftRight<13>(hn::Sub(hn::Add(magnitude, carry), hn::Set(words, 0x38000000)));
+  const auto shifted = hn::BitCast(words, hn::Add(hn::BitCast(FloatTag(), magnitude), set(0.5f)));
+  const auto subnormal = hn::Sub(shifted, hn::Set(words, 0x3f000000));
+  auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 0x38800000)), subnormal, normal);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(words, 0x477fefff)), hn::Set(words, 0x7c00), result);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(words, 0x7f800000)), hn::Set(words, 0x7e00), result);
+  return hn::Or(result, sign);
+}
+
+template <class T>
+HWY_INLINE void narrow_row_of(const float* values, Int64 width, T* out) {
+  const hn::Rebind<uint16_t, IntTag> halves;
+  Int64 d = 0;
+  for (; d + lanes <= width; d += lanes)
+    hn::StoreU(hn::DemoteTo(halves, narrow_bits(load(values + d), T())), halves, &out[d].bits);
+  for (; d < width; ++d) out[d] = narrow<T>(values[d]);
+}
+
+// Row i of an output becomes (or, accumulating, which only f32 does, grows by) values[0..width), rounded to its type.
 HWY_INLINE void narrow_row(const Rows& rows, Int64 i, Int64 width, bool accumulate, const float* values) {
   const Int64 at = i * rows.stride;
-  if (rows.type == Type::f32) {
-    float* out = reinterpret_cast<float*>(rows.base) + at;
-    for (Int64 d = 0; d < width; ++d) out[d] = accumulate ? out[d] + values[d] : values[d];
-  }
-  if (rows.type == Type::f16) {
-    F16* out = reinterpret_cast<F16*>(rows.base) + at;
-    for (Int64 d = 0; d < width; ++d) out[d] = narrow<F16>(values[d]);
-  }
-  if (rows.type == Type::bf16) {
-    BF16* out = reinterpret_cast<BF16*>(rows.base) + at;
-    for (Int64 d = 0; d < width; ++d) out[d] = narrow<BF16>(values[d]);
-  }
+  if (rows.type == Type::f16) narrow_row_of(values, width, reinterpret_cast<F16*>(rows.base) + at);
+  if (rows.type == Type::bf16) narrow_row_of(values, width, reinterpret_cast<BF16*>(rows.base) + at);
+  if (rows.type != Type::f32) return;
+  float* out = reinterpret_cast<float*>(rows.base) + at;
+  for (Int64 d = 0; d < width; ++d) out[d] = accumulate ? out[d] + values[d] : values[d];
 }
