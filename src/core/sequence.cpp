@@ -29,10 +29,8 @@ Sequence sequence_of(const Problem& p, const Call& call, std::int64_t b) {
   s.nk = in.seqused_k ? entry(in.seqused_k, b) : s.k_capacity;
 
   const Options& o = p.options;
-  std::int64_t off = 0;
-  if (o.alignment == Alignment::bottom_right) off = s.nk - s.nq;
-  if (o.alignment == Alignment::offset) off = o.diagonal_offset;
-  s.shift = bounded(bounded(off) + bounded(o.row0) - bounded(o.col0));
+  const std::int64_t off = diagonal_offset(static_cast<int>(o.alignment), s.nq, s.nk, o.diagonal_offset);
+  s.shift = diagonal_shift(off, o.row0, o.col0);
   s.mask = band_mask(s.nq, s.nk, o.causal, o.window_left, o.window_right, off, o.row0, o.col0);
   return s;
 }

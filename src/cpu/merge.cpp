@@ -1,7 +1,6 @@
 // Merge: partial results over disjoint key sets become that of the union; docs/algorithm.md, "Merge". In float64, one
 // row at a time: it is bound by memory, and the partials' own rounding is all that may show.
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "core/parallel.hpp"
@@ -28,16 +27,17 @@ void merge_row(std::span<const Outputs> partials, const Outputs& merged, std::in
   const auto partial_lse = [&](const Outputs& part) {
     return load_element(part.lse.data, part.lse.type, lse_index(part.lse, b, i, h));
   };
-  double m = -std::numeric_limits<double>::infinity(), l = 0;
+  const auto exp_of = [](double x) { return std::exp(x); };
+  double m = minus_infinity<double>, l = 0;
   for (const Outputs& part : partials)
     if (const double x = partial_lse(part); x > m || x != x) m = x;
-  for (const Outputs& part : partials) l += merge_weight(partial_lse(part), m);
-  const double lse = log_sum_exp(m, l);
+  for (const Outputs& part : partials) l += merge_weight(partial_lse(part), m, exp_of);
+  const double lse = log_sum_exp(m, l, [](double x) { return std::log(x); });
 
   const std::int64_t width = merged.o.shape[static_cast<std::size_t>(merged.o.ndim - 1)];
   std::vector<double> o(static_cast<std::size_t>(width), 0.0);
   for (const Outputs& part : partials) {
-    const double weight = merge_weight(partial_lse(part), lse);
+    const double weight = merge_weight(partial_lse(part), lse, exp_of);
     if (weight == 0) continue;  // a partial that saw nothing may hold anything
     const std::int64_t row = o_index(part.o, b, i, h);
     for (std::int64_t d = 0; d < width; ++d)

@@ -31,12 +31,22 @@ enum class TileClass { empty, partial, full };
 // A sum of positions from a caller, who may pass any int64: held well inside the range.
 constexpr Int64 bounded(Int64 x) { return clamp(x, -BandMask::unbounded, BandMask::unbounded); }
 
+// `off` of one sequence. alignment: 0 bottom right, 1 top left, 2 the caller's own; as tessera_alignment.
+constexpr Int64 diagonal_offset(int alignment, Int64 rows, Int64 keys, Int64 own) {
+  return alignment == 0 ? keys - rows : alignment == 1 ? 0 : own;
+}
+
+// Where the diagonal lies, relative to positions inside the sequence: j - i = off + row0 - col0.
+constexpr Int64 diagonal_shift(Int64 off, Int64 row0, Int64 col0) {
+  return bounded(bounded(bounded(off) + bounded(row0)) - bounded(col0));
+}
+
 // From the options to the band. `off` is the diagonal's offset of this sequence; row0 and col0 are added to i and j.
 // Causal: j + col0 <= i + row0 + off. Window: i + row0 + off - left <= j + col0 <= i + row0 + off + right.
 constexpr BandMask band_mask(Int64 rows, Int64 keys, bool causal, Int64 window_left, Int64 window_right, Int64 off,
                              Int64 row0, Int64 col0) {
   BandMask mask{.keys = keys, .rows = rows};
-  const Int64 shift = bounded(bounded(bounded(off) + bounded(row0)) - bounded(col0));
+  const Int64 shift = diagonal_shift(off, row0, col0);
   if (window_left >= 0) mask.low = bounded(shift - bounded(window_left));
   if (window_right >= 0) mask.high = bounded(shift + bounded(window_right));
   if (causal) mask.high = lesser(mask.high, shift);

@@ -1,30 +1,31 @@
-// The algebra of online softmax: a running maximum m and a sum l of exponentials relative to it, and how two such
-// states become one. Shared text, generic over the number type. Implements docs/algorithm.md, "Online softmax" and
-// "Merge".
+// The algebra of online softmax: a running maximum m and a sum l of exponentials relative to it, and how results over
+// disjoint key sets become one. Shared text, generic over the number type; exp and log are the caller's (natural or
+// base 2, as long as both are). Implements docs/algorithm.md, "Online softmax" and "Merge".
 #pragma once
 
 #include "math/types.hpp"
 
 namespace tessera {
 
-// A row that has seen no key has m = -inf. exp(-inf - (-inf)) would be NaN, so exponents are taken relative to this:
 template <class Number>
-constexpr Number safe_max(Number m) {
-  return m == -Number(__builtin_inf()) ? Number(0) : m;
+inline constexpr Number minus_infinity = Number(-__builtin_bit_cast(float, 0x7f800000u));
+
+// A row that has seen no key has m = -inf, and exp(-inf - (-inf)) would be NaN: its exponents are taken relative to 0.
+template <class Number>
+constexpr Number exponent_base(Number m) {
+  return m == minus_infinity<Number> ? Number(0) : m;
 }
 
-// A dropped probability of p close to 1 can round to t = 65536; validation refuses it, so l > 0 wherever m > -inf.
-// LSE = m + log(l); -inf for a row that sees no key.
-template <class Number>
-Number log_sum_exp(Number m, Number l) {
-  return l > Number(0) || l != l ? m + Number(__builtin_log(double(l))) : -Number(__builtin_inf());
+// LSE = m + log(l); -inf for a row that sees no key, which has l = 0.
+template <class Number, class Log>
+constexpr Number log_sum_exp(Number m, Number l, Log log_of) {
+  return l == Number(0) ? minus_infinity<Number> : m + log_of(l);
 }
 
-// Weights with which partial results over disjoint key sets enter their union: O = sum_k weight_k O_k.
-// lse: the union's; a partial that saw nothing has weight 0.
-template <class Number>
-Number merge_weight(Number partial_lse, Number lse) {
-  return partial_lse == -Number(__builtin_inf()) ? Number(0) : Number(__builtin_exp(double(partial_lse - lse)));
+// The weight with which a partial result enters the union whose LSE is `lse`; one that saw nothing has weight 0.
+template <class Number, class Exp>
+constexpr Number merge_weight(Number partial_lse, Number lse, Exp exp_of) {
+  return partial_lse == minus_infinity<Number> ? Number(0) : exp_of(partial_lse - lse);
 }
 
 }  // namespace tessera
