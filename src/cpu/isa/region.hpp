@@ -3,6 +3,7 @@
 // define must not be compiled for this set, or the linker could pick that copy for everyone.
 #include "cpu/job.hpp"
 #include "hwy/highway.h"
+#include "math/softmax.hpp"
 //
 #include "hwy/contrib/math/math-inl.h"
 

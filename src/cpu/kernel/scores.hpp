@@ -73,10 +73,12 @@ HWY_INLINE void finish_scores(const HeadJob& head, const Tile& tile, float* S, f
   if (head.visible) apply_mask_tensor(head, tile, S);
 }
 
-// Z = z / (1 - p_drop) for every element of the tile. One Philox block serves two queries and four keys.
+// Z = z / (1 - p_drop) for every element of the tile, 0 in lanes without a query. One Philox block serves two queries
+// and four keys.
 HWY_NOINLINE void dropout_factors(const HeadJob& head, const Tile& tile, float* Z) {
   const Int64 row_begin = tile.i0 + head.row0, row_end = row_begin + tile.ni;
   const Int64 col_begin = tile.j0 + head.col0, col_end = col_begin + tile.nj;
+  for (Int64 j = 0; j < tile.nj; ++j) fill(Z + j * block_q + tile.ni, tile.width - tile.ni, 0);
   // Blocks start at even rows, and at columns 16 a + 2 c with c < 4; the other columns belong to the same blocks.
   for (Int64 row = row_begin & ~Int64(1); row < row_end; row += 2)
     for (Int64 start = col_begin & ~Int64(15); start < col_end; start += 16)
