@@ -56,10 +56,10 @@ HWY_NOINLINE void multiply_panel(const float* a, Int64 lda, const float* b, Int6
   if (rows == 1) multiply_block<1, cols, layout, result>(a, lda, b, ldb, c, ldc, depth);
 }
 
-// C [rows x width] (+)= A [rows x depth] B [depth x width]. width is a multiple of the lanes.
+// C [rows x width] (+)= A [rows x depth] B [depth x width], all of the depth in one chain of additions per element.
 template <Operand layout, Result result>
-HWY_INLINE void multiply(const float* a, Int64 lda, const float* b, Int64 ldb, float* c, Int64 ldc, Int64 rows,
-                         Int64 width, Int64 depth) {
+HWY_INLINE void multiply_chain(const float* a, Int64 lda, const float* b, Int64 ldb, float* c, Int64 ldc, Int64 rows,
+                               Int64 width, Int64 depth) {
   constexpr Int64 panel = block_cols * lanes;
   Int64 n = 0;
   for (; n + panel <= width; n += panel)
@@ -67,4 +67,16 @@ HWY_INLINE void multiply(const float* a, Int64 lda, const float* b, Int64 ldb, f
   for (; n + 2 * lanes <= width; n += 2 * lanes)
     multiply_panel<2, layout, result>(a, lda, b + n, ldb, c + n, ldc, rows, depth);
   if (n < width) multiply_panel<1, layout, result>(a, lda, b + n, ldb, c + n, ldc, rows, depth);
+}
+
+// C [rows x width] (+)= A [rows x depth] B [depth x width]. width is a multiple of the lanes. Terms of one sign and
+// size drift in f32, each addition rounding the same way; short chains, summed, keep that within the accuracy promise.
+template <Operand layout, Result result>
+HWY_INLINE void multiply(const float* a, Int64 lda, const float* b, Int64 ldb, float* c, Int64 ldc, Int64 rows,
+                         Int64 width, Int64 depth) {
+  constexpr Int64 chain = 64;
+  multiply_chain<layout, result>(a, lda, b, ldb, c, ldc, rows, width, lesser(depth, chain));
+  for (Int64 k = chain; k < depth; k += chain)
+    multiply_chain<layout, Result::add>(a + (layout == Operand::rows ? k : k * lda), lda, b + k * ldb, ldb, c, ldc,
+                                        rows, width, lesser(depth - k, chain));
 }
