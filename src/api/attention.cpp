@@ -2,6 +2,7 @@
 #include "api/attention.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 
@@ -9,6 +10,7 @@
 #include "core/check.hpp"
 #include "core/failure.hpp"
 #include "core/parallel.hpp"
+#include "core/tensor.hpp"
 #include "cpu/kernels.hpp"
 
 namespace tessera::api {
@@ -48,6 +50,24 @@ Planned choose(const Problem& problem, const Execution& execution) {
   throw Failure(TESSERA_UNSUPPORTED, "no kernel can run this: " + reasons);
 }
 
+std::shared_ptr<const Planned> choose_cached(const Problem& problem, const Execution& execution) {
+  // Everything that choose() reads: a plan must never be found by a question that differs in anything it depends on.
+  struct Entry {
+    std::shared_ptr<const Planned> planned;
+    int threads = 0;
+    std::string kernel;
+  };
+  thread_local std::array<Entry, 8> entries;
+  thread_local std::size_t oldest = 0;
+  const char* kernel = execution.kernel ? execution.kernel : "";
+  for (const Entry& e : entries)
+    if (e.planned && e.threads == execution.threads && e.kernel == kernel && e.planned->problem == problem)
+      return e.planned;
+  Entry& e = entries[oldest++ % entries.size()];
+  e = {std::make_shared<const Planned>(choose(problem, execution)), execution.threads, kernel};
+  return e.planned;
+}
+
 std::string describe(const Planned& planned, const Execution& execution) {
   std::string out =
       text("problem        ", text_of(planned.problem), "\nkernel         ", planned.kernel->name(), "\n");
@@ -84,6 +104,9 @@ void run(const Planned& planned, const Problem& asked, Call call) {
     invalid("workspace_bytes: is ", e.workspace_bytes, " but this plan needs ", bytes);
   std::unique_ptr<void, decltype(&std::free)> owned(nullptr, &std::free);
   if (!e.workspace && bytes > 0) {
+    if (asked.device.type != DeviceType::cpu)
+      invalid("workspace: is null but this plan needs ", bytes, " bytes on ", name_of(asked.device),
+              "; nothing is allocated on a device but by its caller");
     owned.reset(std::malloc(bytes));
     if (!owned) throw Failure(TESSERA_OUT_OF_MEMORY, text("workspace: ", bytes, " bytes could not be allocated"));
     e.workspace = owned.get();

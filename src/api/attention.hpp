@@ -22,6 +22,9 @@ struct Planned {
 // The best kernel that can, or the one that the execution names. Throws Failure with every kernel's reason.
 Planned choose(const Problem& problem, const Execution& execution);
 
+// The same, remembered: a program that calls forward() in a loop plans once. Per thread, the last few questions.
+std::shared_ptr<const Planned> choose_cached(const Problem& problem, const Execution& execution);
+
 // For people: the problem, the choice, and why other kernels were not chosen.
 std::string describe(const Planned& planned, const Execution& execution);
 

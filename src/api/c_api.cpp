@@ -211,7 +211,7 @@ void run_plan(const tessera_plan* plan, const CheckedCall& c) {
   api::run(plan->planned, c.problem, c.call);
 }
 
-void run_now(const CheckedCall& c) { api::run(api::choose(c.problem, c.call.execution), c.problem, c.call); }
+void run_now(const CheckedCall& c) { api::run(*api::choose_cached(c.problem, c.call.execution), c.problem, c.call); }
 
 template <class Struct>
 void zero(Struct* s) {

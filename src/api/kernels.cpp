@@ -5,12 +5,14 @@
 
 #include "cpu/kernels.hpp"
 #include "reference/kernel.hpp"
+#include "simt/kernels.hpp"
 
 namespace tessera::api {
 
 std::span<const Kernel* const> kernels() {
   static const std::vector<const Kernel*> list = [] {
-    std::vector<const Kernel*> all = cpu::kernels();
+    std::vector<const Kernel*> all = simt::kernels();
+    for (const Kernel* kernel : cpu::kernels()) all.push_back(kernel);
     all.push_back(&reference::kernel());
     return all;
   }();

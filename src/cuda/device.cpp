@@ -1,0 +1,81 @@
+// Properties and contexts of GPUs; see device.hpp.
+#include "cuda/device.hpp"
+
+#include <mutex>
+
+#include "core/failure.hpp"
+
+namespace tessera::cuda {
+
+std::string Properties::architecture() const { return text("sm_", major, minor, major >= 9 ? "a" : ""); }
+
+int device_count() {
+  int count = 0;
+  if (const Driver* d = find_driver().driver) d->device_get_count(&count);
+  return count;
+}
+
+static int attribute(DeviceHandle device, DeviceAttribute which) {
+  int value = 0;
+  check(driver().device_get_attribute(&value, which, device), "cuDeviceGetAttribute");
+  return value;
+}
+
+static Properties read_properties(int device) {
+  Properties p;
+  check(driver().device_get(&p.handle, device), "cuDeviceGet");
+  char name[256] = {};
+  check(driver().device_get_name(name, sizeof(name), p.handle), "cuDeviceGetName");
+  p.name = name;
+  p.major = attribute(p.handle, DeviceAttribute::compute_capability_major);
+  p.minor = attribute(p.handle, DeviceAttribute::compute_capability_minor);
+  p.multiprocessors = attribute(p.handle, DeviceAttribute::multiprocessor_count);
+  p.shared_bytes = attribute(p.handle, DeviceAttribute::max_shared_memory_per_block_optin);
+  p.l2_bytes = attribute(p.handle, DeviceAttribute::l2_cache_size);
+  return p;
+}
+
+const Properties& properties(int device) {
+  (void)driver();  // says why, if there is none
+  const int count = device_count();
+  if (device < 0 || device >= count)
+    invalid("device: is cuda:", device, " but this machine has ", count, count == 1 ? " GPU" : " GPUs");
+  static std::mutex mutex;
+  static std::vector<Properties> known;
+  const std::lock_guard lock(mutex);
+  if (known.empty()) {
+    known.reserve(static_cast<std::size_t>(count));
+    for (int i = 0; i < count; ++i) known.push_back(read_properties(i));
+  }
+  return known[static_cast<std::size_t>(device)];
+}
+
+// A primary context is retained once per process and device and never released: the process's other users need it too.
+static ContextHandle primary_context(int device) {
+  static std::mutex mutex;
+  static std::vector<ContextHandle> contexts;
+  const std::lock_guard lock(mutex);
+  if (contexts.empty()) contexts.resize(static_cast<std::size_t>(device_count()));
+  ContextHandle& context = contexts[static_cast<std::size_t>(device)];
+  if (!context)
+    check(driver().device_primary_ctx_retain(&context, properties(device).handle), "cuDevicePrimaryCtxRetain");
+  return context;
+}
+
+CurrentDevice::CurrentDevice(int device) {
+  const Driver& d = driver();
+  const DeviceHandle wanted = properties(device).handle;
+  ContextHandle current = nullptr;
+  check(d.ctx_get_current(&current), "cuCtxGetCurrent");
+  DeviceHandle here = -1;
+  if (current && d.ctx_get_device(&here) == 0 && here == wanted) return;
+  check(d.ctx_push_current(primary_context(device)), "cuCtxPushCurrent");
+  pushed = true;
+}
+
+CurrentDevice::~CurrentDevice() {
+  ContextHandle ours = nullptr;
+  if (pushed) driver().ctx_pop_current(&ours);
+}
+
+}  // namespace tessera::cuda

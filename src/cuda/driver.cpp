@@ -1,0 +1,62 @@
+// Binding libcuda.so.1; see driver.hpp.
+#include "cuda/driver.hpp"
+
+#include "core/failure.hpp"
+#include "cuda/library.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+// cuLibraryLoadData and its family came with CUDA 12.
+constexpr int oldest_driver = 12000;
+
+DriverOrReason open_driver() {
+  static const SharedLibrary library({"libcuda.so.1"});
+  if (!library.is_open())
+    return {nullptr, text("the NVIDIA driver is missing: libcuda.so.1 could not be opened (", library.error(), ")")};
+  static Driver table;
+  const char* missing = bind(library, {
+#define X(name, symbol, parameters) {symbol, reinterpret_cast<void**>(&table.name)},
+                                          TESSERA_CUDA_DRIVER(X)
+#undef X
+                                      });
+  if (missing)
+    return {nullptr, text("the NVIDIA driver is too old: it has no ", missing, "; CUDA 12 or later is needed")};
+  if (const Status status = table.init(0); status != 0) {
+    const char* words = nullptr;
+    table.get_error_string(status, &words);
+    return {nullptr, text("the NVIDIA driver does not start: cuInit says ", words ? words : "nothing")};
+  }
+  int version = 0, devices = 0;
+  table.driver_get_version(&version);
+  if (version < oldest_driver)
+    return {nullptr, text("the NVIDIA driver is too old: it is for CUDA ", version / 1000, ".", version % 1000 / 10,
+                          "; CUDA 12 or later is needed")};
+  table.device_get_count(&devices);
+  if (devices == 0) return {nullptr, "the NVIDIA driver is there, but there is no GPU"};
+  return {&table, ""};
+}
+
+}  // namespace
+
+const DriverOrReason& find_driver() {
+  static const DriverOrReason found = open_driver();
+  return found;
+}
+
+const Driver& driver() {
+  const DriverOrReason& found = find_driver();
+  if (!found.driver) throw Failure(TESSERA_DEVICE_ERROR, found.reason);
+  return *found.driver;
+}
+
+void check(Status status, const char* call) {
+  if (status == 0) return;
+  const char *name = nullptr, *words = nullptr;
+  driver().get_error_name(status, &name);
+  driver().get_error_string(status, &words);
+  throw Failure(TESSERA_DEVICE_ERROR,
+                text(call, " failed: ", name ? name : "unknown error", " (", words ? words : "no description", ")"));
+}
+
+}  // namespace tessera::cuda

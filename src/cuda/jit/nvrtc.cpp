@@ -1,0 +1,71 @@
+// Finding and binding libnvrtc; see nvrtc.hpp.
+#include "cuda/jit/nvrtc.hpp"
+
+#include <glob.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "core/failure.hpp"
+#include "cuda/library.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+const char* const library_names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
+
+// Files that match a pattern, newest version last in the alphabet, so in reverse order.
+void add_matches(const std::string& pattern, std::vector<std::string>& paths) {
+  glob_t found{};
+  if (glob(pattern.c_str(), 0, nullptr, &found) == 0)
+    for (std::size_t i = found.gl_pathc; i-- > 0;) paths.emplace_back(found.gl_pathv[i]);
+  globfree(&found);
+}
+
+// $TESSERA_NVRTC (a file) first, then the loader's own search, toolkit folders, and the folders of Python's wheels.
+std::vector<std::string> candidates() {
+  std::vector<std::string> paths, folders;
+  if (const char* file = std::getenv("TESSERA_NVRTC")) return {file};
+  for (const char* name : library_names) paths.emplace_back(name);
+  for (const char* variable : {"CUDA_HOME", "CUDA_PATH"})
+    if (const char* root = std::getenv(variable)) folders.push_back(text(root, "/lib64"));
+  for (const char* folder : {"/usr/local/cuda/lib64", "/usr/local/cuda-1[23]*/lib64", "/opt/cuda/lib64"})
+    folders.emplace_back(folder);
+  std::vector<std::string> prefixes{"/usr/local", "/usr"};
+  if (const char* root = std::getenv("VIRTUAL_ENV")) prefixes.insert(prefixes.begin(), root);
+  if (const char* root = std::getenv("CONDA_PREFIX")) prefixes.insert(prefixes.begin(), root);
+  if (const char* home = std::getenv("HOME")) prefixes.push_back(text(home, "/.local"));
+  for (const std::string& prefix : prefixes)
+    for (const char* packages : {"site-packages", "dist-packages"})
+      for (const char* wheel : {"cu13", "cuda_nvrtc"})
+        folders.push_back(text(prefix, "/lib/python3*/", packages, "/nvidia/", wheel, "/lib"));
+  for (const std::string& folder : folders)
+    for (const char* name : library_names) add_matches(text(folder, "/", name), paths);
+  return paths;
+}
+
+NvrtcOrReason open_nvrtc() {
+  static const SharedLibrary library(candidates());
+  if (!library.is_open())
+    return {nullptr, text("NVRTC is missing: no libnvrtc.so.13 or .12 was found (", library.error(),
+                          "); install it, or set TESSERA_NVRTC to its path")};
+  static Nvrtc table;
+  const char* missing = bind(library, {
+#define X(name, symbol, parameters) {symbol, reinterpret_cast<void**>(&table.name)},
+                                          TESSERA_NVRTC(X)
+#undef X
+                                      });
+  if (missing) return {nullptr, text("NVRTC at ", library.path(), " is too old: it has no ", missing)};
+  table.version(&table.major, &table.minor);
+  table.path = library.path();
+  return {&table, ""};
+}
+
+}  // namespace
+
+const NvrtcOrReason& find_nvrtc() {
+  static const NvrtcOrReason found = open_nvrtc();
+  return found;
+}
+
+}  // namespace tessera::cuda

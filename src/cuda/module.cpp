@@ -1,0 +1,55 @@
+// Loading and launching kernels; see module.hpp.
+#include "cuda/module.hpp"
+
+#include "cuda/device.hpp"
+
+namespace tessera::cuda {
+
+LoadedKernel::LoadedKernel(const std::vector<char>& cubin, const char* symbol, int device) : device(device) {
+  const Driver& d = driver();
+  const CurrentDevice current(device);
+  LibraryHandle library = nullptr;
+  check(d.library_load_data(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
+  check(d.library_get_kernel(&kernel, library, symbol), "cuLibraryGetKernel");
+  // Loading is lazy otherwise, and would then happen inside a capture.
+  FunctionHandle function = nullptr;
+  check(d.kernel_get_function(&function, kernel), "cuKernelGetFunction");
+  const DeviceHandle handle = properties(device).handle;
+  check(d.kernel_get_attribute(&register_count, FunctionAttribute::num_regs, kernel, handle), "cuKernelGetAttribute");
+  check(d.kernel_get_attribute(&local_size, FunctionAttribute::local_size_bytes, kernel, handle),
+        "cuKernelGetAttribute");
+}
+
+void LoadedKernel::allow_shared(unsigned bytes) const {
+  check(driver().kernel_set_attribute(FunctionAttribute::max_dynamic_shared_size_bytes, static_cast<int>(bytes), kernel,
+                                      properties(device).handle),
+        "cuKernelSetAttribute");
+}
+
+void LoadedKernel::launch(const Launch& launch, void** params) const {
+  LaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (launch.cluster.x * launch.cluster.y * launch.cluster.z > 1) {
+    attributes[count].id = LaunchAttributeId::cluster_dimension;
+    attributes[count++].value.cluster = {launch.cluster.x, launch.cluster.y, launch.cluster.z};
+  }
+  if (launch.programmatic) {
+    attributes[count].id = LaunchAttributeId::programmatic_stream_serialization;
+    attributes[count++].value.programmatic_stream_serialization_allowed = 1;
+  }
+  const LaunchConfig config{.grid_x = launch.grid.x,
+                            .grid_y = launch.grid.y,
+                            .grid_z = launch.grid.z,
+                            .block_x = launch.block.x,
+                            .block_y = launch.block.y,
+                            .block_z = launch.block.z,
+                            .shared_bytes = launch.shared_bytes,
+                            .stream = launch.stream,
+                            .attributes = attributes,
+                            .attribute_count = count};
+  // A CUkernel stands for the function of whichever context is current.
+  check(driver().launch_kernel_ex(&config, reinterpret_cast<FunctionHandle>(kernel), params, nullptr),
+        "cuLaunchKernelEx");
+}
+
+}  // namespace tessera::cuda

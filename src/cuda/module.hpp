@@ -1,0 +1,43 @@
+// A compiled kernel on a device, and launching it. Included by src/cuda and the GPU backends' launch code.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuda/driver.hpp"
+
+namespace tessera::cuda {
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+struct Launch {
+  Dim3 grid, block;
+  unsigned shared_bytes = 0;
+  StreamHandle stream = nullptr;
+  Dim3 cluster{};             // {1,1,1}: none
+  bool programmatic = false;  // may start before the previous kernel of the stream ends (programmatic dependent launch)
+};
+
+// Loaded from a cubin; the same object serves every context of its device. Never unloaded: launches may be in flight.
+class LoadedKernel {
+ public:
+  LoadedKernel(const std::vector<char>& cubin, const char* symbol, int device);
+
+  // `params`: one pointer per kernel parameter. Only enqueues. Allowed while a stream is being captured.
+  void launch(const Launch& launch, void** params) const;
+
+  // Lets launches ask for this much dynamic shared memory.
+  void allow_shared(unsigned bytes) const;
+
+  int registers() const { return register_count; }
+  int local_bytes() const { return local_size; }
+
+ private:
+  KernelHandle kernel = nullptr;
+  int device;
+  int register_count = 0, local_size = 0;
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,98 @@
+// The kernels' parameters; see arguments.hpp.
+#include "simt/arguments.hpp"
+
+#include "core/tensor.hpp"
+
+namespace tessera::simt {
+namespace {
+
+TokenRef token_ref(const Tensor& t, const Problem& p) {
+  if (!t) return {};
+  if (p.packed) return {t.data, 0, stride(t, 0), stride(t, 1)};
+  return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)};
+}
+
+RowRef row_ref(const Tensor& t, const Problem& p) {
+  if (!t) return {};
+  if (p.packed) return {static_cast<float*>(t.data), 0, stride(t, 0), stride(t, 1)};
+  return {static_cast<float*>(t.data), stride(t, 0), stride(t, 1), stride(t, 2)};
+}
+
+Question question(const Problem& p, const Call& call) {
+  const Inputs& in = call.inputs;
+  const Options& o = p.options;
+  const auto lengths = [](const Tensor& t) { return static_cast<const Int32*>(t.data); };
+  return {.q = token_ref(in.q, p),
+          .k = token_ref(in.k, p),
+          .v = token_ref(in.v, p),
+          .B = static_cast<Int32>(p.B),
+          .Hq = static_cast<Int32>(p.Hq),
+          .Hk = static_cast<Int32>(p.Hk),
+          .Nq = p.Nq,
+          .Nk = p.Nk,
+          .cu_seqlens_q = lengths(in.cu_seqlens_q),
+          .cu_seqlens_k = lengths(in.cu_seqlens_k),
+          .seqused_q = lengths(in.seqused_q),
+          .seqused_k = lengths(in.seqused_k),
+          .cu_q_stride = in.cu_seqlens_q ? stride(in.cu_seqlens_q, 0) : 0,
+          .cu_k_stride = in.cu_seqlens_k ? stride(in.cu_seqlens_k, 0) : 0,
+          .used_q_stride = in.seqused_q ? stride(in.seqused_q, 0) : 0,
+          .used_k_stride = in.seqused_k ? stride(in.seqused_k, 0) : 0,
+          .scale = static_cast<float>(o.scale),
+          .causal = o.causal,
+          .alignment = static_cast<Int32>(o.alignment),
+          .window_left = o.window_left,
+          .window_right = o.window_right,
+          .diagonal_offset = o.diagonal_offset,
+          .row0 = o.row0,
+          .col0 = o.col0};
+}
+
+}  // namespace
+
+Element element_of(Type type) {
+  return type == Type::f16 ? Element::f16 : type == Type::bf16 ? Element::bf16 : Element::f32;
+}
+
+Config config_of(const Problem& p, int threads) {
+  Config c{.threads = threads, .D = static_cast<int>(p.D), .Dv = static_cast<int>(p.Dv)};
+  c.element = element_of(p.q_type);
+  c.o = element_of(p.o_type);
+  if (p.d_o) c.d_o = element_of(*p.d_o);
+  if (p.dq) c.dq = element_of(*p.dq);
+  if (p.dk) c.dk = element_of(*p.dk);
+  if (p.dv) c.dv = element_of(*p.dv);
+  return c;
+}
+
+ForwardParams forward_params(const Problem& p, const Call& call) {
+  return {.x = question(p, call), .o = token_ref(call.outputs.o, p), .lse = row_ref(call.outputs.lse, p)};
+}
+
+std::int64_t row_count(const Problem& p) { return p.Hq * (p.packed ? p.Nq : p.B * p.Nq); }
+
+BackwardParams backward_params(const Problem& p, const Call& call) {
+  auto* rows = static_cast<float*>(call.execution.workspace);
+  return {.x = question(p, call),
+          .o = token_ref(call.saved.o, p),
+          .d_o = token_ref(call.saved.d_o, p),
+          .lse = row_ref(call.saved.lse, p),
+          .d_lse = row_ref(call.saved.d_lse, p),
+          .dq = token_ref(call.gradients.dq, p),
+          .dk = token_ref(call.gradients.dk, p),
+          .dv = token_ref(call.gradients.dv, p),
+          .delta = rows,
+          .lse2 = rows + row_count(p),
+          .row_head = p.packed ? p.Nq : p.B * p.Nq,
+          .row_batch = p.packed ? 0 : p.Nq};
+}
+
+std::int64_t query_blocks(const Problem& p, std::int64_t rows) {
+  return p.Hq * (p.packed ? p.Nq / rows + p.B : p.B * ceil_div(p.Nq, rows));
+}
+
+std::int64_t key_blocks(const Problem& p, std::int64_t rows) {
+  return p.Hk * (p.packed ? p.Nk / rows + p.B : p.B * ceil_div(p.Nk, rows));
+}
+
+}  // namespace tessera::simt

@@ -1,0 +1,42 @@
+// Gradient rows that no sequence uses (padding behind used lengths, gaps between packed sequences) become 0: a warp per
+// row and head. The other kernels write the rows that are used. Device text; docs/algorithm.md, "Backward, tile by
+// tile".
+#pragma once
+
+#include "simt/kernel/common.cuh"
+
+namespace tessera::simt {
+
+// Is token `token` (of sequence b if padded) a row of some sequence? `keys`: of K's side, else of Q's.
+__device__ inline bool is_used(const Question& x, Int32 b, Int64 token, bool keys) {
+  if (!x.cu_seqlens_q) {
+    const DeviceSequence s = sequence_of(x, b);
+    return token < (keys ? s.nk : s.nq);
+  }
+  for (Int32 n = 0; n < x.B; ++n) {
+    const DeviceSequence s = sequence_of(x, n);
+    const Int64 begin = keys ? s.k_begin : s.q_begin;
+    if (begin <= token && token < begin + (keys ? s.nk : s.nq)) return true;
+  }
+  return false;
+}
+
+template <Element element>
+__device__ void clear_rows(const Question& x, const TokenRef& t, Int64 row, bool keys, int width) {
+  const Int64 tokens = keys ? x.Nk : x.Nq;
+  const Int32 heads = keys ? x.Hk : x.Hq, b = Int32(row / heads / tokens), h = Int32(row % heads);
+  const Int64 token = row / heads % tokens;
+  if (!t.data || b >= (x.cu_seqlens_q ? 1 : x.B) || is_used(x, b, token, keys)) return;
+  auto* out = row_of<element>(t, b, token, h);
+  for (int d = threadIdx.x % 32; d < width; d += 32) from_float(0, out[d]);
+}
+
+template <Config config>
+__device__ void clear(const BackwardParams& p) {
+  const Int64 row = (Int64(blockIdx.x) * config.threads + threadIdx.x) / 32;
+  clear_rows<config.dq>(p.x, p.dq, row, false, config.D);
+  clear_rows<config.dk>(p.x, p.dk, row, true, config.D);
+  clear_rows<config.dv>(p.x, p.dv, row, true, config.Dv);
+}
+
+}  // namespace tessera::simt

@@ -1,0 +1,84 @@
+// What every kernel of the ladder shares: elements of any type as f32, addresses of rows, the place of a block.
+// Device text: sees math, config and params, nothing else.
+#pragma once
+
+#include "math/softmax.hpp"
+#include "simt/config.hpp"
+#include "simt/params.hpp"
+
+namespace tessera::simt {
+
+template <Element element>
+struct Stored;
+template <>
+struct Stored<Element::f32> {
+  using Type = float;
+};
+template <>
+struct Stored<Element::f16> {
+  using Type = F16;
+};
+template <>
+struct Stored<Element::bf16> {
+  using Type = BF16;
+};
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(BF16 x) { return widen(x); }
+__device__ inline float to_float(F16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+
+__device__ inline void from_float(float x, float& out) { out = x; }
+__device__ inline void from_float(float x, F16& out) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(x)); }
+// sm_80 has an instruction for this; the shared text is right everywhere, and outputs are few.
+__device__ inline void from_float(float x, BF16& out) { out = narrow<BF16>(x); }
+
+// Row `token` of head h: pointer to its first element.
+template <Element element>
+__device__ inline auto* row_of(const TokenRef& t, Int64 b, Int64 token, Int64 h) {
+  using T = typename Stored<element>::Type;
+  return static_cast<T*>(t.data) + b * t.batch + token * t.token + h * t.head;
+}
+
+__device__ inline float* number_of(const RowRef& r, Int64 b, Int64 row, Int64 h) {
+  return r.data + b * r.batch + h * r.head + row * r.row;
+}
+
+// The queries of block `number`: head fastest, then blocks of rows, so that heads of a group share K and V in the
+// cache.
+struct QueryPlace {
+  Int32 b, h, kv;
+  Int64 first;
+  DeviceSequence s;
+};
+
+__device__ inline bool query_place(const Question& x, Int64 rows, QueryPlace& place) {
+  const Int64 number = blockIdx.x;
+  place.h = Int32(number % x.Hq);
+  place.kv = place.h / (x.Hq / x.Hk);
+  const BlockPlace at = place_of(number / x.Hq, rows, x.B, [&](Int32 b) { return sequence_of(x, b).nq; });
+  if (at.b == x.B) return false;
+  place.b = at.b, place.first = at.first;
+  place.s = sequence_of(x, at.b);
+  return true;
+}
+
+// The same for keys and KV heads.
+__device__ inline bool key_place(const Question& x, Int64 rows, QueryPlace& place) {
+  const Int64 number = blockIdx.x;
+  place.kv = Int32(number % x.Hk);
+  place.h = place.kv * (x.Hq / x.Hk);
+  const BlockPlace at = place_of(number / x.Hk, rows, x.B, [&](Int32 b) { return sequence_of(x, b).nk; });
+  if (at.b == x.B) return false;
+  place.b = at.b, place.first = at.first;
+  place.s = sequence_of(x, at.b);
+  return true;
+}
+
+inline constexpr float log2e = 1.44269504088896340736f;
+inline constexpr float ln2 = 0.69314718055994530942f;
+
+}  // namespace tessera::simt

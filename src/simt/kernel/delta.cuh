@@ -1,0 +1,41 @@
+// delta = rowsum(dO * O) - dLSE, the first kernel of every backward pass: a warp per query row. Rows that see no key
+// get delta 0 and, in the copy of LSE that the other kernels read, +inf, so that their P = exp(S - LSE) is 0. Device
+// text; implements docs/algorithm.md, "Backward, tile by tile".
+#pragma once
+
+#include "simt/kernel/common.cuh"
+
+namespace tessera::simt {
+
+// Sum over the 32 lanes of a warp, by butterfly exchange: every lane ends with the same bits.
+__device__ inline float warp_sum(float x) {
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+  return x;
+}
+
+template <Config config>
+__device__ void delta(const BackwardParams& p) {
+  constexpr int rows = config.threads / 32;
+  QueryPlace place;
+  if (!query_place(p.x, rows, place)) return;
+  const Int64 i = place.first + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (i >= place.s.nq) return;
+
+  const Int64 token = place.s.q_begin + i;
+  const float lse = *number_of(p.lse, place.b, token, place.h);
+  float sum = 0;
+  if (lse != minus_infinity<float>) {
+    const auto* o = row_of<config.o>(p.o, place.b, token, place.h);
+    const auto* d_o = row_of<config.d_o>(p.d_o, place.b, token, place.h);
+    for (int d = lane; d < config.Dv; d += 32) sum += to_float(o[d]) * to_float(d_o[d]);
+    sum = warp_sum(sum);
+    if (p.d_lse.data) sum -= *number_of(p.d_lse, place.b, token, place.h);
+  }
+  if (lane > 0) return;
+  const Int64 at = place.h * p.row_head + place.b * p.row_batch + token;
+  p.delta[at] = sum;
+  p.lse2[at] = lse == minus_infinity<float> ? -minus_infinity<float> : lse * log2e;
+}
+
+}  // namespace tessera::simt

@@ -1,0 +1,45 @@
+// The ladder's first rung, forward: a thread per query row, online softmax, K and V read from global memory each time.
+// The control group. Device text; implements docs/algorithm.md, "Online softmax".
+#pragma once
+
+#include "simt/kernel/common.cuh"
+
+namespace tessera::simt {
+
+template <Config config>
+__device__ void naive_forward(const ForwardParams& p) {
+  QueryPlace place;
+  if (!query_place(p.x, config.threads, place)) return;
+  const DeviceSequence& s = place.s;
+  const Int64 i = place.first + threadIdx.x;
+  if (i >= s.nq) return;
+
+  float q[config.D], O[config.Dv] = {}, m = minus_infinity<float>, l = 0;
+  const auto* q_row = row_of<config.element>(p.x.q, place.b, s.q_begin + i, place.h);
+  for (int d = 0; d < config.D; ++d) q[d] = to_float(q_row[d]) * p.x.scale * log2e;
+
+  const Range keys = visible_keys(s.mask, {i, i + 1});
+  for (Int64 j = keys.begin; j < keys.end; ++j) {
+    const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
+    float S = 0;
+    for (int d = 0; d < config.D; ++d) S += q[d] * to_float(k[d]);
+    if (S > m) {  // a new maximum: what was summed so far is relative to the old one
+      const float alpha = exp2f(m - S);
+      l *= alpha;
+      for (int d = 0; d < config.Dv; ++d) O[d] *= alpha;
+      m = S;
+    }
+    const float P = exp2f(S - exponent_base(m));
+    l += P;
+    const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
+    for (int d = 0; d < config.Dv; ++d) O[d] += P * to_float(v[d]);
+  }
+
+  const float inverse = l == 0 ? 0 : 1 / l;
+  auto* o = row_of<config.o>(p.o, place.b, s.q_begin + i, place.h);
+  for (int d = 0; d < config.Dv; ++d) from_float(O[d] * inverse, o[d]);
+  if (p.lse.data)
+    *number_of(p.lse, place.b, s.q_begin + i, place.h) = log_sum_exp(m, l, [](float x) { return log2f(x); }) * ln2;
+}
+
+}  // namespace tessera::simt

@@ -1,0 +1,90 @@
+// What a kernel of the ladder is given: plain data, pointers with their shapes, strides in elements. Shared by host and
+// device text, so it includes nothing but math.
+#pragma once
+
+#include "math/mask.hpp"
+#include "math/philox.hpp"
+#include "math/types.hpp"
+
+namespace tessera::simt {
+
+// [B,N,H,D], or [T,H,D] with batch = 0. The last dimension has stride 1.
+struct TokenRef {
+  void* data;
+  Int64 batch, token, head;
+};
+
+// [B,H,N], or [H,T] with batch = 0: LSE, dLSE.
+struct RowRef {
+  float* data;
+  Int64 batch, head, row;
+};
+
+// What both passes share.
+struct Question {
+  TokenRef q, k, v;
+  Int32 B, Hq, Hk;
+  Int64 Nq, Nk;                              // padded lengths, or the total token counts
+  const Int32 *cu_seqlens_q, *cu_seqlens_k;  // [B+1], or null
+  const Int32 *seqused_q, *seqused_k;        // [B], or null
+  Int64 cu_q_stride, cu_k_stride, used_q_stride, used_k_stride;
+  float scale;
+  Int32 causal, alignment;
+  Int64 window_left, window_right, diagonal_offset, row0, col0;
+};
+
+struct ForwardParams {
+  Question x;
+  TokenRef o;
+  RowRef lse;  // data may be null
+};
+
+struct BackwardParams {
+  Question x;
+  TokenRef o, d_o;
+  RowRef lse, d_lse;          // d_lse.data may be null
+  TokenRef dq, dk, dv;        // data may be null
+  float *delta, *lse2;        // workspace: row `token` of head h of sequence b at h * row_head + b * row_batch + token
+  Int64 row_head, row_batch;  // packed: row_batch = 0
+};
+
+// One sequence of a question, as in core/sequence.hpp, with lengths read on the device and clamped to what memory
+// holds.
+struct DeviceSequence {
+  Int64 q_begin, k_begin, nq, nk;
+  BandMask mask;
+};
+
+constexpr DeviceSequence sequence_of(const Question& x, Int32 b) {
+  DeviceSequence s{0, 0, x.Nq, x.Nk, {}};
+  if (x.cu_seqlens_q) {
+    s.q_begin = clamp(x.cu_seqlens_q[b * x.cu_q_stride], 0, x.Nq);
+    s.k_begin = clamp(x.cu_seqlens_k[b * x.cu_k_stride], 0, x.Nk);
+    s.nq = clamp(x.cu_seqlens_q[(b + 1) * x.cu_q_stride], s.q_begin, x.Nq) - s.q_begin;
+    s.nk = clamp(x.cu_seqlens_k[(b + 1) * x.cu_k_stride], s.k_begin, x.Nk) - s.k_begin;
+  }
+  if (x.seqused_q) s.nq = clamp(x.seqused_q[b * x.used_q_stride], 0, s.nq);
+  if (x.seqused_k) s.nk = clamp(x.seqused_k[b * x.used_k_stride], 0, s.nk);
+  const Int64 off = diagonal_offset(x.alignment, s.nq, s.nk, x.diagonal_offset);
+  s.mask = band_mask(s.nq, s.nk, x.causal, x.window_left, x.window_right, off, x.row0, x.col0);
+  return s;
+}
+
+// Blocks of `rows` queries (or keys) over all the sequences are numbered in one row, so that a grid needs one
+// dimension: at most `total / rows + B` for packed input. Which sequence a number falls into, and where:
+struct BlockPlace {
+  Int32 b;
+  Int64 first;  // row; b = B: the number is beyond the last block
+};
+
+template <class LengthOf>
+constexpr BlockPlace place_of(Int64 number, Int64 rows, Int32 B, LengthOf length_of) {
+  for (Int32 b = 0; b < B; ++b) {
+    const Int64 blocks = ceil_div(length_of(b), rows);
+    if (number < blocks) return {b, number * rows};
+    number -= blocks;
+  }
+  return {B, 0};
+}
+
+}  // namespace tessera::simt
