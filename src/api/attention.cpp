@@ -18,12 +18,6 @@ namespace {
 
 constexpr std::size_t workspace_alignment = 64;
 
-std::string all_names() {
-  std::string names;
-  for (const Kernel* kernel : kernels()) names += text(names.empty() ? "" : ", ", kernel->name());
-  return names;
-}
-
 bool known(const std::string& name) {
   for (const Kernel* kernel : kernels())
     if (name == kernel->name()) return true;
@@ -39,7 +33,7 @@ std::size_t Planned::workspace_bytes() const {
 
 Planned choose(const Problem& problem, const Execution& execution) {
   if (execution.kernel && !known(execution.kernel))
-    invalid("kernel: is '", execution.kernel, "'; must be one of ", all_names());
+    invalid("kernel: is '", execution.kernel, "'; must be one of ", kernel_names());
   std::string reasons;
   for (const Kernel* kernel : kernels()) {
     if (execution.kernel && std::string(execution.kernel) != kernel->name()) continue;
@@ -125,11 +119,6 @@ void merge(std::span<const Outputs> partials, const Outputs& merged, const Execu
 void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, const Execution& execution) {
   check_dropout_mask(mask, rng, options, execution);
   cpu::dropout_mask(mask, rng, options, resolve_threads(execution.threads));
-}
-
-std::string info() {
-  return text("processor  ", cpu::processor(), "\nisa        ", cpu::instruction_sets(), "\nthreads    ",
-              resolve_threads(0), "\nkernels    ", all_names(), "\n");
 }
 
 }  // namespace tessera::api

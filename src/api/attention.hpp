@@ -34,7 +34,9 @@ void run(const Planned& planned, const Problem& asked, Call call);
 void merge(std::span<const Outputs> partials, const Outputs& merged, const Execution& execution);
 void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, const Execution& execution);
 
-// Processor, instruction sets, threads, kernels: a few lines.
+std::string kernel_names();  // all of them, best first, with commas
+
+// Processor, instruction sets, threads, kernels, GPUs, compiler, cache: one fact a line.
 std::string info();
 
 }  // namespace tessera::api

@@ -18,34 +18,56 @@ RowRef row_ref(const Tensor& t, const Problem& p) {
   return {static_cast<float*>(t.data), stride(t, 0), stride(t, 1), stride(t, 2)};
 }
 
+PairRef pair_ref(const Tensor& t) {
+  if (!t) return {};
+  return {t.data, stride(t, 0), stride(t, 1), stride(t, 2), stride(t, 3)};
+}
+
+LengthRef length_ref(const Tensor& t) {
+  if (!t) return {};
+  return {static_cast<const Int32*>(t.data), stride(t, 0)};
+}
+
 Question question(const Problem& p, const Call& call) {
   const Inputs& in = call.inputs;
   const Options& o = p.options;
-  const auto lengths = [](const Tensor& t) { return static_cast<const Int32*>(t.data); };
-  return {.q = token_ref(in.q, p),
-          .k = token_ref(in.k, p),
-          .v = token_ref(in.v, p),
-          .B = static_cast<Int32>(p.B),
-          .Hq = static_cast<Int32>(p.Hq),
-          .Hk = static_cast<Int32>(p.Hk),
-          .Nq = p.Nq,
-          .Nk = p.Nk,
-          .cu_seqlens_q = lengths(in.cu_seqlens_q),
-          .cu_seqlens_k = lengths(in.cu_seqlens_k),
-          .seqused_q = lengths(in.seqused_q),
-          .seqused_k = lengths(in.seqused_k),
-          .cu_q_stride = in.cu_seqlens_q ? stride(in.cu_seqlens_q, 0) : 0,
-          .cu_k_stride = in.cu_seqlens_k ? stride(in.cu_seqlens_k, 0) : 0,
-          .used_q_stride = in.seqused_q ? stride(in.seqused_q, 0) : 0,
-          .used_k_stride = in.seqused_k ? stride(in.seqused_k, 0) : 0,
-          .scale = static_cast<float>(o.scale),
-          .causal = o.causal,
-          .alignment = static_cast<Int32>(o.alignment),
-          .window_left = o.window_left,
-          .window_right = o.window_right,
-          .diagonal_offset = o.diagonal_offset,
-          .row0 = o.row0,
-          .col0 = o.col0};
+  const UInt32 threshold = dropout_threshold(o.dropout);
+  Question x{.q = token_ref(in.q, p),
+             .k = token_ref(in.k, p),
+             .v = token_ref(in.v, p),
+             .B = static_cast<Int32>(p.B),
+             .Hq = static_cast<Int32>(p.Hq),
+             .Hk = static_cast<Int32>(p.Hk),
+             .Nq = p.Nq,
+             .Nk = p.Nk,
+             .cu_seqlens_q = length_ref(in.cu_seqlens_q),
+             .cu_seqlens_k = length_ref(in.cu_seqlens_k),
+             .seqused_q = length_ref(in.seqused_q),
+             .seqused_k = length_ref(in.seqused_k),
+             .scale = static_cast<float>(o.scale),
+             .softcap = static_cast<float>(o.softcap),
+             .causal = o.causal,
+             .alignment = static_cast<Int32>(o.alignment),
+             .window_left = o.window_left,
+             .window_right = o.window_right,
+             .diagonal_offset = o.diagonal_offset,
+             .row0 = o.row0,
+             .col0 = o.col0,
+             .head0 = o.head0,
+             .batch0 = o.batch0,
+             .bias = pair_ref(in.bias),
+             .mask = pair_ref(in.mask),
+             .slopes = static_cast<const float*>(in.slopes.data),
+             .slope_batch = p.slopes == 2 ? stride(in.slopes, 0) : 0,
+             .slope_head = p.slopes ? stride(in.slopes, p.slopes - 1) : 0,
+             .sinks = static_cast<const float*>(in.sinks.data),
+             .sink_head = p.sinks ? stride(in.sinks, 0) : 0,
+             .dropout_threshold = threshold,
+             .keep_scale = static_cast<float>(dropout_scale(threshold)),
+             .key = dropout_key(call.options.seed, call.options.seed_offset),
+             .rng = static_cast<const Int64*>(in.rng.data),
+             .rng_stride = p.rng ? stride(in.rng, 0) : 0};
+  return x;
 }
 
 }  // namespace
@@ -62,6 +84,12 @@ Config config_of(const Problem& p, int threads) {
   if (p.dq) c.dq = element_of(*p.dq);
   if (p.dk) c.dk = element_of(*p.dk);
   if (p.dv) c.dv = element_of(*p.dv);
+  c.wide_loads = p.alignment == 16;
+  c.softcap = p.options.softcap > 0;
+  c.alibi = p.slopes != 0;
+  c.mask = p.mask.has_value();
+  c.dropout = dropout_threshold(p.options.dropout) > 0;
+  if (p.bias) c.bias = element_of(p.bias->type);
   return c;
 }
 

@@ -1,4 +1,6 @@
 // The ladder's kernels and plans; see kernels.hpp.
+#include <optional>
+
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
 #include "cuda/device.hpp"
@@ -16,11 +18,14 @@ constexpr Function naive_backward_keys{"simt/kernel/naive_backward.cuh", "naive_
 constexpr Function delta{"simt/kernel/delta.cuh", "delta", "BackwardParams"};
 constexpr Function clear{"simt/kernel/clear.cuh", "clear", "BackwardParams"};
 
+constexpr Function vector_forward{"simt/kernel/vector_forward.cuh", "vector_forward", "ForwardParams"};
+
 // One kernel of a plan and the grid it runs on; the order of steps is the order on the stream.
 struct Step {
   const cuda::LoadedKernel* kernel;
   std::int64_t blocks;
   int threads;
+  int shared_bytes = 0;
 };
 
 // The kernels that a question of the early rungs compiles to.
@@ -43,6 +48,18 @@ std::vector<Step> naive_steps(const Problem& p) {
   if (p.dq) add(naive_backward_queries, rows, query_blocks(p, rows));
   if (p.dk || p.dv) add(naive_backward_keys, rows, key_blocks(p, rows));
   return steps;
+}
+
+// The tile of `vector`: the largest that fits. A thread keeps rows_per_thread x Dv / 16 numbers of O in registers.
+std::optional<Config> vector_config(const Problem& p) {
+  const int shared_bytes = cuda::properties(p.device.id).shared_bytes;
+  const int rows = p.Dv <= 128 ? 8 : p.Dv <= 256 ? 4 : 2;
+  for (const auto& [threads, block_k] : {std::pair{256, 64}, {256, 32}, {128, 32}, {128, 16}, {64, 16}}) {
+    Config c = config_of(p, threads);
+    c.block_q = threads / lanes_per_row * rows, c.block_k = block_k, c.rows_per_thread = rows;
+    if (vector_forward_shared_bytes(c) <= shared_bytes) return c;
+  }
+  return {};
 }
 
 class LadderPlan : public KernelPlan {
@@ -70,6 +87,7 @@ class LadderPlan : public KernelPlan {
     for (const Step& s : steps)
       s.kernel->launch({.grid = {static_cast<unsigned>(s.blocks)},
                         .block = {static_cast<unsigned>(s.threads)},
+                        .shared_bytes = static_cast<unsigned>(s.shared_bytes),
                         .stream = static_cast<cuda::StreamHandle>(call.execution.stream)},
                        params);
   }
@@ -92,24 +110,50 @@ std::string refusal(const Problem& p) {
   return "";
 }
 
+// What holds for every rung.
+std::string common_refusal(const Problem& p) {
+  if (p.device.type != DeviceType::cuda)
+    return text("device is ", tessera::name_of(p.device), "; this kernel runs on cuda");
+  if (p.q_type == Type::f64) return "type is f64; this kernel takes f32, f16 and bf16";
+  return cuda::find_driver().reason;
+}
+
 class NaiveKernel : public Kernel {
  public:
   const char* name() const override { return "naive"; }
   PlanOrReason plan(const Problem& p, const Execution&) const override {
-    if (p.device.type != DeviceType::cuda)
-      return {nullptr, text("device is ", tessera::name_of(p.device), "; this kernel runs on cuda")};
-    if (p.q_type == Type::f64) return {nullptr, "type is f64; this kernel takes f32, f16 and bf16"};
+    if (const std::string reason = common_refusal(p); !reason.empty()) return {nullptr, reason};
     if (const std::string reason = refusal(p); !reason.empty()) return {nullptr, reason};
-    if (const std::string& missing = cuda::find_driver().reason; !missing.empty()) return {nullptr, missing};
     return {std::make_unique<LadderPlan>(p, naive_steps(p)), ""};
+  }
+};
+
+class VectorKernel : public Kernel {
+ public:
+  const char* name() const override { return "vector"; }
+  PlanOrReason plan(const Problem& p, const Execution&) const override {
+    if (const std::string reason = common_refusal(p); !reason.empty()) return {nullptr, reason};
+    if (p.pass != Pass::forward) return {nullptr, "the pass is backward; this kernel has only the forward pass"};
+    const std::optional<Config> c = vector_config(p);
+    if (!c) return {nullptr, text("D is ", p.D, " and Dv is ", p.Dv, "; no tile fits this GPU's shared memory")};
+    std::vector<Step> steps;
+    const std::int64_t blocks = query_blocks(p, c->block_q);
+    if (blocks > 0) {
+      const auto& kernel = cuda::find_kernel(unit_text(vector_forward, *c), kernel_symbol, p.device.id);
+      const int bytes = vector_forward_shared_bytes(*c);
+      kernel.allow_shared(static_cast<unsigned>(bytes));
+      steps.push_back({&kernel, blocks, c->threads, bytes});
+    }
+    return {std::make_unique<LadderPlan>(p, std::move(steps)), ""};
   }
 };
 
 }  // namespace
 
 std::vector<const Kernel*> kernels() {
+  static const VectorKernel vector;
   static const NaiveKernel naive;
-  return {&naive};
+  return {&vector, &naive};
 }
 
 }  // namespace tessera::simt

@@ -20,17 +20,38 @@ struct RowRef {
   Int64 batch, head, row;
 };
 
+// [B|1,H|1,Nq|1,Nk|1], strides 0 where the size is 1: bias, mask.
+struct PairRef {
+  void* data;
+  Int64 batch, head, row, key;
+};
+
+// [B+1] or [B]: cu_seqlens, seqused. Null where not given.
+struct LengthRef {
+  const Int32* data;
+  Int64 stride;
+  constexpr Int64 operator[](Int64 b) const { return data[b * stride]; }
+};
+
 // What both passes share.
 struct Question {
   TokenRef q, k, v;
   Int32 B, Hq, Hk;
-  Int64 Nq, Nk;                              // padded lengths, or the total token counts
-  const Int32 *cu_seqlens_q, *cu_seqlens_k;  // [B+1], or null
-  const Int32 *seqused_q, *seqused_k;        // [B], or null
-  Int64 cu_q_stride, cu_k_stride, used_q_stride, used_k_stride;
-  float scale;
+  Int64 Nq, Nk;  // padded lengths, or the total token counts
+  LengthRef cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  float scale, softcap;
   Int32 causal, alignment;
-  Int64 window_left, window_right, diagonal_offset, row0, col0;
+  Int64 window_left, window_right, diagonal_offset, row0, col0, head0, batch0;
+  PairRef bias, mask;
+  const float* slopes;  // [Hq] or [B,Hq]
+  Int64 slope_batch, slope_head;
+  const float* sinks;  // [Hq], or null
+  Int64 sink_head;
+  UInt32 dropout_threshold;
+  float keep_scale;
+  PhiloxKey key;     // of dropout, unless
+  const Int64* rng;  // [2] is given: seed and offset in device memory
+  Int64 rng_stride;
 };
 
 struct ForwardParams {
@@ -51,21 +72,22 @@ struct BackwardParams {
 // One sequence of a question, as in core/sequence.hpp, with lengths read on the device and clamped to what memory
 // holds.
 struct DeviceSequence {
-  Int64 q_begin, k_begin, nq, nk;
+  Int64 q_begin, k_begin, nq, nk, shift;
   BandMask mask;
 };
 
 constexpr DeviceSequence sequence_of(const Question& x, Int32 b) {
-  DeviceSequence s{0, 0, x.Nq, x.Nk, {}};
-  if (x.cu_seqlens_q) {
-    s.q_begin = clamp(x.cu_seqlens_q[b * x.cu_q_stride], 0, x.Nq);
-    s.k_begin = clamp(x.cu_seqlens_k[b * x.cu_k_stride], 0, x.Nk);
-    s.nq = clamp(x.cu_seqlens_q[(b + 1) * x.cu_q_stride], s.q_begin, x.Nq) - s.q_begin;
-    s.nk = clamp(x.cu_seqlens_k[(b + 1) * x.cu_k_stride], s.k_begin, x.Nk) - s.k_begin;
+  DeviceSequence s{0, 0, x.Nq, x.Nk, 0, {}};
+  if (x.cu_seqlens_q.data) {
+    s.q_begin = clamp(x.cu_seqlens_q[b], 0, x.Nq);
+    s.k_begin = clamp(x.cu_seqlens_k[b], 0, x.Nk);
+    s.nq = clamp(x.cu_seqlens_q[b + 1], s.q_begin, x.Nq) - s.q_begin;
+    s.nk = clamp(x.cu_seqlens_k[b + 1], s.k_begin, x.Nk) - s.k_begin;
   }
-  if (x.seqused_q) s.nq = clamp(x.seqused_q[b * x.used_q_stride], 0, s.nq);
-  if (x.seqused_k) s.nk = clamp(x.seqused_k[b * x.used_k_stride], 0, s.nk);
+  if (x.seqused_q.data) s.nq = clamp(x.seqused_q[b], 0, s.nq);
+  if (x.seqused_k.data) s.nk = clamp(x.seqused_k[b], 0, s.nk);
   const Int64 off = diagonal_offset(x.alignment, s.nq, s.nk, x.diagonal_offset);
+  s.shift = diagonal_shift(off, x.row0, x.col0);
   s.mask = band_mask(s.nq, s.nk, x.causal, x.window_left, x.window_right, off, x.row0, x.col0);
   return s;
 }

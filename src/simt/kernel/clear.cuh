@@ -9,7 +9,7 @@ namespace tessera::simt {
 
 // Is token `token` (of sequence b if padded) a row of some sequence? `keys`: of K's side, else of Q's.
 __device__ inline bool is_used(const Question& x, Int32 b, Int64 token, bool keys) {
-  if (!x.cu_seqlens_q) {
+  if (!x.cu_seqlens_q.data) {
     const DeviceSequence s = sequence_of(x, b);
     return token < (keys ? s.nk : s.nq);
   }
@@ -26,7 +26,7 @@ __device__ void clear_rows(const Question& x, const TokenRef& t, Int64 row, bool
   const Int64 tokens = keys ? x.Nk : x.Nq;
   const Int32 heads = keys ? x.Hk : x.Hq, b = Int32(row / heads / tokens), h = Int32(row % heads);
   const Int64 token = row / heads % tokens;
-  if (!t.data || b >= (x.cu_seqlens_q ? 1 : x.B) || is_used(x, b, token, keys)) return;
+  if (!t.data || b >= (x.cu_seqlens_q.data ? 1 : x.B) || is_used(x, b, token, keys)) return;
   auto* out = row_of<element>(t, b, token, h);
   for (int d = threadIdx.x % 32; d < width; d += 32) from_float(0, out[d]);
 }

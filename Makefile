@@ -1,0 +1,67 @@
+# The two commands of the README and what developers use. Thin: CMake and ctest do the work.
+# BUILD=folder builds elsewhere, e.g. CC=clang CXX=clang++ make test BUILD=build-clang.
+# Needs nothing but make and bash; tools/setup.sh installs the rest.
+BUILD ?= build
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+
+# Configuring speaks only of what is wrong, which CMake writes to stderr.
+CONFIGURE = cmake > /dev/null -S . -G Ninja
+CTEST = ctest -j $(JOBS) --output-on-failure --no-tests=error
+SOURCES = $(shell find include src cases cli tests bench examples -name '*.[ch]pp' -o -name '*.[ch]' -o -name '*.cuh' 2> /dev/null)
+
+.PHONY: help demo test build asan tsan mutants format format-check install clean
+
+help:
+	@echo 'make demo          install what is missing, build, show the library at work'
+	@echo 'make test          install what is missing, build, run every test'
+	@echo 'make build         install what is missing, build everything'
+	@echo 'make install       install into PREFIX (default: /usr/local)'
+	@echo 'make asan          run the tests under AddressSanitizer and UBSan'
+	@echo 'make tsan          run the threaded tests under ThreadSanitizer'
+	@echo 'make mutants       check that the tests notice deliberate faults'
+	@echo 'make format        apply clang-format; make format-check only looks'
+	@echo 'make clean         remove the build folders'
+
+# The tests are left out of a first configuration, so that the demo needs neither GoogleTest nor the time to build them.
+demo:
+	@tools/setup.sh build
+	@$(CONFIGURE) -B $(BUILD) $(if $(wildcard $(BUILD)/build.ninja),,-DTESSERA_TESTS=OFF)
+	@cmake --build $(BUILD) -j $(JOBS) --target tessera_cli
+	@$(BUILD)/cli/tessera demo
+
+build:
+	@tools/setup.sh test
+	@$(CONFIGURE) -B $(BUILD) -DTESSERA_TESTS=ON
+	@cmake --build $(BUILD) -j $(JOBS)
+
+test: build
+	@$(CTEST) --test-dir $(BUILD)
+
+asan:
+	@tools/setup.sh test
+	@$(CONFIGURE) -B $(BUILD)-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTESSERA_SANITIZE=address,undefined
+	@cmake --build $(BUILD)-asan -j $(JOBS)
+	@$(CTEST) --test-dir $(BUILD)-asan
+
+tsan:
+	@tools/setup.sh test
+	@$(CONFIGURE) -B $(BUILD)-tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTESSERA_SANITIZE=thread
+	@cmake --build $(BUILD)-tsan -j $(JOBS)
+	@$(CTEST) --test-dir $(BUILD)-tsan -L threads
+
+mutants:
+	@tools/setup.sh test
+	@python3 tools/mutants.py
+
+format:
+	@clang-format -i $(SOURCES)
+
+format-check:
+	@clang-format --dry-run --Werror $(SOURCES)
+
+install: build
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan

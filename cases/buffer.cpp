@@ -1,0 +1,257 @@
+// Buffers with free strides and poisoned margins, and rounding to each number format.
+// Part of tessera_cases; see buffer.hpp.
+// Implements the memory part of docs/numerics.md.
+#include "cases/buffer.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace tessera::cases {
+
+namespace {
+
+// Significant bits and the exponent below which numbers are subnormal.
+struct Format {
+  int precision, smallest_exponent;
+  double largest;
+};
+constexpr Format f32_format{24, -126, 0x1.fffffep127}, f16_format{11, -14, 65504}, bf16_format{8, -126, 0x1.fep127};
+
+constexpr std::int64_t margin = 512;  // elements before and after, more than any vector or tile row overshoots
+constexpr std::int64_t nonsense_stride = -7'777'777'777'777'777;
+
+double quantum(const Format& format, double x) {
+  const int exponent = std::max(x == 0 ? format.smallest_exponent : std::ilogb(x), format.smallest_exponent);
+  return std::ldexp(1.0, exponent - format.precision + 1);
+}
+
+// Nearest value of the format, ties to even.
+double quantize(const Format& format, double x) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  const double unit = quantum(format, x), rounded = std::nearbyint(x / unit) * unit;
+  return std::abs(rounded) > format.largest ? std::copysign(std::numeric_limits<double>::infinity(), x) : rounded;
+}
+
+std::uint16_t f16_bits(double x) {
+  const auto sign = static_cast<std::uint16_t>(std::signbit(x) ? 0x8000 : 0);
+  if (std::isnan(x)) return 0x7e00;
+  const double magnitude = std::abs(round_to(Type::f16, x));
+  if (std::isinf(magnitude)) return static_cast<std::uint16_t>(sign | 0x7c00);
+  if (magnitude < 0x1p-14) return static_cast<std::uint16_t>(sign | static_cast<int>(magnitude * 0x1p24));
+  const int exponent = std::ilogb(magnitude);
+  const int mantissa = static_cast<int>(std::ldexp(magnitude, 10 - exponent)) - 1024;
+  return static_cast<std::uint16_t>(sign | ((exponent + 15) << 10) | mantissa);
+}
+
+double f16_value(std::uint16_t bits) {
+  const double sign = bits & 0x8000 ? -1 : 1;
+  const int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
+  if (exponent == 31) return mantissa ? std::nan("") : sign * std::numeric_limits<double>::infinity();
+  if (exponent == 0) return sign * std::ldexp(mantissa, -24);
+  return sign * std::ldexp(1024 + mantissa, exponent - 25);
+}
+
+template <class T>
+T load(const std::byte* p) {
+  T x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+template <class T>
+void store(std::byte* p, T x) {
+  std::memcpy(p, &x, sizeof x);
+}
+
+double decode(Type type, const std::byte* p) {
+  switch (type) {
+    case Type::f64:
+      return load<double>(p);
+    case Type::f32:
+      return load<float>(p);
+    case Type::f16:
+      return f16_value(load<std::uint16_t>(p));
+    case Type::bf16:
+      return std::bit_cast<float>(static_cast<std::uint32_t>(load<std::uint16_t>(p)) << 16);
+    case Type::i32:
+      return load<std::int32_t>(p);
+    case Type::i64:
+      return static_cast<double>(load<std::int64_t>(p));
+    default:
+      return load<std::uint8_t>(p);
+  }
+}
+
+void encode(Type type, std::byte* p, double x) {
+  switch (type) {
+    case Type::f64:
+      return store(p, x);
+    case Type::f32:
+      return store(p, static_cast<float>(x));
+    case Type::f16:
+      return store(p, f16_bits(x));
+    case Type::bf16: {
+      const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(round_to(Type::bf16, x)));
+      return store(p, static_cast<std::uint16_t>(bits >> 16));
+    }
+    case Type::i32:
+      return store(p, static_cast<std::int32_t>(x));
+    case Type::i64:
+      return store(p, static_cast<std::int64_t>(x));
+    default:
+      return store(p, static_cast<std::uint8_t>(x));
+  }
+}
+
+}  // namespace
+
+std::size_t size_of(Type type) {
+  switch (type) {
+    case Type::f64:
+    case Type::i64:
+      return 8;
+    case Type::f32:
+    case Type::i32:
+      return 4;
+    case Type::f16:
+    case Type::bf16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+bool is_float(Type type) { return type <= Type::e5m2; }
+
+const char* name_of(Type type) {
+  static constexpr const char* names[] = {"f64", "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "i64", "u8"};
+  return names[static_cast<std::size_t>(type)];
+}
+
+double round_to(Type type, double x) {
+  switch (type) {
+    case Type::f32:
+      return static_cast<float>(x);
+    case Type::f16:
+      return quantize(f16_format, x);
+    case Type::bf16:
+      return quantize(bf16_format, x);
+    default:
+      return x;
+  }
+}
+
+double spacing(Type type, double x) {
+  switch (type) {
+    case Type::f32:
+      return quantum(f32_format, x);
+    case Type::f16:
+      return quantum(f16_format, x);
+    case Type::bf16:
+      return quantum(bf16_format, x);
+    default:
+      return 0;
+  }
+}
+
+Buffer::Buffer(Type type, const Shape& shape, const Layout& layout) {
+  view.type = type;
+  view.ndim = static_cast<std::int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), view.shape.begin());
+
+  std::int64_t extent = layout.step;
+  for (int place = view.ndim - 1; place >= 0; --place) {
+    const auto d = static_cast<std::size_t>(layout.order[static_cast<std::size_t>(place)]);
+    view.strides[d] = (layout.broadcast >> d) & 1 ? 0 : extent;
+    if (view.strides[d] != 0) extent = std::max<std::int64_t>(extent * shape[d], 1) + layout.gap;
+  }
+
+  origin = margin + layout.shift;
+  const std::int64_t total = origin + extent + margin;
+  memory.assign(static_cast<std::size_t>(total) * size_of(type), std::byte{0xFF});
+  inside.assign(static_cast<std::size_t>(total), false);
+  for (std::int64_t e = 0; e < elements(); ++e) inside[static_cast<std::size_t>(offset(e))] = true;
+  view.data = memory.data() + static_cast<std::size_t>(origin) * size_of(type);
+  if (!layout.nonsense) return;
+  for (std::size_t d = 0; d < shape.size(); ++d)
+    if (shape[d] == 1) view.strides[d] = nonsense_stride;
+}
+
+std::int64_t Buffer::offset(std::int64_t element) const {
+  std::int64_t at = origin;
+  for (int d = view.ndim - 1; d >= 0; --d) {
+    const std::int64_t n = size(d);
+    if (n > 1) at += element % n * view.strides[static_cast<std::size_t>(d)];
+    element /= n;
+  }
+  return at;
+}
+
+double Buffer::get(std::int64_t element) const {
+  return decode(type(), memory.data() + static_cast<std::size_t>(offset(element)) * size_of(type()));
+}
+
+void Buffer::set(std::int64_t element, double value) {
+  encode(type(), memory.data() + static_cast<std::size_t>(offset(element)) * size_of(type()), value);
+}
+
+bool Buffer::untouched(std::int64_t element) const {
+  const auto first = memory.begin() + offset(element) * static_cast<std::int64_t>(size_of(type()));
+  return std::all_of(first, first + static_cast<std::int64_t>(size_of(type())),
+                     [](std::byte b) { return b == std::byte{0xFF}; });
+}
+
+std::string Buffer::index(std::int64_t element) const {
+  std::int64_t below = view.elements();
+  std::string text;
+  for (int d = 0; d < view.ndim; ++d) {
+    below /= size(d);
+    text += d == 0 ? "[" : ",";
+    text += std::to_string(element / below);
+    element %= below;
+  }
+  text += "]";
+  return text;
+}
+
+std::vector<double> Buffer::values() const {
+  std::vector<double> all(static_cast<std::size_t>(elements()));
+  for (std::size_t e = 0; e < all.size(); ++e) all[e] = get(static_cast<std::int64_t>(e));
+  return all;
+}
+
+void Buffer::fill(const std::vector<double>& values) {
+  for (std::size_t e = 0; e < values.size(); ++e) set(static_cast<std::int64_t>(e), values[e]);
+}
+
+std::vector<std::uint64_t> Buffer::bits() const {
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(elements()), 0);
+  for (std::size_t e = 0; e < all.size(); ++e) {
+    const auto at = static_cast<std::size_t>(offset(static_cast<std::int64_t>(e))) * size_of(type());
+    std::memcpy(&all[e], memory.data() + at, size_of(type()));
+  }
+  return all;
+}
+
+std::uint64_t Buffer::fingerprint() const {
+  std::uint64_t hash = 0xCBF29CE484222325;  // FNV-1a
+  for (std::byte b : memory) hash = (hash ^ static_cast<std::uint64_t>(b)) * 0x100000001B3;
+  return hash;
+}
+
+void Buffer::restore() { std::fill(memory.begin(), memory.end(), std::byte{0xFF}); }
+
+bool Buffer::margins_intact() const {
+  const std::size_t bytes = size_of(type());
+  for (std::size_t e = 0; e < inside.size(); ++e) {
+    if (inside[e]) continue;
+    for (std::size_t i = 0; i < bytes; ++i)
+      if (memory[e * bytes + i] != std::byte{0xFF}) return false;
+  }
+  return true;
+}
+
+}  // namespace tessera::cases

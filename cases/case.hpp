@@ -1,0 +1,122 @@
+// One case: shapes, options, memory layout, input distribution and seed; and the tensors built from it.
+// Included by tests/ and cli/ alike: one object serves test, check, gradient and bench.
+// Implements docs/algorithm.md's tensor table as data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cases/buffer.hpp"
+#include "tessera/types.hpp"
+
+namespace tessera::cases {
+
+enum class Distribution {
+  normal,      // N(0,1)
+  small,       // N(0,1e-3)
+  outlier,     // N(0,1) + N(0,100) * Bernoulli(0.001)
+  cold,        // every logit near -120
+  huge,        // |logit| beyond 5e4
+  structured,  // small integers that differ along every index, so that exchanged strides show
+  identity     // one-hot rows; ancestor C's 4x4 case
+};
+
+enum class Style {
+  contiguous,
+  gaps,         // unused elements between rows, heads and sequences, another gap for each tensor
+  heads_first,  // BHSD memory seen as BSHD
+  shifted,      // contiguous, every pointer off by one element
+  mixed,        // a different one of the above for each tensor, so K and V, O and dO differ
+  broadcast     // stride 0 in Q, K, V and dO
+};
+
+// Which dimensions of a [B,Hq,Nq,Nk] tensor are full; the others have size 1.
+struct Dims {
+  bool b = true, h = true, i = true, j = true;
+};
+
+enum class Slopes { none, per_head, per_batch_head };
+enum class Sinks { none, finite, some_infinite };
+
+struct Grads {
+  bool dq = true, dk = true, dv = true, dbias = true, dsinks = true;  // the last two only where the input is given
+  bool all() const { return dq && dk && dv && dbias && dsinks; }
+  bool any() const { return dq || dk || dv || dbias || dsinks; }
+};
+
+struct Case {
+  std::string name;
+  std::int64_t B = 1, Nq = 64, Nk = 64, Hq = 2, Hk = 2, D = 64, Dv = 0;  // Dv = 0: as D
+  Type type = Type::f32;
+  Options options{};
+
+  // Packed: the lengths of the sequences (B, Nq and Nk are then not read). Tail: rows of the tensors beyond
+  // cu_seqlens[-1].
+  std::vector<std::int32_t> packed_q{}, packed_k{};
+  std::int64_t tail_q = 0, tail_k = 0;
+  std::vector<std::int32_t> used_q{}, used_k{};  // seqused, where not empty
+
+  bool bias = false;
+  Dims bias_dims{};
+  bool bias_f32 = false;   // f32 although Q is a 16-bit type
+  double masked_bias = 0;  // share of the bias that is -inf
+  bool mask = false;
+  Dims mask_dims{};
+  double mask_density = 0.7;  // share of visible elements
+  Slopes slopes = Slopes::none;
+  Sinks sinks = Sinks::none;
+  bool dlse = false;
+  bool rng = false;     // seed and offset in a tensor instead of the options
+  bool no_lse = false;  // the forward pass that is judged writes no LSE
+
+  bool f32_o = false, f32_grads = false, f32_do = false;
+  bool backward = true;
+  Grads grads{};
+
+  Distribution distribution = Distribution::normal;
+  Style style = Style::contiguous;
+  bool caller_workspace = true;  // NaN-filled, of exactly the size that the plan asks for
+  std::uint64_t seed = 1;
+
+  bool packed() const { return !packed_q.empty(); }
+  std::int64_t batches() const { return packed() ? static_cast<std::int64_t>(packed_q.size()) : B; }
+  std::int64_t dim_v() const { return Dv == 0 ? D : Dv; }
+  double scale() const;  // the number that multiplies q.k
+};
+
+// Everything that distinguishes a case, on one line, for people.
+std::string describe(const Case& spec);
+// The command that runs this case alone.
+std::string reproduce(const Case& spec);
+
+// Where one sequence's rows are in tensors seen as [rows, heads, dim] and in LSE seen as a flat array.
+struct Sequence {
+  std::int64_t Nq = 0, Nk = 0;  // used lengths
+  std::int64_t row_q = 0, row_k = 0;
+  std::int64_t lse_first = 0, lse_head = 0;  // LSE element of (h, i) is lse_first + h * lse_head + i
+  std::int64_t off = 0;                      // the diagonal: j = i + off
+};
+
+// The tensors of one case. Inputs are filled; whatever lies beyond the used lengths stays NaN. Gradients hold
+// numbers when the case accumulates, NaN otherwise.
+struct CaseData {
+  Case spec;
+  Buffer q, k, v, bias, mask, slopes, sinks, cu_q, cu_k, used_q, used_k, rng;
+  Buffer o, lse, d_o, d_lse;
+  Buffer dq, dk, dv, dbias, dsinks;
+  std::vector<Sequence> sequences;
+
+  Options options() const;  // the case's, less the seed where a tensor carries it
+  Inputs inputs() const;
+  Outputs outputs() const;
+  Saved saved() const;
+  Gradients gradients() const;
+  std::vector<const Buffer*> buffers() const;
+};
+
+CaseData build(const Case& spec);
+// The same values as contiguous f64 tensors, for the reference kernel; every gradient present, nothing accumulated.
+CaseData widened(const CaseData& data);
+
+}  // namespace tessera::cases

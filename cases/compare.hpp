@@ -1,0 +1,22 @@
+// One output against float64: the accuracy rule, positions of infinities and NaN apart, rows that must stay untouched.
+// Included by cases/ and tests/.
+// Implements docs/numerics.md, "The rule".
+#pragma once
+
+#include <string>
+
+#include "cases/buffer.hpp"
+#include "cases/model.hpp"
+#include "cases/suite.hpp"
+
+namespace tessera::cases {
+
+// |X - X64| <= 1.5 |Xmodel - X64| + 8 * 2^-24 |A|, norms over the whole tensor.
+inline constexpr double model_factor = 1.5;
+inline constexpr double absolute_factor = 8 * 0x1p-24;
+
+OutputReport compare(const std::string& name, const Buffer& output, const Expected& expected);
+// LSE is judged element by element: 8 * 2^-24 * bound.
+OutputReport compare_lse(const Buffer& output, const Expected& expected);
+
+}  // namespace tessera::cases

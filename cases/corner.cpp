@@ -1,0 +1,273 @@
+// The table of what broke other implementations: lengths at tile edges, empty things, masks that hide everything,
+// extreme numbers, odd head dimensions and memory layouts.
+// Part of tessera_cases; see tables.hpp. Implements the contract's list "Edge cases that broke others".
+#include "cases/tables.hpp"
+#include "cases/tiles.hpp"
+
+namespace tessera::cases {
+
+namespace {
+
+constexpr Type types[] = {Type::f32, Type::f16, Type::bf16};
+
+// Lists that are one number per case: the types take turns, so that neighbours differ in type as well.
+class Rows {
+ public:
+  void add(Case c) {
+    c.type = types[all.size() % 3], c.seed = all.size() + 1;
+    all.push_back(std::move(c));
+  }
+  void add_in_each_type(const Case& c) {
+    for (Case& typed : typed_rows(c)) all.push_back(std::move(typed));
+  }
+  std::vector<Case> all;
+
+ private:
+  std::vector<Case> typed_rows(const Case& c) const {
+    std::vector<Case> rows = in_types({c}, {types[0], types[1], types[2]});
+    for (std::size_t n = 0; n < rows.size(); ++n) rows[n].seed = all.size() + n + 1;
+    return rows;
+  }
+};
+
+std::string join(const std::string& a, std::int64_t x) { return a + "_" + std::to_string(x); }
+std::string join(const std::string& a, std::int64_t x, std::int64_t y) { return join(join(a, x), y); }
+
+void lengths(Rows& rows) {
+  for (std::int64_t n : {std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, std::int64_t{17}, tile_q - 1, tile_q,
+                         tile_q + 1, 2 * tile_q + 1, tile_other - 1, tile_other, tile_k - 1, tile_k, tile_k + 1,
+                         2 * tile_other + 1, 2 * tile_k + 1}) {
+    rows.add({.name = join("length", n), .Nq = n, .Nk = n, .D = 24});
+    rows.add({.name = join("length_causal", n), .Nq = n, .Nk = n, .D = 24, .options = {.causal = true}});
+  }
+  struct Pair {
+    std::int64_t q, k, D, H;
+  };
+  for (const Pair& p : {Pair{1, 239, 32, 2},
+                        {239, 1, 32, 2},
+                        {3, 799, 32, 2},
+                        {799, 3, 32, 2},
+                        {113, 203, 32, 2},
+                        {1023, 1024, 16, 1},
+                        {tile_q + 1, tile_k - 1, 40, 2},
+                        {2 * tile_q + 1, 2 * tile_k + 1, 8, 1}}) {
+    const Case c{.name = join("lengths", p.q, p.k), .Nq = p.q, .Nk = p.k, .Hq = p.H, .Hk = p.H, .D = p.D};
+    rows.add(c);
+    for (Alignment alignment : {Alignment::bottom_right, Alignment::top_left}) {
+      Case causal = c;
+      causal.name += alignment == Alignment::top_left ? "_top_left" : "_causal";
+      causal.options = {.causal = true, .alignment = alignment};
+      rows.add(causal);
+    }
+  }
+  // Large products of q and k at lengths that leave a key tail: NaN dQ elsewhere.
+  for (std::int64_t n : {1, 2, 5, 17, 128})
+    rows.add({.name = join("overflow", n), .Nq = n, .Nk = n, .D = 64, .options = {.scale = 15.0 / 8}});
+}
+
+void packed(Rows& rows) {
+  const Case base{.name = "", .Hq = 2, .Hk = 1, .D = 32};
+  const auto add = [&](const char* name, std::vector<std::int32_t> q, std::vector<std::int32_t> k, bool causal,
+                       std::int64_t tail_q = 0, std::int64_t tail_k = 0) {
+    Case c = base;
+    c.name = name, c.packed_q = std::move(q), c.packed_k = std::move(k), c.options.causal = causal;
+    c.tail_q = tail_q, c.tail_k = tail_k;
+    rows.add_in_each_type(c);
+  };
+  add("packed_zero_lengths", {0, 5, 0, 130, 0}, {0, 200, 7, 65, 0}, true);
+  add("packed_all_zero", {0, 0, 0}, {0, 0, 0}, false);
+  add("packed_all_zero_with_tail", {0, 0, 0}, {0, 0, 0}, false, 9, 4);
+  add("packed_no_keys", {3, 70, 1}, {0, 0, 0}, false);
+  add("packed_no_queries", {0, 0, 0}, {3, 200, 1}, false);
+  add("packed_more_sequences_than_tokens", {1, 0, 0, 1, 0, 0, 0, 1}, {0, 1, 0, 1, 0, 0, 1, 1}, true);
+  add("packed_tail", {70, 20}, {100, 200}, true, 65, 193);
+  add("packed_one_key_each", {76, 34, 146}, {1, 1, 1}, true);
+  add("packed_one_query_some_none", {1, 0, 1, 1}, {50, 60, 0, 193}, true);
+  Case many = base;
+  many.name = "packed_300_sequences", many.D = 8;
+  for (std::int32_t b = 0; b < 300; ++b) many.packed_q.push_back(b % 3), many.packed_k.push_back((b + 1) % 4);
+  rows.add(many);
+}
+
+void empty(Rows& rows) {
+  rows.add({.name = "no_batch", .B = 0, .Nq = 5, .Nk = 7, .D = 16});
+  rows.add({.name = "no_queries", .B = 2, .Nq = 0, .Nk = 70, .D = 16});
+  rows.add({.name = "no_queries_bias_sinks",
+            .B = 2,
+            .Nq = 0,
+            .Nk = 70,
+            .D = 16,
+            .bias = true,
+            .bias_dims = {.i = false},
+            .sinks = Sinks::finite});
+  rows.add({.name = "no_keys", .B = 2, .Nq = 70, .Nk = 0, .D = 16, .dlse = true});
+  rows.add({.name = "no_keys_sinks", .B = 2, .Nq = 70, .Nk = 0, .D = 16, .sinks = Sinks::some_infinite, .dlse = true});
+  rows.add(
+      {.name = "seqused_zero", .B = 3, .Nq = 70, .Nk = 200, .D = 16, .used_q = {70, 0, 5}, .used_k = {0, 200, 65}});
+  rows.add({.name = "seqused_everything_zero", .B = 2, .Nq = 9, .Nk = 9, .D = 16, .used_q = {0, 0}, .used_k = {0, 0}});
+}
+
+void blind_rows(Rows& rows) {
+  const std::int64_t far = std::int64_t{1} << 40, all_of_it = std::int64_t{1} << 62;
+  const Case base{.name = "", .B = 2, .Nq = 150, .Nk = 210, .D = 16, .dlse = true};
+  const auto add = [&](const char* name, Options options, auto change) {
+    Case c = base;
+    c.name = name, c.options = options;
+    change(c);
+    rows.add_in_each_type(c);
+  };
+  const auto nothing = [](Case&) {};
+  add("blind_first_rows", {.causal = true, .alignment = Alignment::offset, .diagonal_offset = -70}, nothing);
+  add("blind_first_rows_sinks", {.causal = true, .alignment = Alignment::offset, .diagonal_offset = -70},
+      [](Case& c) { c.sinks = Sinks::some_infinite; });
+  add("blind_last_rows", {.alignment = Alignment::offset, .diagonal_offset = 100, .window_left = 5}, nothing);
+  add("blind_first_key_tile", {.window_left = 3, .window_right = 3}, nothing);
+  add("blind_all_rows", {.causal = true, .alignment = Alignment::offset, .diagonal_offset = -far}, nothing);
+  add("diagonal_far_right", {.causal = true, .alignment = Alignment::offset, .diagonal_offset = far}, nothing);
+  add("window_of_everything", {.window_left = all_of_it, .window_right = all_of_it}, nothing);
+  add("window_zero", {.window_left = 0, .window_right = 0}, nothing);
+  add("window_as_causal", {.window_right = 0}, nothing);
+  add("unseen_keys", {.causal = true, .alignment = Alignment::top_left}, nothing);
+  add("more_queries_than_keys", {.causal = true}, [](Case& c) { c.Nq = 210, c.Nk = 100; });
+  add("bias_all_infinite", {}, [](Case& c) { c.bias = true, c.masked_bias = 1; });
+  add("bias_nearly_all_infinite", {}, [](Case& c) { c.bias = true, c.masked_bias = 0.995; });
+  add("bias_infinite_sinks", {}, [](Case& c) { c.bias = true, c.masked_bias = 1, c.sinks = Sinks::finite; });
+  add("mask_of_nothing", {}, [](Case& c) { c.mask = true, c.mask_density = 0; });
+  add("mask_nearly_empty", {}, [](Case& c) { c.mask = true, c.mask_density = 0.005; });
+}
+
+void numbers(Rows& rows) {
+  for (std::int64_t Nk : {64, 200, 385})
+    for (bool mask : {false, true})
+      rows.add_in_each_type({.name = join(mask ? "cold_mask" : "cold", Nk),
+                             .Nq = 70,
+                             .Nk = Nk,
+                             .D = 64,
+                             .mask = mask,
+                             .distribution = Distribution::cold});
+  rows.add_in_each_type({.name = "cold_one_query", .Nq = 1, .Nk = 66, .D = 64, .distribution = Distribution::cold});
+  rows.add_in_each_type({.name = "cold_causal",
+                         .Nq = 130,
+                         .Nk = 130,
+                         .D = 128,
+                         .options = {.causal = true},
+                         .distribution = Distribution::cold});
+  rows.add_in_each_type({.name = "huge", .Nq = 70, .Nk = 200, .D = 64, .distribution = Distribution::huge});
+  rows.add_in_each_type({.name = "huge_causal",
+                         .Nq = 130,
+                         .Nk = 130,
+                         .D = 64,
+                         .options = {.causal = true},
+                         .distribution = Distribution::huge});
+  rows.add_in_each_type({.name = "huge_softcap",
+                         .Nq = 70,
+                         .Nk = 200,
+                         .D = 64,
+                         .options = {.softcap = 20},
+                         .distribution = Distribution::huge});
+  rows.add_in_each_type({.name = "outlier", .Nq = 130, .Nk = 400, .D = 64, .distribution = Distribution::outlier});
+  rows.add_in_each_type({.name = "outlier_two_sequences",
+                         .B = 2,
+                         .Nq = 70,
+                         .Nk = 70,
+                         .D = 256,
+                         .distribution = Distribution::outlier,
+                         .style = Style::heads_first});
+  rows.add_in_each_type({.name = "small", .Nq = 70, .Nk = 200, .D = 64, .distribution = Distribution::small});
+  rows.add_in_each_type({.name = "structured",
+                         .B = 2,
+                         .Nq = 70,
+                         .Nk = 200,
+                         .Hq = 6,
+                         .D = 40,
+                         .Dv = 24,
+                         .distribution = Distribution::structured,
+                         .style = Style::mixed});
+  for (double scale : {0.0, -0.25}) {
+    rows.add_in_each_type(
+        {.name = scale == 0 ? "scale_zero" : "scale_below_zero", .Nq = 70, .Nk = 200, .options = {.scale = scale}});
+    rows.add_in_each_type({.name = scale == 0 ? "scale_zero_causal" : "scale_below_zero_causal",
+                           .Nq = 70,
+                           .Nk = 200,
+                           .options = {.scale = scale, .causal = true}});
+  }
+  rows.add_in_each_type({.name = "dropout_of_most", .Nq = 70, .Nk = 200, .options = {.dropout = 0.98, .seed = 4}});
+  rows.add_in_each_type(
+      {.name = "dropout_rounds_to_none", .Nq = 70, .Nk = 70, .options = {.dropout = 1e-6, .seed = 4}});
+}
+
+void heads(Rows& rows) {
+  for (std::int64_t ratio : {1, 3, 5, 6, 7, 8, 9, 63})
+    rows.add({.name = join("ratio", ratio),
+              .Nq = 20,
+              .Nk = 70,
+              .Hq = 2 * ratio,
+              .Hk = 2,
+              .D = 16,
+              .options = {.causal = true}});
+  for (std::int64_t D : {1, 8, 40, 59, 64, 72, 80, 96, 111, 128, 160, 192, 224, 256, 512})
+    rows.add_in_each_type({.name = join("dim", D),
+                           .Nq = 67,
+                           .Nk = 195,
+                           .Hq = 1,
+                           .Hk = 1,
+                           .D = D,
+                           .style = D % 3 == 0 ? Style::gaps : Style::contiguous});
+  struct Pair {
+    std::int64_t D, Dv;
+  };
+  for (const Pair& p : {Pair{192, 128}, {64, 256}, {576, 512}, {1, 512}, {576, 1}})
+    rows.add_in_each_type(
+        {.name = join("dims", p.D, p.Dv), .Nq = 67, .Nk = 195, .Hq = 2, .Hk = 1, .D = p.D, .Dv = p.Dv});
+}
+
+void layouts(Rows& rows) {
+  const std::pair<const char*, Style> styles[] = {{"layout_gaps", Style::gaps},
+                                                  {"layout_heads_first", Style::heads_first},
+                                                  {"layout_shifted", Style::shifted},
+                                                  {"layout_mixed", Style::mixed},
+                                                  {"layout_broadcast", Style::broadcast}};
+  for (const auto& [name, style] : styles) {
+    Case c{.name = name, .B = 2, .Nq = 66, .Nk = 194, .Hq = 4, .Hk = 2, .D = 40, .Dv = 24, .options = {.causal = true}};
+    c.bias = c.mask = c.dlse = true, c.style = style;
+    rows.add_in_each_type(c);
+    c.name += "_packed", c.packed_q = {66, 3}, c.packed_k = {194, 70}, c.tail_q = c.tail_k = 2;
+    rows.add_in_each_type(c);
+    // One of everything: each dimension of size 1 has a stride that leads nowhere.
+    rows.add({.name = std::string(name) + "_ones",
+              .B = 1,
+              .Nq = 1,
+              .Nk = 1,
+              .Hq = 1,
+              .Hk = 1,
+              .D = 1,
+              .bias = true,
+              .style = style});
+    rows.add({.name = std::string(name) + "_one_head",
+              .B = 1,
+              .Nq = 5,
+              .Nk = 70,
+              .Hq = 1,
+              .Hk = 1,
+              .D = 1,
+              .mask = true,
+              .mask_dims = {.b = false, .h = false, .i = false},
+              .style = style});
+  }
+}
+
+}  // namespace
+
+std::vector<Case> corner() {
+  Rows rows;
+  lengths(rows);
+  packed(rows);
+  empty(rows);
+  blind_rows(rows);
+  numbers(rows);
+  heads(rows);
+  layouts(rows);
+  return rows.all;
+}
+
+}  // namespace tessera::cases

@@ -1,0 +1,390 @@
+// The rounding model: straightforward float64 loops, one query row at a time, forward and backward together.
+// Part of tessera_cases; see model.hpp. Shares no text with src/, so that it is a second opinion on the reference too.
+// Implements docs/algorithm.md's formulas and docs/numerics.md, "The rule".
+#include "cases/model.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <thread>
+
+#include "tessera/tessera.hpp"
+
+namespace tessera::cases {
+
+namespace {
+
+using Values = std::vector<double>;
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// Four partial sums let the compiler use vectors; without them strict float64 order makes this the slowest loop.
+struct Dots {
+  double sum, absolute;
+};
+Dots dots(const double* a, const double* b, std::int64_t n) {
+  std::array<double, 4> sum{}, absolute{};
+  std::int64_t d = 0;
+  for (; d + 4 <= n; d += 4)
+    for (std::size_t lane = 0; lane < 4; ++lane) {
+      const double product = a[at(d) + lane] * b[at(d) + lane];
+      sum[lane] += product, absolute[lane] += std::abs(product);
+    }
+  for (; d < n; ++d) sum[0] += a[d] * b[d], absolute[0] += std::abs(a[d] * b[d]);
+  return {sum[0] + sum[1] + sum[2] + sum[3], absolute[0] + absolute[1] + absolute[2] + absolute[3]};
+}
+
+// y += f x, and the same in absolute values with its own factor.
+void add_scaled(double* y, double* y_bound, const double* x, double f, double f_bound, std::int64_t n) {
+  for (std::int64_t d = 0; d < n; ++d) y[d] += f * x[d], y_bound[d] += f_bound * std::abs(x[d]);
+}
+
+// A sum under construction: the model's values, their bounds, and per row of `width` elements the variance that
+// the roundings give it.
+struct Sum {
+  std::int64_t width;
+  Values model, bound, variance;
+  Sum(std::int64_t n, std::int64_t row) :
+      width(row), model(at(n), 0.0), bound(at(n), 0.0), variance(at(n / row), 0.0) {}
+  // Rows of `part` are `heads` rows apart here.
+  void add(const Sum& part, std::int64_t first_row, std::int64_t heads) {
+    for (std::size_t e = 0; e < part.model.size(); ++e) {
+      const std::size_t row = at(first_row) + e / at(width) * at(heads), to = row * at(width) + e % at(width);
+      model[to] += part.model[e], bound[to] += part.bound[e];
+    }
+    for (std::size_t r = 0; r < part.variance.size(); ++r) variance[at(first_row) + r * at(heads)] += part.variance[r];
+  }
+};
+
+// Variance of the error of rounding x once; none where nothing is lost.
+double variance(Type type, double x) {
+  const double unit = spacing(type, x);
+  return round_to(type, x) == x ? 0 : unit * unit / 12;
+}
+
+double square(const double* x, std::int64_t n) { return dots(x, x, n).sum; }
+
+// Of each row of `width` elements.
+Values squares(const Values& x, std::int64_t width) {
+  Values all(x.size() / at(width));
+  for (std::size_t row = 0; row < all.size(); ++row) all[row] = square(&x[row * at(width)], width);
+  return all;
+}
+
+// Strides of a tensor that broadcasts over dimensions of size 1.
+struct ScoreIndex {
+  std::array<std::int64_t, 4> stride{};
+  explicit ScoreIndex(const Buffer& buffer) {
+    std::int64_t step = 1;
+    for (int d = 3; d >= 0 && buffer; --d) {
+      if (buffer.size(d) > 1) stride[at(d)] = step;
+      step *= buffer.size(d);
+    }
+  }
+  std::size_t operator()(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    return at(b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]);
+  }
+};
+
+// One key that a row sees.
+struct Pair {
+  std::int64_t j;
+  double s, c, t;     // score, sum of absolute values behind it, s_cap/softcap
+  double p, w, keep;  // probability, its weight in A, dropout's factor
+};
+
+class Model {
+ public:
+  explicit Model(const CaseData& source) :
+      data(source), c(source.spec), q(source.q.values()), k(source.k.values()), v(source.v.values()),
+      d_o(source.d_o.values()), bias(source.bias.values()), mask(source.mask.values()), slopes(source.slopes.values()),
+      sinks(source.sinks.values()), d_lse(source.d_lse.values()), bias_index(source.bias), mask_index(source.mask),
+      k_squares(squares(k, c.D)), v_squares(squares(v, c.dim_v())), o(source.o.elements(), c.dim_v()),
+      lse(source.lse.elements(), 1), dq(source.q.elements(), c.D), dk(source.k.elements(), c.D),
+      dv(source.v.elements(), c.dim_v()), dbias(source.bias.elements(), 1), dsinks(source.sinks.elements(), 1) {
+    std::fill(o.bound.begin(), o.bound.end(), std::nan(""));
+    std::fill(lse.bound.begin(), lse.bound.end(), std::nan(""));
+  }
+
+  void run() {
+    std::atomic<std::int64_t> next{0};
+    const std::int64_t items = c.batches() * c.Hq;
+    const auto work = [&] {
+      for (std::int64_t item; (item = next++) < items;) head(item / c.Hq, item % c.Hq);
+    };
+    std::vector<std::thread> others;
+    for (unsigned n = 1; n < std::min<unsigned>(std::thread::hardware_concurrency(), 8); ++n) others.emplace_back(work);
+    work();
+    for (std::thread& other : others) other.join();
+  }
+
+  const CaseData& data;
+  const Case& c;
+  const Values q, k, v, d_o, bias, mask, slopes, sinks, d_lse;
+  const ScoreIndex bias_index, mask_index;
+  const Values k_squares, v_squares;
+  Sum o, lse, dq, dk, dv, dbias, dsinks;
+
+ private:
+  // A share of one element of dBias.
+  struct BiasTerm {
+    std::size_t element;
+    double dS, bound, variance;
+  };
+  // What one (b, h) adds to sums that several share.
+  struct Head {
+    std::int64_t b, h, hk;
+    const Sequence& s;
+    double sink;
+    Sum dk, dv;
+    double dsink = 0, dsink_bound = 0, dsink_variance = 0;
+    std::vector<BiasTerm> dbias{};
+  };
+  // One query of it.
+  struct Row {
+    std::int64_t i;
+    std::size_t q, o, lse;  // where its elements begin
+    std::vector<Pair> pairs;
+    double LSE = -infinity;
+    double delta_variance = 0;  // of the roundings that reach delta
+  };
+
+  std::size_t key(const Head& x, std::int64_t j) const { return at((x.s.row_k + j) * c.Hk + x.hk); }
+  const double* k_row(const Head& x, std::int64_t j) const { return &k[key(x, j) * at(c.D)]; }
+  const double* v_row(const Head& x, std::int64_t j) const { return &v[key(x, j) * at(c.dim_v())]; }
+
+  bool visible(const Head& x, std::int64_t i, std::int64_t j) const {
+    const std::int64_t row = i + c.options.row0 + x.s.off, column = j + c.options.col0;
+    if (c.options.causal && column > row) return false;
+    if (c.options.window_left >= 0 && column < row - c.options.window_left) return false;
+    if (c.options.window_right >= 0 && column > row + c.options.window_right) return false;
+    return mask.empty() || mask[mask_index(x.b, x.h, i, j)] != 0;
+  }
+
+  std::vector<Pair> scores(const Head& x, const Row& row) const {
+    const double scale = c.scale(), softcap = c.options.softcap;
+    std::vector<Pair> pairs;
+    pairs.reserve(at(x.s.Nk));
+    for (std::int64_t j = 0; j < x.s.Nk; ++j) {
+      if (!visible(x, row.i, j)) continue;
+      const Dots qk = dots(&q[row.q], k_row(x, j), c.D);
+      Pair pair{.j = j, .s = scale * qk.sum, .c = std::abs(scale) * qk.absolute, .t = 0, .p = 0, .w = 0, .keep = 1};
+      if (softcap > 0) pair.t = std::tanh(pair.s / softcap), pair.s = softcap * pair.t;
+      if (!slopes.empty()) {
+        const double slope = slopes[at(c.slopes == Slopes::per_batch_head ? x.b * c.Hq + x.h : x.h)];
+        const auto distance = static_cast<double>(std::abs(row.i + c.options.row0 + x.s.off - j - c.options.col0));
+        pair.s -= slope * distance, pair.c += std::abs(slope) * distance;
+      }
+      if (!bias.empty()) {
+        const double value = bias[bias_index(x.b, x.h, row.i, j)];
+        pair.s += value, pair.c += std::abs(value);
+      }
+      if (pair.s != -infinity) pairs.push_back(pair);
+    }
+    return pairs;
+  }
+
+  void softmax(const Head& x, Row& row) const {
+    double m = x.sink, sum = 0, mean_c = 0;
+    for (const Pair& pair : row.pairs) m = std::max(m, pair.s);
+    for (const Pair& pair : row.pairs) sum += std::exp(pair.s - m);
+    if (x.sink != -infinity) sum += std::exp(x.sink - m);
+    row.LSE = m == -infinity ? -infinity : m + std::log(sum);
+    for (Pair& pair : row.pairs) pair.p = std::exp(pair.s - row.LSE), mean_c += pair.p * pair.c;
+    if (x.sink != -infinity) mean_c += std::exp(x.sink - row.LSE) * std::abs(x.sink);
+    const Options& opt = c.options;
+    for (Pair& pair : row.pairs) {
+      pair.w = pair.p * std::max(1.0, pair.c + mean_c);
+      if (opt.dropout <= 0) continue;
+      const bool keep = kept(opt.seed, opt.seed_offset, opt.dropout, x.b + opt.batch0, x.h + opt.head0,
+                             row.i + opt.row0, pair.j + opt.col0);
+      pair.keep = keep ? 1 / (1 - std::round(65536 * opt.dropout) / 65536) : 0;
+    }
+  }
+
+  void head(std::int64_t b, std::int64_t h) {
+    const Sequence& s = data.sequences[at(b)];
+    const std::int64_t Nk = c.backward ? s.Nk : 0, hk = h / (c.Hq / c.Hk);
+    Head x{.b = b,
+           .h = h,
+           .hk = hk,
+           .s = s,
+           .sink = sinks.empty() ? -infinity : sinks[at(h)],
+           .dk = Sum(Nk * c.D, c.D),
+           .dv = Sum(Nk * c.dim_v(), c.dim_v())};
+    for (std::int64_t i = 0; i < s.Nq; ++i) query(x, i);
+    const std::lock_guard lock(mutex);
+    dk.add(x.dk, s.row_k * c.Hk + hk, c.Hk);
+    dv.add(x.dv, s.row_k * c.Hk + hk, c.Hk);
+    for (const BiasTerm& term : x.dbias) {
+      dbias.model[term.element] += term.dS, dbias.bound[term.element] += term.bound;
+      dbias.variance[term.element] += term.variance;
+    }
+    if (sinks.empty()) return;
+    dsinks.model[at(h)] += x.dsink, dsinks.bound[at(h)] += x.dsink_bound;
+    dsinks.variance[at(h)] += x.dsink_variance;
+  }
+
+  void query(Head& x, std::int64_t i) {
+    const std::int64_t Dv = c.dim_v(), number = (x.s.row_q + i) * c.Hq + x.h;
+    Row row{.i = i,
+            .q = at(number * c.D),
+            .o = at(number * Dv),
+            .lse = at(x.s.lse_first + x.h * x.s.lse_head + i),
+            .pairs = {}};
+    row.pairs = scores(x, row);
+    softmax(x, row);
+
+    double largest_c = std::max(1.0, x.sink == -infinity ? 0.0 : std::abs(x.sink));
+    std::fill_n(&o.bound[row.o], Dv, 0.0);
+    for (const Pair& pair : row.pairs) {
+      largest_c = std::max(largest_c, pair.c);
+      const double P = pair.p * pair.keep;
+      add_scaled(&o.model[row.o], &o.bound[row.o], v_row(x, pair.j), round_to(c.type, P), pair.w * pair.keep, Dv);
+      o.variance[at(number)] += variance(c.type, P) * v_squares[key(x, pair.j)];
+    }
+    for (std::size_t d = row.o; d < row.o + at(Dv); ++d) {
+      const double lost = variance(data.o.type(), o.model[d]);
+      o.variance[at(number)] += lost, row.delta_variance += lost * d_o[d] * d_o[d];
+      o.model[d] = round_to(data.o.type(), o.model[d]);
+    }
+    lse.model[row.lse] = round_to(data.lse.type(), row.LSE), lse.bound[row.lse] = largest_c;
+    if (c.backward && row.LSE != -infinity) query_backward(x, row);
+  }
+
+  void query_backward(Head& x, Row& row) {
+    const std::int64_t Dv = c.dim_v(), D = c.D;
+    const double scale = c.scale(), dO_square = square(&d_o[row.o], Dv), q_square = square(&q[row.q], D);
+    double delta = 0, delta_bound = 0;
+    for (std::size_t d = row.o; d < row.o + at(Dv); ++d)
+      delta += d_o[d] * o.model[d], delta_bound += std::abs(d_o[d]) * o.bound[d];
+    if (!d_lse.empty()) delta -= d_lse[row.lse], delta_bound += std::abs(d_lse[row.lse]);
+
+    double& dq_variance = dq.variance[row.q / at(D)];
+    Values slope(at(D), 0.0);  // of dQ_i as a function of delta_i
+    for (Pair& pair : row.pairs) {
+      const std::int64_t j = pair.j;
+      const Dots dOv = dots(&d_o[row.o], v_row(x, j), Dv);
+      double dS = pair.p * (pair.keep * dOv.sum - delta);
+      double dS_bound = pair.w * (pair.keep * dOv.absolute + delta_bound);
+      if (!bias.empty()) x.dbias.push_back({bias_index(x.b, x.h, row.i, j), dS, dS_bound, 0});
+      const double slack = c.options.softcap > 0 ? 1 - pair.t * pair.t : 1;
+      if (c.options.softcap > 0) dS *= slack, dS_bound *= 1 + pair.t * pair.t;
+      const double P_variance = variance(c.type, pair.p * pair.keep);
+      const double dS_variance = variance(c.type, dS) * scale * scale;
+      dS = scale * round_to(c.type, dS), dS_bound *= std::abs(scale);
+
+      add_scaled(&x.dv.model[at(j * Dv)], &x.dv.bound[at(j * Dv)], &d_o[row.o], round_to(c.type, pair.p * pair.keep),
+                 pair.w * pair.keep, Dv);
+      add_scaled(&dq.model[row.q], &dq.bound[row.q], k_row(x, j), dS, dS_bound, D);
+      add_scaled(&x.dk.model[at(j * D)], &x.dk.bound[at(j * D)], &q[row.q], dS, dS_bound, D);
+      for (std::int64_t d = 0; d < D; ++d) slope[at(d)] += scale * pair.p * slack * k_row(x, j)[d];
+      row.delta_variance += P_variance * dOv.sum * dOv.sum;
+      x.dv.variance[at(j)] += P_variance * dO_square;
+      dq_variance += dS_variance * k_squares[key(x, j)];
+      x.dk.variance[at(j)] += dS_variance * q_square;
+    }
+    dq_variance += row.delta_variance * square(slope.data(), D);
+    spread_delta(x, row, scale * scale * q_square);
+    if (x.sink != -infinity) sink_backward(x, row, delta, delta_bound);
+  }
+
+  // An error of delta_i moves every dS of its row the same way: with one bias for all keys it counts as a whole.
+  void spread_delta(Head& x, const Row& row, double q_square) const {
+    double sum = 0;
+    for (const Pair& pair : row.pairs) {
+      const double slack = c.options.softcap > 0 ? 1 - pair.t * pair.t : 1, ds = pair.p * slack;
+      x.dk.variance[at(pair.j)] += row.delta_variance * ds * ds * q_square;
+      sum += pair.p;
+      if (!bias.empty() && data.bias.size(3) > 1)
+        x.dbias.push_back({bias_index(x.b, x.h, row.i, pair.j), 0, 0, pair.p * pair.p * row.delta_variance});
+    }
+    if (!bias.empty() && data.bias.size(3) == 1)
+      x.dbias.push_back({bias_index(x.b, x.h, row.i, 0), 0, 0, sum * sum * row.delta_variance});
+  }
+
+  void sink_backward(Head& x, const Row& row, double delta, double delta_bound) const {
+    const double p = std::exp(x.sink - row.LSE);
+    double mean_c = p * std::abs(x.sink);
+    for (const Pair& pair : row.pairs) mean_c += pair.p * pair.c;
+    x.dsink -= p * delta;
+    x.dsink_bound += p * std::max(1.0, std::abs(x.sink) + mean_c) * delta_bound;
+    x.dsink_variance += p * p * row.delta_variance;
+  }
+
+  std::mutex mutex;
+};
+
+Values rounded(const Values& x, Type type) {
+  Values y(x.size());
+  std::transform(x.begin(), x.end(), y.begin(), [&](double value) { return round_to(type, value); });
+  return y;
+}
+
+// `output` may be absent: then its type does not matter, for nobody compares it.
+Expected finished(const Buffer& output, const Buffer& exact, const Sum& sum, bool accumulate) {
+  Expected e{.exact = exact.values(), .model = sum.model, .bound = sum.bound, .initial = {}};
+  if (accumulate && output) {
+    e.initial = output.values();
+    for (std::size_t n = 0; n < e.exact.size(); ++n) {
+      e.exact[n] += e.initial[n], e.model[n] += e.initial[n];
+      if (e.bound[n] != 0) e.bound[n] += std::abs(e.initial[n]);
+    }
+  }
+  if (!output) return e;
+  double total = 0, largest = 0;
+  for (std::size_t r = 0; r < sum.variance.size(); ++r) {
+    double row = sum.variance[r];
+    for (std::size_t n = r * at(sum.width); n < (r + 1) * at(sum.width); ++n)
+      if (e.bound[n] > 0) row += variance(output.type(), e.model[n]);  // NaN: never written
+    total += row, largest = std::max(largest, row);
+  }
+  e.rounding = std::sqrt(total) + 3 * std::sqrt(largest);
+  e.model = rounded(e.model, output.type());
+  return e;
+}
+
+}  // namespace
+
+bool kept(std::uint64_t seed, std::uint64_t offset, double p_drop, std::int64_t b, std::int64_t h, std::int64_t i,
+          std::int64_t j) {
+  using Word = std::uint32_t;
+  const auto philox = [](std::array<Word, 4> x, Word k0, Word k1) {
+    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9, k1 += 0xBB67AE85) {
+      const std::uint64_t p0 = 0xD2511F53ULL * x[0], p1 = 0xCD9E8D57ULL * x[2];
+      x = {static_cast<Word>(p1 >> 32) ^ x[1] ^ k0, static_cast<Word>(p1), static_cast<Word>(p0 >> 32) ^ x[3] ^ k1,
+           static_cast<Word>(p0)};
+    }
+    return x;
+  };
+  const auto low = [](auto x) { return static_cast<Word>(x); };
+  const auto key = philox({low(offset), low(offset >> 32), 0, 0}, low(seed), low(seed >> 32));
+  const auto bits = philox({low((j >> 4) * 4 + ((j >> 1) & 3)), low(i >> 1), low(h), low(b)}, key[0], key[1]);
+  const auto number = 4 * (i & 1) + 2 * ((j >> 3) & 1) + (j & 1);
+  const Word value = (bits[at(number / 2)] >> (16 * (number % 2))) & 0xFFFF;
+  return value >= static_cast<Word>(std::round(65536 * p_drop));
+}
+
+Expectation expect(const CaseData& data) {
+  const CaseData wide = widened(data);
+  const Execution reference{.kernel = "reference"};
+  forward(wide.inputs(), wide.outputs(), wide.options(), reference);
+  if (data.spec.backward) backward(wide.inputs(), wide.saved(), wide.gradients(), wide.options(), reference);
+
+  Model model(data);
+  model.run();
+  const bool accumulate = data.spec.options.accumulate;
+  return {.o = finished(data.o, wide.o, model.o, false),
+          .lse = finished(data.lse, wide.lse, model.lse, false),
+          .dq = finished(data.dq, wide.dq, model.dq, accumulate),
+          .dk = finished(data.dk, wide.dk, model.dk, accumulate),
+          .dv = finished(data.dv, wide.dv, model.dv, accumulate),
+          .dbias = finished(data.dbias, wide.dbias, model.dbias, accumulate),
+          .dsinks = finished(data.dsinks, wide.dsinks, model.dsinks, accumulate)};
+}
+
+}  // namespace tessera::cases

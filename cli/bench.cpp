@@ -1,0 +1,242 @@
+// `tessera bench`: the speed of the kernels, beside the speed that this machine's registers reach in the same run.
+// Nobody includes this.
+// Method: docs/benchmarks.md. Inputs are normally distributed: zeros would be faster and mean nothing.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "cli/array.hpp"
+#include "cli/command.hpp"
+#include "cli/flags.hpp"
+#include "cli/fma_rate.hpp"
+#include "cli/options.hpp"
+#include "cli/progress.hpp"
+#include "cli/report.hpp"
+#include "cli/timing.hpp"
+#include "tessera/tessera.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct Arguments {
+  std::string suite = "cpu", json;
+  int repeat = 0;
+  ExecutionFlags execution;
+};
+
+// One pass of one shape; measured full and causal.
+struct Shape {
+  Type type;
+  std::int64_t N, D;
+  bool backward;
+  std::int64_t B = 1, H = 8;
+
+  // 4 B H Nq Nk D operations forward; the backward pass has five matrix products instead of two.
+  double operations() const { return (backward ? 2.5 : 1.0) * 4.0 * static_cast<double>(B * H * N * N * D); }
+};
+
+struct Measured {
+  double full = 0, causal = 0;  // seconds, medians
+  double fma = 0;               // operations per second, median of the same rounds
+  int runs = 0;
+  std::string kernel;
+};
+
+std::vector<Shape> shapes_of(const std::string& suite) {
+  std::vector<Shape> shapes;
+  const auto both = [&](Type type, std::int64_t N, std::int64_t D) {
+    shapes.push_back({type, N, D, false});
+    shapes.push_back({type, N, D, true});
+  };
+  if (suite == "tiny") {
+    both(Type::f32, 128, 64);
+    return shapes;
+  }
+  for (auto [N, D] : {std::pair{512, 64}, {2048, 64}, {2048, 128}, {4096, 128}}) both(Type::f32, N, D);
+  for (const Type type : {Type::f16, Type::bf16})
+    for (auto [N, D] : {std::pair{2048, 64}, {2048, 128}}) both(type, N, D);
+  return shapes;
+}
+
+// The tensors of one shape, and its two passes ready to run, full and causal.
+class Bench {
+ public:
+  Bench(const Shape& shape, const Execution& base) : shape(shape), execution(base) {
+    const std::vector<std::int64_t> size{shape.B, shape.N, shape.H, shape.D};
+    q = random_normal(shape.type, size, 1), k = random_normal(shape.type, size, 2);
+    v = random_normal(shape.type, size, 3), d_o = random_normal(shape.type, size, 4);
+    for (Array* array : {&dq, &dk, &dv}) *array = Array(shape.type, size);
+    for (Saved& pass : saved) {
+      results.push_back(Array(shape.type, size));
+      pass.o = results.back().view();
+      results.push_back(Array(Type::f32, {shape.B, shape.H, shape.N}));
+      pass.lse = results.back().view();
+      pass.d_o = d_o.view();
+    }
+    inputs.q = q.view(), inputs.k = k.view(), inputs.v = v.view();
+    gradients.dq = dq.view(), gradients.dk = dk.view(), gradients.dv = dv.view();
+    std::size_t bytes = 0;
+    for (const bool causal : {false, true}) {
+      Options options;
+      options.causal = causal;
+      forward_plans.push_back(Plan::forward(inputs, outputs(causal), options, base));
+      backward_plans.push_back(Plan::backward(inputs, saved[causal], gradients, options, base));
+      bytes = std::max({bytes, forward_plans.back().workspace_size(), backward_plans.back().workspace_size()});
+    }
+    workspace = Array(Type::u8, {static_cast<std::int64_t>(bytes)});
+    execution.workspace = workspace.data<void>();
+    execution.workspace_bytes = bytes;
+    for (const bool causal : {false, true}) {
+      run(false, causal);  // O and LSE for the backward pass
+      if (shape.backward) run(true, causal);
+    }
+  }
+
+  void run(bool backward, bool causal) {
+    Options options;
+    options.causal = causal;
+    if (backward) backward_plans[causal].run(inputs, saved[causal], gradients, options, execution);
+    if (!backward) forward_plans[causal].run(inputs, outputs(causal), options, execution);
+  }
+
+  std::string kernel() const { return (shape.backward ? backward_plans : forward_plans)[0].kernel(); }
+
+ private:
+  Outputs outputs(bool causal) const { return {.o = saved[causal].o, .lse = saved[causal].lse}; }
+
+  Shape shape;
+  Execution execution;
+  Array q, k, v, d_o, dq, dk, dv, workspace;
+  std::vector<Array> results;
+  Inputs inputs;
+  Saved saved[2];
+  Gradients gradients;
+  std::vector<Plan> forward_plans, backward_plans;  // full, causal
+};
+
+constexpr int least_rounds = 7, most_rounds = 1000;
+constexpr double least_seconds = 0.6;
+
+// A guess of the seconds that a row takes, for the progress line: FMA rate, full and causal at 100 GF/s.
+double expected_seconds(const Shape& shape) {
+  return std::max(2 * least_seconds, least_rounds * 2.5 * shape.operations() / 100e9);
+}
+
+// Rounds of FMA rate, full and causal in turn: another program that slows one of them down slows all of them down.
+Measured measure(const Shape& shape, const Arguments& a, Progress& progress) {
+  Bench bench(shape, a.execution.execution());
+  std::vector<double> full, causal, fma;
+  double sum = 0;
+  const auto enough = [&] {
+    const int rounds = static_cast<int>(full.size());
+    if (a.repeat > 0) return rounds >= a.repeat;
+    return (rounds >= least_rounds && sum >= least_seconds) || rounds >= most_rounds;
+  };
+  while (!enough()) {
+    // About as long as what it is compared with: on a busy machine a short burst may escape the other programs.
+    const double burst = full.empty() ? 0.01 : std::clamp(full.back(), 0.01, 0.25);
+    fma.push_back(measure_fma_rate(a.execution.threads(), burst));
+    full.push_back(seconds_of([&] { bench.run(shape.backward, false); }));
+    causal.push_back(seconds_of([&] { bench.run(shape.backward, true); }));
+    sum += full.back() + causal.back();
+    const int expected = a.repeat > 0 ? a.repeat : least_rounds;
+    if (static_cast<int>(full.size()) <= expected) progress.advance(expected_seconds(shape) / expected);
+  }
+  return {median(full), median(causal), median(fma), static_cast<int>(full.size()), bench.kernel()};
+}
+
+const Table table({{"type", 4, true},
+                   {"N", 5},
+                   {"D", 4},
+                   {"pass", 8, true},
+                   {"mask", 6, true},
+                   {"kernel", 9, true},
+                   {"time", 10},
+                   {"GF/s", 7},
+                   {"of FMA", 6},
+                   {"FMA GF/s", 8},
+                   {"vs full", 7}});
+
+void report_row(const Shape& shape, const Measured& m, bool causal, Json& rows) {
+  const double seconds = causal ? m.causal : m.full;
+  const double rate = shape.operations() / (causal ? 2 : 1) / seconds;
+  const char *pass = shape.backward ? "backward" : "forward", *mask = causal ? "causal" : "full";
+  const std::string line =
+      table.row({name_of(shape.type), std::to_string(shape.N), std::to_string(shape.D), pass, mask, m.kernel,
+                 time_text(seconds), format("%.1f", rate / 1e9), format("%.2f", rate / m.fma),
+                 format("%.1f", m.fma / 1e9), causal ? format("%.2fx", m.full / m.causal) : ""});
+  std::fputs(line.c_str(), stdout);
+  Json row = {{"type", name_of(shape.type)},
+              {"B", shape.B},
+              {"H", shape.H},
+              {"N", shape.N},
+              {"D", shape.D},
+              {"pass", pass},
+              {"causal", causal},
+              {"kernel", m.kernel},
+              {"runs", m.runs},
+              {"seconds", seconds},
+              {"gflops", rate / 1e9},
+              {"fma_gflops", m.fma / 1e9},
+              {"of_fma", rate / m.fma}};
+  if (causal) row["speedup_over_full"] = m.full / m.causal;
+  rows.push_back(row);
+}
+
+int bench(const Arguments& a) {
+  const std::vector<Shape> shapes = shapes_of(a.suite);
+  double total = 0;
+  for (const Shape& shape : shapes) total += expected_seconds(shape);
+  const int threads = a.execution.threads();
+  Progress progress(total);
+  progress.step("FMA rate");
+  std::vector<double> rates;
+  for (int i = 0; i < 5; ++i) rates.push_back(measure_fma_rate(threads, 0.05));
+
+  Json json;
+  json["machine"] = machine();
+  json["suite"] = a.suite;
+  json["threads"] = threads;
+  json["fma_gflops"] = median(rates) / 1e9;
+  json["rows"] = Json::array();
+  progress.hide();
+  std::printf("%s, %d threads, B=1 H=8; registers alone reach %.1f GF/s (FMA)\n\n", cpu_model().c_str(), threads,
+              median(rates) / 1e9);
+  std::fputs(table.heading().c_str(), stdout);
+  for (const Shape& shape : shapes) {
+    progress.step(format("%s N=%lld D=%lld %s", name_of(shape.type), static_cast<long long>(shape.N),
+                         static_cast<long long>(shape.D), shape.backward ? "backward" : "forward"));
+    const Measured measured = measure(shape, a, progress);
+    progress.hide();
+    for (const bool causal : {false, true}) report_row(shape, measured, causal, json["rows"]);
+    std::fflush(stdout);
+  }
+  std::printf(
+      "\nMedians. Operations: 4 B H N N D forward, 2.5 times that backward, half of it causal. \"of FMA\": share of "
+      "the\n"
+      "register-only FMA rate of as many threads, measured between the runs of the same row. \"vs full\": how much "
+      "less\n"
+      "time causal takes than full.\n");
+  save_json(a.json, json);
+  return 0;
+}
+
+}  // namespace
+
+Action add_bench(CLI::App& program) {
+  auto arguments = std::make_shared<Arguments>();
+  Arguments& a = *arguments;
+  CLI::App& command = add_command(program, "bench", "Speed, beside what this machine's registers can do",
+                                  "Examples:\n"
+                                  "  tessera bench --threads 2\n"
+                                  "  tessera bench --kernel avx2 --json bench.json");
+  add_flag(command, "--suite", "cpu (the default), or tiny to see that it works", a.suite,
+           {.value = "NAME", .choices = {"cpu", "tiny"}});
+  add_flag(command, "--repeat", "Runs per row (default: 7 or more, until 0.6 seconds are measured)", a.repeat,
+           {.value = "N", .least = 1, .most = 1e6});
+  add_json_flag(command, a.json);
+  a.execution.add_to(command);
+  return [arguments] { return bench(*arguments); };
+}
+
+}  // namespace tessera::cli

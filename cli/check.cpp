@@ -1,0 +1,125 @@
+// `tessera check`: the case tables and random configurations against float64.
+// Nobody includes this.
+// A thin layer over cases/suite.hpp, which the tests use too; the rule is in docs/numerics.md.
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+
+#include "cases/random.hpp"
+#include "cases/suite.hpp"
+#include "cli/command.hpp"
+#include "cli/flags.hpp"
+#include "cli/options.hpp"
+#include "cli/progress.hpp"
+#include "cli/report.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct Arguments {
+  std::string suite = "all", one_case, json;
+  std::uint64_t seed = 1;
+  std::uint64_t count = 500;
+  bool list = false;
+  ExecutionFlags execution;
+};
+
+std::vector<cases::Case> chosen(const Arguments& a) {
+  if (!a.one_case.empty()) return {cases::find_case(a.one_case)};
+  if (a.suite == "random") return cases::random_cases(a.seed, a.count);
+  return cases::suite(a.suite);
+}
+
+Json to_json(const cases::CaseReport& report) {
+  Json outputs = Json::array();
+  for (const cases::OutputReport& o : report.outputs)
+    outputs.push_back({{"name", o.name},
+                       {"type", cases::name_of(o.type)},
+                       {"error", o.error},
+                       {"allowed", o.allowed},
+                       {"model_error", o.model_error},
+                       {"norm", o.norm},
+                       {"ok", o.ok}});
+  return {{"name", report.name},         {"case", report.text},
+          {"kernel", report.kernel},     {"ok", report.ok},
+          {"skipped", report.skipped},   {"seconds", report.seconds},
+          {"messages", report.messages}, {"repeat", report.reproduce},
+          {"outputs", outputs}};
+}
+
+Json to_json(const cases::SuiteReport& report, const Arguments& a) {
+  Json json;
+  json["machine"] = machine();
+  json["suite"] = a.one_case.empty() ? a.suite : "case " + a.one_case;
+  if (a.suite == "random") json["seed"] = a.seed;
+  json["passed"] = report.passed;
+  json["failed"] = report.failed;
+  json["skipped"] = report.skipped;
+  json["cases"] = Json::array();
+  for (const cases::CaseReport& one : report.cases) json["cases"].push_back(to_json(one));
+  return json;
+}
+
+// A kernel or device that is not here is one error, not one per case: asked for the smallest problem, the library says
+// what is wrong.
+void require_kernel(const Execution& execution) {
+  const Tensor one(nullptr, Type::f32, {1, 1, 1, 1});
+  Inputs inputs;
+  inputs.q = inputs.k = inputs.v = one;
+  Plan::forward(inputs, {.o = one, .lse = {}}, {}, execution);
+}
+
+int check(const Arguments& a) {
+  const std::vector<cases::Case> all = chosen(a);
+  if (a.list) {
+    for (const cases::Case& one : all) std::printf("%-32s %s\n", one.name.c_str(), cases::describe(one).c_str());
+    return 0;
+  }
+  require_kernel(a.execution.execution());
+  cases::SuiteReport report;
+  {
+    Progress progress(static_cast<double>(all.size()));
+    report = cases::run_suite(
+        all, a.execution.execution(), [&](const cases::CaseReport& one, std::size_t done, std::size_t total) {
+          progress.step("case " + std::to_string(done) + " of " + std::to_string(total) + "  " + one.name);
+          progress.advance(1);
+          if (one.ok) return;
+          progress.hide();
+          std::printf("%s\n", cases::to_text(one).c_str());
+        });
+  }
+  std::printf("%s\n%zu passed, %zu failed, %zu skipped\n", cases::worst_table(report).c_str(), report.passed,
+              report.failed, report.skipped);
+  if (report.passed + report.failed == 0 && report.skipped > 0)
+    std::printf("first reason: %s\n",
+                report.cases.front().messages.empty() ? "?" : report.cases.front().messages.front().c_str());
+  save_json(a.json, to_json(report, a));
+  // A check in which nothing ran has not shown anything.
+  return report.ok() && report.passed > 0 ? 0 : 1;
+}
+
+}  // namespace
+
+Action add_check(CLI::App& program) {
+  auto arguments = std::make_shared<Arguments>();
+  Arguments& a = *arguments;
+  CLI::App& command = add_command(
+      program, "check", "Compare every output with float64, case by case",
+      "The table shows the worst error as a share of the allowed one, for each output and type; above 1 is a failure.\n"
+      "A failing case prints the command that repeats it. The exit status is 1 if anything failed.\n\n"
+      "Examples:\n"
+      "  tessera check --suite features --kernel avx2\n"
+      "  tessera check --suite random --seed 42 --count 1000 --json report.json");
+  add_flag(command, "--suite", "regular, features, corner, random, or all of the first three (the default)", a.suite,
+           {.value = "NAME", .choices = {"regular", "features", "corner", "random", "all"}});
+  add_flag(command, "--case", "Only this case of any table", a.one_case, {.value = "NAME"});
+  add_flag(command, "--seed", "random: the first case's seed (default: 1)", a.seed, {.value = "N"});
+  add_flag(command, "--count", "random: number of cases (default: 500)", a.count,
+           {.value = "N", .least = 1, .most = 1e9});
+  add_flag(command, "--list", "Print the cases and run nothing", a.list);
+  add_json_flag(command, a.json);
+  a.execution.add_to(command);
+  return [arguments] { return check(*arguments); };
+}
+
+}  // namespace tessera::cli

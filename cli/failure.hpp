@@ -1,0 +1,15 @@
+// The exception of the command line itself: something is wrong outside the library, such as a file.
+// Included by everything in cli/ that can fail; cli/main.cpp prints it.
+// The library's own errors are tessera::Error.
+#pragma once
+
+#include <stdexcept>
+
+namespace tessera::cli {
+
+// what() is one sentence for the user, with its full stop.
+class Failure : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace tessera::cli

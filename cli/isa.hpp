@@ -1,0 +1,42 @@
+// Which vector instructions the command line's own loops may use: chosen at run time, as the library does.
+// Included by cli/fma_rate.cpp and cli/unfused.cpp, whose loops must not be slower than this machine allows.
+// The trick: one always-inlined template body, and a function per instruction set that it is inlined into.
+#pragma once
+
+namespace tessera::cli {
+
+enum class Isa { baseline, avx2, avx512 };
+
+#if defined(__x86_64__)
+#define TESSERA_TARGET_AVX2 __attribute__((target("avx2,fma")))
+#define TESSERA_TARGET_AVX512 __attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,fma")))
+inline Isa best_isa() {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512bw"))
+    return Isa::avx512;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? Isa::avx2 : Isa::baseline;
+}
+#else
+#define TESSERA_TARGET_AVX2
+#define TESSERA_TARGET_AVX512
+inline Isa best_isa() { return Isa::baseline; }  // NEON has fused multiply-add in its baseline
+#endif
+
+#define TESSERA_INLINE [[gnu::always_inline]] inline
+
+inline const char* name_of(Isa isa) {
+#if defined(__x86_64__)
+  return isa == Isa::avx512 ? "AVX-512" : isa == Isa::avx2 ? "AVX2" : "SSE2";
+#else
+  return isa == Isa::baseline ? "baseline" : "?";
+#endif
+}
+
+// W floats as the compiler's own vector type. The alignment of a float: rows begin anywhere.
+template <int W>
+struct Vector {
+  typedef float type __attribute__((vector_size(W * 4), aligned(4), may_alias));
+  typedef int ints __attribute__((vector_size(W * 4), aligned(4), may_alias));
+};
+
+}  // namespace tessera::cli

@@ -1,0 +1,80 @@
+// The `tessera` program: parses the command line, runs one command, turns every error into one sentence.
+// Nobody includes this.
+// Implements the command line described in docs/tour.md. Exit status: 0 fine, 1 failed, 2 wrong usage.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "cli/command.hpp"
+#include "cli/flags.hpp"
+#include "cli/report.hpp"
+
+namespace {
+
+using namespace tessera::cli;
+
+int fail(const std::string& sentence, int status) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "tessera: %s\n", sentence.c_str());
+  return status;
+}
+
+int usage_error(const CLI::App& program, const CLI::ParseError& error, const std::string& first_word) {
+  const auto named = [&](const CLI::App* command) { return command->get_name() == first_word; };
+  if (first_word[0] != '-' && program.get_subcommands(named).empty())
+    return fail("there is no command '" + first_word + "' (see `tessera --help`).", 2);
+  std::string command = "tessera";
+  for (const CLI::App* chosen : program.get_subcommands()) command += " " + chosen->get_name();
+  std::string sentence = error.what();
+  while (!sentence.empty() && (sentence.back() == '\n' || sentence.back() == '.')) sentence.pop_back();
+  return fail(sentence + " (see `" + command + " --help`).", 2);
+}
+
+int run_chosen(const std::vector<std::pair<CLI::App*, Action>>& actions) {
+  try {
+    for (const auto& [command, action] : actions)
+      if (command->parsed()) return action();
+  } catch (const std::bad_alloc&) {
+    return fail("not enough memory for this problem.", 1);
+  } catch (const std::exception& error) {
+    return fail(error.what(), 1);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App program("Exact attention, forward and backward, tile by tile.", "tessera");
+  use_plain_help(program);
+  program.require_subcommand(1);
+  program.set_version_flag("--version", "tessera " + version());
+  program.footer(
+      "Examples:\n"
+      "  tessera demo                                    see it work, in half a minute\n"
+      "  tessera run --q q.npy --k k.npy --v v.npy --causal --out results\n"
+      "  tessera plan --nq 2048 --heads 8 --dim 64 --causal\n"
+      "  tessera COMMAND --help                          every option of a command");
+
+  std::vector<std::pair<CLI::App*, Action>> actions;
+  for (auto add : {add_demo, add_run, add_check, add_bench, add_plan, add_info}) {
+    Action action = add(program);
+    actions.emplace_back(program.get_subcommands({}).back(), std::move(action));
+  }
+
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return program.exit(help);
+  } catch (const CLI::ParseError& error) {
+    if (argc == 1) {  // nothing was asked for: the help is the best answer
+      std::fputs(program.help().c_str(), stderr);
+      return 2;
+    }
+    return usage_error(program, error, argv[1]);
+  }
+  return run_chosen(actions);
+}

@@ -1,0 +1,133 @@
+// `tessera plan`: which kernel, which tiles and how much workspace a problem would get, and why others were refused.
+// Nobody includes this.
+// Planning reads shapes and types only, so no memory is allocated for the tensors.
+#include <cstdio>
+#include <memory>
+
+#include "cli/array.hpp"
+#include "cli/command.hpp"
+#include "cli/flags.hpp"
+#include "cli/options.hpp"
+#include "cli/report.hpp"
+#include "tessera/tessera.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct Arguments {
+  std::vector<std::int64_t> q_shape, k_shape;
+  std::int64_t batch = 1, nq = 2048, nk = 0, heads = 8, kv_heads = 0, dim = 64, dim_v = 0;
+  std::string type = "f32", pass = "both", json;
+  std::vector<std::string> with;
+  bool f32_out = false;
+  AttentionFlags attention;
+  ExecutionFlags execution;
+
+  bool has(const char* name) const { return std::find(with.begin(), with.end(), name) != with.end(); }
+};
+
+// --q-shape and --k-shape overrule the single numbers; what is not given follows the queries.
+void complete(Arguments& a) {
+  if (!a.q_shape.empty()) a.batch = a.q_shape[0], a.nq = a.q_shape[1], a.heads = a.q_shape[2], a.dim = a.q_shape[3];
+  if (!a.k_shape.empty()) a.nk = a.k_shape[1], a.kv_heads = a.k_shape[2];
+  if (a.nk == 0) a.nk = a.nq;
+  if (a.kv_heads == 0) a.kv_heads = a.heads;
+  if (a.dim_v == 0) a.dim_v = a.dim;
+}
+
+struct Question {
+  Inputs inputs;
+  Outputs outputs;
+  Saved saved;
+  Gradients gradients;
+};
+
+Question question(const Arguments& a) {
+  const Type type = type_named(a.type), wide = type == Type::f64 ? Type::f64 : Type::f32;
+  const Type out = a.f32_out ? Type::f32 : type;
+  Question x;
+  x.inputs.q = Tensor(nullptr, type, {a.batch, a.nq, a.heads, a.dim});
+  x.inputs.k = Tensor(nullptr, type, {a.batch, a.nk, a.kv_heads, a.dim});
+  x.inputs.v = Tensor(nullptr, type, {a.batch, a.nk, a.kv_heads, a.dim_v});
+  if (a.has("bias")) x.inputs.bias = Tensor(nullptr, type, {a.batch, a.heads, a.nq, a.nk});
+  if (a.has("mask")) x.inputs.mask = Tensor(nullptr, Type::u8, {a.batch, a.heads, a.nq, a.nk});
+  if (a.has("slopes")) x.inputs.slopes = Tensor(nullptr, wide, {a.heads});
+  if (a.has("sinks")) x.inputs.sinks = Tensor(nullptr, wide, {a.heads});
+  x.outputs.o = Tensor(nullptr, out, {a.batch, a.nq, a.heads, a.dim_v});
+  x.outputs.lse = Tensor(nullptr, wide, {a.batch, a.heads, a.nq});
+  x.saved.o = x.outputs.o, x.saved.lse = x.outputs.lse;
+  x.saved.d_o = Tensor(nullptr, type, {a.batch, a.nq, a.heads, a.dim_v});
+  if (a.has("dlse")) x.saved.d_lse = x.outputs.lse;
+  x.gradients.dq = x.inputs.q, x.gradients.dk = x.inputs.k, x.gradients.dv = x.inputs.v;
+  x.gradients.dbias = x.inputs.bias, x.gradients.dsinks = x.inputs.sinks;
+  for (Tensor* t : {&x.gradients.dq, &x.gradients.dk, &x.gradients.dv, &x.gradients.dbias})
+    if (a.f32_out && *t) t->type = Type::f32;
+  return x;
+}
+
+Json to_json(const Plan& plan) {
+  return {{"kernel", plan.kernel()}, {"workspace_bytes", plan.workspace_size()}, {"text", plan.describe()}};
+}
+
+void print(const char* pass, const Plan& plan) {
+  const std::string text = plan.describe();
+  std::printf("%s\n", pass);
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    std::printf("  %s\n", text.substr(at, end - at).c_str());
+    at = end + 1;
+  }
+}
+
+int plan(Arguments& a) {
+  complete(a);
+  const Question x = question(a);
+  const Options options = a.attention.options();
+  const Execution execution = a.execution.execution();
+  Json json;
+  if (a.pass != "backward") {
+    const Plan plan = Plan::forward(x.inputs, x.outputs, options, execution);
+    print("forward", plan);
+    json["forward"] = to_json(plan);
+  }
+  if (a.pass != "forward") {
+    const Plan plan = Plan::backward(x.inputs, x.saved, x.gradients, options, execution);
+    print("backward", plan);
+    json["backward"] = to_json(plan);
+  }
+  save_json(a.json, json);
+  return 0;
+}
+
+}  // namespace
+
+Action add_plan(CLI::App& program) {
+  auto arguments = std::make_shared<Arguments>();
+  Arguments& a = *arguments;
+  CLI::App& command = add_command(program, "plan", "Which kernel, tiles and workspace a problem would get, and why",
+                                  "Examples:\n"
+                                  "  tessera plan --nq 2048 --heads 32 --kv-heads 8 --dim 128 --type bf16 --causal\n"
+                                  "  tessera plan --q-shape 1,2048,8,64 --pass backward --with bias,sinks --threads 4");
+  const FlagStyle number{.value = "N", .group = "Shape"}, four{.value = "B,N,H,D", .group = "Shape", .count = 4};
+  add_flag(command, "--batch", "Sequences (default: 1)", a.batch, number);
+  add_flag(command, "--nq", "Queries (default: 2048)", a.nq, number);
+  add_flag(command, "--nk", "Keys (default: as many as queries)", a.nk, number);
+  add_flag(command, "--heads", "Query heads (default: 8)", a.heads, number);
+  add_flag(command, "--kv-heads", "Key and value heads (default: as many as query heads)", a.kv_heads, number);
+  add_flag(command, "--dim", "Head dimension of Q and K (default: 64)", a.dim, number);
+  add_flag(command, "--dim-v", "Head dimension of V (default: as Q and K)", a.dim_v, number);
+  add_flag(command, "--q-shape", "Queries as four numbers", a.q_shape, four);
+  add_flag(command, "--k-shape", "Keys as four numbers (default: as the queries)", a.k_shape, four);
+  add_type_flag(command, a.type, "f32, f16, bf16 or f64: type of Q, K, V, O (default: f32)");
+  add_flag(command, "--pass", "forward, backward or both (the default)", a.pass,
+           {.value = "NAME", .choices = {"forward", "backward", "both"}});
+  add_flag(command, "--with", "Optional tensors: bias,mask,slopes,sinks,dlse", a.with,
+           {.value = "LIST", .choices = {"bias", "mask", "slopes", "sinks", "dlse"}});
+  add_flag(command, "--f32-out", "O and the gradients are f32", a.f32_out);
+  add_json_flag(command, a.json);
+  a.attention.add_to(command);
+  a.execution.add_to(command);
+  return [arguments] { return plan(*arguments); };
+}
+
+}  // namespace tessera::cli

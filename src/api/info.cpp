@@ -1,0 +1,54 @@
+// What `tessera info` and tessera_info() tell of this machine: one fact a line, a name of at most 10 letters first.
+#include <cstdlib>
+
+#include "api/attention.hpp"
+#include "api/kernels.hpp"
+#include "core/failure.hpp"
+#include "core/parallel.hpp"
+#include "cpu/kernels.hpp"
+#include "cuda/device.hpp"
+#include "cuda/jit/cache.hpp"
+#include "cuda/jit/nvrtc.hpp"
+#include "cuda/jit/pack.hpp"
+
+namespace tessera::api {
+namespace {
+
+std::string gpu_text() {
+  const std::string& missing = cuda::find_driver().reason;
+  if (!missing.empty()) return "none: " + missing;
+  std::string out;
+  for (int i = 0; i < cuda::device_count(); ++i) {
+    const cuda::Properties& p = cuda::properties(i);
+    out += text(i ? "; " : "", "cuda:", i, " ", p.name, ", ", p.architecture(), ", ", p.multiprocessors, " SMs");
+  }
+  return out;
+}
+
+std::string nvrtc_text() {
+  const cuda::NvrtcOrReason& found = cuda::find_nvrtc();
+  if (!found.nvrtc) return "none: " + found.reason;
+  return text(found.nvrtc->major, ".", found.nvrtc->minor, " from ", found.nvrtc->path);
+}
+
+std::string cache_text() {
+  const std::string folder = cuda::cache_folder();
+  return text(folder.empty() ? "none: TESSERA_CACHE is empty, or there is no home folder" : folder, " (GPU kernels), ",
+              cuda::packed_kernels(), " kernels packed into the library");
+}
+
+}  // namespace
+
+std::string kernel_names() {
+  std::string names;
+  for (const Kernel* kernel : kernels()) names += text(names.empty() ? "" : ", ", kernel->name());
+  return names;
+}
+
+std::string info() {
+  return text("processor  ", cpu::processor(), "\nisa        ", cpu::instruction_sets(), "\nthreads    ",
+              resolve_threads(0), "\nkernels    ", kernel_names(), "\nGPU        ", gpu_text(), "\nNVRTC      ",
+              nvrtc_text(), "\ncache      ", cache_text(), "\n");
+}
+
+}  // namespace tessera::api

@@ -1,0 +1,320 @@
+// The table of check_test.cpp: one row per rule for the caller's arguments. A valid call, one mutation, the status and
+// the exact sentence that must come back. tests/tree_test.py compares the sentences here with those in src/.
+// Included by tests/check_test.cpp only. Implements the contract's "No surprises" (docs/algorithm.md).
+#pragma once
+
+#include <limits>
+#include <ostream>
+#include <vector>
+
+#include "tessera/tessera.hpp"
+
+namespace tessera::test {
+
+#if defined(__x86_64__)
+#define TESSERA_TEST_KERNEL "sse4"
+#else
+#define TESSERA_TEST_KERNEL "neon"
+#endif
+
+// The views of a call, free to be spoiled.
+struct Arguments {
+  Inputs in;
+  Outputs out;
+  Saved saved;
+  Gradients grads;
+  Options options;
+  Execution execution;
+  std::vector<Outputs> parts;                      // of a merge
+  Tensor dropout_mask, rng;                        // of dropout_mask
+  std::vector<std::int32_t> q_lengths, k_lengths;  // contents of cu_seqlens (packed) or seqused (padded)
+};
+
+enum class Entry { forward, backward, packed, packed_backward, merge, dropout_mask, plan_forward };
+
+struct Row {
+  const char* name;
+  Entry entry;
+  void (*spoil)(Arguments&);
+  const char* sentence;
+  tessera_status status = TESSERA_INVALID_ARGUMENT;
+};
+inline std::ostream& operator<<(std::ostream& out, const Row& row) { return out << row.name; }
+
+inline constexpr Device gpu{DeviceType::cuda, 3};
+inline constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+alignas(64) inline std::byte fake_memory[64];  // for tensors that are never read
+inline constexpr auto huge = std::int64_t{1} << 45;
+
+// clang-format off
+inline const Row rows[] = {
+    // The C ABI and the view of one tensor
+    {"q_missing", Entry::forward, [](Arguments& a) { a.in.q = {}; }, "q: is missing; it is required"},
+    {"v_missing", Entry::backward, [](Arguments& a) { a.in.v = {}; }, "v: is missing; it is required"},
+    {"o_missing", Entry::forward, [](Arguments& a) { a.out.o = {}; }, "o: is missing; it is required"},
+    {"lse_missing", Entry::backward, [](Arguments& a) { a.saved.lse = {}; }, "lse: is missing; it is required"},
+    {"d_o_missing", Entry::backward, [](Arguments& a) { a.saved.d_o = {}; }, "d_o: is missing; it is required"},
+    {"five_dimensions", Entry::forward, [](Arguments& a) { a.in.k.ndim = 5; },
+     "k: has 5 dimensions; tensors have 1 to 4"},
+    {"unknown_type", Entry::forward, [](Arguments& a) { a.in.q.type = static_cast<Type>(77); },
+     "q: type code 77 is not one of tessera_type"},
+    {"negative_size", Entry::forward, [](Arguments& a) { a.in.v.shape[1] = -7; },
+     "v: has shape [2,-7,2,6]; sizes must not be negative"},
+    {"too_many_elements", Entry::forward, [](Arguments& a) { a.in.bias.shape = {huge, huge, 5, 7}; },
+     "bias: has shape [35184372088832,35184372088832,5,7]; its element count must fit 64 bits"},
+    {"another_device", Entry::forward, [](Arguments& a) { a.in.mask.device = gpu; },
+     "mask: is on cuda:3 but the call runs on cpu; all tensors must be there"},
+    {"device_of_a_gradient", Entry::backward, [](Arguments& a) { a.grads.dsinks.device = gpu; },
+     "dsinks: is on cuda:3 but the call runs on cpu; all tensors must be there"},
+    {"q_on_any", Entry::forward, [](Arguments& a) { a.in.q.device.type = DeviceType::any; },
+     "q: is on any; must be on cpu or cuda"},
+    {"q_on_nothing_known", Entry::forward, [](Arguments& a) { a.in.q.device.type = static_cast<DeviceType>(9); },
+     "q: is on device type 9; must be on cpu or cuda"},
+
+    // Types
+    {"reserved_type", Entry::forward, [](Arguments& a) { a.in.q.type = Type::e4m3; },
+     "q: type e4m3 is reserved; use f32, f16 or bf16", TESSERA_UNSUPPORTED},
+    {"integer_v", Entry::forward, [](Arguments& a) { a.in.v.type = Type::i32; },
+     "v: has type i32; must be f32, f16, bf16, or f64 for the reference"},
+    {"k_type", Entry::forward, [](Arguments& a) { a.in.k.type = Type::f16; },
+     "k: has type f16 but q has f32; they must agree"},
+    {"v_type", Entry::forward, [](Arguments& a) { a.in.v.type = Type::bf16; },
+     "v: has type bf16 but k has f32; they must agree"},
+    {"o_type", Entry::forward, [](Arguments& a) { a.out.o.type = Type::f16; },
+     "o: has type f16; must be f32 like q, or f32"},
+    {"d_o_type", Entry::backward, [](Arguments& a) { a.saved.d_o.type = Type::f64; },
+     "d_o: has type f64; must be f32 like q, or f32"},
+    {"bias_type", Entry::forward, [](Arguments& a) { a.in.bias.type = Type::bf16; },
+     "bias: has type bf16; must be f32 like q, or f32"},
+    {"dk_type", Entry::backward, [](Arguments& a) { a.grads.dk.type = Type::bf16; },
+     "dk: has type bf16; must be f32 like k, or f32"},
+    {"mask_type", Entry::forward, [](Arguments& a) { a.in.mask.type = Type::i32; },
+     "mask: has type i32; must be u8"},
+    {"lse_type", Entry::forward, [](Arguments& a) { a.out.lse.type = Type::f64; }, "lse: has type f64; must be f32"},
+    {"slopes_type", Entry::forward, [](Arguments& a) { a.in.slopes.type = Type::f16; },
+     "slopes: has type f16; must be f32"},
+    {"sinks_type_beside_f64", Entry::forward,
+     [](Arguments& a) {
+       for (Tensor* t : {&a.in.q, &a.in.k, &a.in.v, &a.in.bias, &a.in.slopes}) t->type = Type::f64;
+       a.in.sinks.type = Type::f16;
+     },
+     "sinks: has type f16; must be f32 or f64"},
+    {"cu_seqlens_type", Entry::packed, [](Arguments& a) { a.in.cu_seqlens_k.type = Type::i64; },
+     "cu_seqlens_k: has type i64; must be i32"},
+    {"accumulate_in_16_bits", Entry::backward,
+     [](Arguments& a) {
+       for (Tensor* t : {&a.in.q, &a.in.k, &a.in.v, &a.grads.dv}) t->type = Type::f16;
+       a.grads.dq = a.grads.dk = {};
+       a.options.accumulate = true;
+     },
+     "dv: has type f16 while accumulate is set; accumulating needs f32"},
+
+    // Shapes
+    {"q_dimensions", Entry::forward, [](Arguments& a) { a.in.q.ndim = 3; },
+     "q: has shape [2,5,4], 3 dimensions; expected 4, [batch, tokens, heads, dim]"},
+    {"packed_dimensions", Entry::packed, [](Arguments& a) { a.in.v.ndim = 2; },
+     "v: has shape [7,2], 2 dimensions; expected 3, [tokens, heads, dim] since cu_seqlens are given"},
+    {"q_head_dim", Entry::forward, [](Arguments& a) { a.in.q.shape[3] = 577; },
+     "q: head_dim is 577; must be from 1 to 576"},
+    {"q_head_dim_zero", Entry::forward, [](Arguments& a) { a.in.q.shape[3] = 0; },
+     "q: head_dim is 0; must be from 1 to 576"},
+    {"v_head_dim", Entry::forward, [](Arguments& a) { a.in.v.shape[3] = 513; },
+     "v: head_dim is 513; must be from 1 to 512"},
+    {"k_head_dim", Entry::forward, [](Arguments& a) { a.in.k.shape[3] = 9; },
+     "k: head_dim is 9 but q has 8; q and k must agree in head_dim"},
+    {"k_batch", Entry::forward, [](Arguments& a) { a.in.k.shape[0] = 3; },
+     "k: batch is 3 but q has 2; q, k and v must agree in batch"},
+    {"v_batch", Entry::forward, [](Arguments& a) { a.in.v.shape[0] = 1; },
+     "v: batch is 1 but q has 2; q, k and v must agree in batch"},
+    {"v_tokens", Entry::forward, [](Arguments& a) { a.in.v.shape[1] = 8; },
+     "v: has 8 tokens but k has 7; k and v must agree in tokens"},
+    {"v_heads", Entry::packed, [](Arguments& a) { a.in.v.shape[1] = 4; },
+     "v: has 4 heads but k has 2; k and v must agree in heads"},
+    {"heads_not_a_multiple", Entry::forward, [](Arguments& a) { a.in.q.shape[2] = 5; },
+     "q: has 5 heads but k has 2; q's must be a multiple of k's"},
+    {"heads_without_keys", Entry::forward, [](Arguments& a) { a.in.k.shape[2] = a.in.v.shape[2] = 0; },
+     "q: has 4 heads but k has 0; q's must be a multiple of k's"},
+    {"o_shape", Entry::forward, [](Arguments& a) { a.out.o.shape[3] = 8; },
+     "o: has shape [2,5,4,8]; must be [batch, tokens, heads, dim] = [2,5,4,6]"},
+    {"packed_o_shape", Entry::packed, [](Arguments& a) { a.out.o.shape[0] = 4; },
+     "o: has shape [4,4,6]; must be [tokens, heads, dim] = [5,4,6]"},
+    {"lse_shape", Entry::backward, [](Arguments& a) { a.saved.lse.shape = {2, 5, 4, 0}; },
+     "lse: has shape [2,5,4]; must be [batch, heads, queries] = [2,4,5]"},
+    {"packed_lse_shape", Entry::packed, [](Arguments& a) { a.out.lse.shape[0] = 2; },
+     "lse: has shape [2,5]; must be [heads, tokens] = [4,5]"},
+    {"d_lse_shape", Entry::backward, [](Arguments& a) { a.saved.d_lse.shape[2] = 6; },
+     "d_lse: has shape [2,4,6]; must be [batch, heads, queries] = [2,4,5]"},
+    {"dk_shape", Entry::packed_backward, [](Arguments& a) { a.grads.dk.shape[1] = 4; },
+     "dk: has shape [7,4,8]; must be [tokens, heads, dim] = [7,2,8]"},
+    {"bias_dimensions", Entry::forward, [](Arguments& a) { a.in.bias.ndim = 2; },
+     "bias: has shape [2,4], 2 dimensions; expected 4, [batch|1, heads|1, queries|1, keys|1]"},
+    {"bias_shape", Entry::forward, [](Arguments& a) { a.in.bias.shape[1] = 2; },
+     "bias: has shape [2,2,5,7]; its heads must be 1 or 4"},
+    {"mask_shape", Entry::forward, [](Arguments& a) { a.in.mask.shape[3] = 8; },
+     "mask: has shape [2,4,5,8]; its keys must be 1 or 7"},
+    {"slopes_shape", Entry::forward, [](Arguments& a) { a.in.slopes.shape[0] = 2; },
+     "slopes: has shape [2]; must be [heads] or [batch, heads] = [4]"},
+    {"slopes_shape_2", Entry::forward, [](Arguments& a) { a.in.slopes.ndim = 2, a.in.slopes.shape = {4, 2, 0, 0}; },
+     "slopes: has shape [4,2]; must be [batch, heads] = [2,4]"},
+    {"sinks_shape", Entry::forward, [](Arguments& a) { a.in.sinks.shape[0] = 2; },
+     "sinks: has shape [2]; must be [heads] = [4]"},
+    {"seqused_shape", Entry::forward, [](Arguments& a) { a.in.seqused_k.shape[0] = 3; },
+     "seqused_k: has shape [3]; must be [batch] = [2]"},
+    {"cu_seqlens_missing", Entry::packed, [](Arguments& a) { a.in.cu_seqlens_k = {}; },
+     "cu_seqlens_k: is missing; packed input needs both cu_seqlens"},
+    {"cu_seqlens_q_missing", Entry::packed, [](Arguments& a) { a.in.cu_seqlens_q = {}; },
+     "cu_seqlens_q: is missing; packed input needs both cu_seqlens"},
+    {"cu_seqlens_dimensions", Entry::packed, [](Arguments& a) { a.in.cu_seqlens_q.ndim = 2; },
+     "cu_seqlens_q: has shape [3,0], 2 dimensions; expected 1, [batch + 1]"},
+    {"cu_seqlens_empty", Entry::packed, [](Arguments& a) { a.in.cu_seqlens_q.shape[0] = 0; },
+     "cu_seqlens_q: has shape [0]; must be [batch + 1]"},
+    {"cu_seqlens_disagree", Entry::packed, [](Arguments& a) { a.in.cu_seqlens_k.shape[0] = 4; },
+     "cu_seqlens_k: has shape [4]; must be [batch + 1] = [3]"},
+    {"dbias_shape", Entry::backward, [](Arguments& a) { a.grads.dbias.shape[0] = 1; },
+     "dbias: has shape [1,4,5,7]; must be bias's shape = [2,4,5,7]"},
+    {"dbias_without_bias", Entry::backward, [](Arguments& a) { a.in.bias = {}; },
+     "dbias: is given but bias is not; there is nothing to differentiate"},
+    {"dsinks_shape", Entry::backward, [](Arguments& a) { a.grads.dsinks.shape[0] = 1; },
+     "dsinks: has shape [1]; must be [heads] = [4]"},
+    {"dsinks_without_sinks", Entry::backward, [](Arguments& a) { a.in.sinks = {}; },
+     "dsinks: is given but sinks is not; there is nothing to differentiate"},
+    {"rng_shape", Entry::forward, [](Arguments& a) { a.in.rng = a.rng, a.in.rng.shape[0] = 3; },
+     "rng: has shape [3]; must be [seed, offset] = [2]"},
+    {"rng_type", Entry::forward, [](Arguments& a) { a.in.rng = a.rng, a.in.rng.type = Type::f64; },
+     "rng: has type f64; must be i64"},
+
+    // Strides
+    {"last_stride", Entry::forward, [](Arguments& a) { a.in.k.strides[3] = 2; },
+     "k: last dimension has stride 2; it must be 1"},
+    {"last_stride_of_d_o", Entry::backward, [](Arguments& a) { a.saved.d_o.strides[3] = 0; },
+     "d_o: last dimension has stride 0; it must be 1"},
+    {"overlapping_o", Entry::forward, [](Arguments& a) { a.out.o.strides[1] = 0; },
+     "o: dimension 1 of shape [2,5,4,6] has stride 0; outputs must not overlap themselves"},
+    {"overlapping_lse", Entry::forward, [](Arguments& a) { a.out.lse.strides[2] = 0; },
+     "lse: dimension 2 of shape [2,4,5] has stride 0; outputs must not overlap themselves"},
+    {"overlapping_dbias", Entry::backward, [](Arguments& a) { a.grads.dbias.strides[0] = 0; },
+     "dbias: dimension 0 of shape [2,4,5,7] has stride 0; outputs must not overlap themselves"},
+
+    // Options and execution
+    {"scale", Entry::forward, [](Arguments& a) { a.options.scale = nan; }, "scale: is nan; must be finite"},
+    {"softcap", Entry::backward, [](Arguments& a) { a.options.softcap = -2; },
+     "softcap: is -2; must be 0 (none) or a positive finite number"},
+    {"alignment", Entry::forward, [](Arguments& a) { a.options.alignment = static_cast<Alignment>(3); },
+     "alignment: is 3; must be 0 (bottom right), 1 (top left) or 2 (offset)"},
+    {"diagonal_offset", Entry::forward, [](Arguments& a) { a.options.diagonal_offset = 4; },
+     "diagonal_offset: is 4 but alignment is not offset; it would be ignored"},
+    {"window_left", Entry::forward, [](Arguments& a) { a.options.window_left = -2; },
+     "window_left: is -2; must be -1 (no bound) or at least 0"},
+    {"window_right", Entry::forward, [](Arguments& a) { a.options.window_right = -9; },
+     "window_right: is -9; must be -1 (no bound) or at least 0"},
+    {"max_seqlen", Entry::packed, [](Arguments& a) { a.options.max_seqlen_k = -2; },
+     "max_seqlen_k: is -2; must be -1 (no bound) or at least 0"},
+    {"dropout", Entry::forward, [](Arguments& a) { a.options.dropout = 1; }, "dropout: is 1; must be in [0, 1)"},
+    {"dropout_nan", Entry::forward, [](Arguments& a) { a.options.dropout = nan; },
+     "dropout: is nan; must be in [0, 1)"},
+    {"dropout_everything", Entry::forward, [](Arguments& a) { a.options.dropout = 0.999995; },
+     "dropout: is 0.999995; rounded to 1/65536 it drops everything; use a smaller one"},
+    {"two_seeds", Entry::forward, [](Arguments& a) { a.in.rng = a.rng, a.options.seed = 5; },
+     "seed: is 5 with offset 0 while rng is given; use one or the other"},
+    {"threads", Entry::forward, [](Arguments& a) { a.execution.threads = -1; },
+     "threads: is -1; must be 0 (all) or positive"},
+    {"device", Entry::forward, [](Arguments& a) { a.execution.device = gpu; },
+     "device: is cuda:3 but q is on cpu; they must agree"},
+    {"kernel", Entry::forward, [](Arguments& a) { a.execution.kernel = "fast"; },
+     "kernel: is 'fast'; must be one of KERNELS"},
+    {"kernel_refuses", Entry::forward,
+     [](Arguments& a) {
+       for (Tensor* t : {&a.in.q, &a.in.k, &a.in.v, &a.out.o}) t->type = Type::f64;
+       a.execution.kernel = TESSERA_TEST_KERNEL;
+     },
+     "no kernel can run this: " TESSERA_TEST_KERNEL ": type is f64; this kernel takes f32, f16 and bf16",
+     TESSERA_UNSUPPORTED},
+
+    // What only a run needs
+    {"null_data", Entry::forward, [](Arguments& a) { a.in.q.data = nullptr; },
+     "q: data is null but its shape is [2,5,4,8]; null is allowed only without elements"},
+    {"null_gradient", Entry::backward, [](Arguments& a) { a.grads.dv.data = nullptr; },
+     "dv: data is null but its shape is [2,7,2,6]; null is allowed only without elements"},
+    {"misaligned", Entry::forward, [](Arguments& a) { a.in.v.data = static_cast<std::byte*>(a.in.v.data) + 2; },
+     "v: data is not aligned to its elements of 4 bytes"},
+    {"seqused_negative", Entry::forward, [](Arguments& a) { a.q_lengths[1] = -1; },
+     "seqused_q: entry 1 is -1; must be from 0 to the sequence's length 5"},
+    {"seqused_too_long", Entry::backward, [](Arguments& a) { a.k_lengths[0] = 8; },
+     "seqused_k: entry 0 is 8; must be from 0 to the sequence's length 7"},
+    {"cu_seqlens_negative", Entry::packed, [](Arguments& a) { a.q_lengths[0] = -1; },
+     "cu_seqlens_q: entry 0 is -1; must not be negative"},
+    {"cu_seqlens_decrease", Entry::packed_backward, [](Arguments& a) { a.k_lengths = {0, 5, 4}; },
+     "cu_seqlens_k: entry 2 is 4 after 5; entries must not decrease"},
+    {"cu_seqlens_too_far", Entry::packed, [](Arguments& a) { a.k_lengths[2] = 8; },
+     "cu_seqlens_k: entry 2 is 8 but there are only 7 tokens"},
+    {"max_seqlen_too_small", Entry::packed, [](Arguments& a) { a.options.max_seqlen_q = 2; },
+     "max_seqlen_q: is 2 but sequence 1 has length 3; it must be an upper bound"},
+    {"packed_bias_too_small", Entry::packed, [](Arguments& a) { a.in.bias.shape[3] = 3; },
+     "bias: has shape [2,4,5,3] but sequence 0 has 2 queries and 4 keys; its last two dimensions must be 1 or at "
+     "least every length"},
+    {"workspace_bytes", Entry::plan_forward,
+     [](Arguments& a) { a.execution.workspace = fake_memory, a.execution.workspace_bytes = 64; },
+     "workspace_bytes: is 64 but this plan needs WORKSPACE"},
+    {"workspace_beyond_memory", Entry::backward,
+     [](Arguments& a) {
+       const Tensor row(fake_memory, Type::f32, {1, huge, 1, 64}), key(fake_memory, Type::f32, {1, 1, 1, 64});
+       a.in = {}, a.grads = {}, a.saved.d_lse = {};
+       a.in.q = a.saved.o = a.saved.d_o = a.grads.dq = row, a.in.k = a.in.v = key;
+       a.saved.lse = Tensor(fake_memory, Type::f32, {1, 1, huge});
+       a.execution.threads = 1, a.execution.kernel = TESSERA_TEST_KERNEL;
+     },
+     "workspace: WORKSPACE bytes could not be allocated", TESSERA_OUT_OF_MEMORY},
+
+    // Plans
+    {"plan_alignment", Entry::plan_forward,
+     [](Arguments& a) { a.in.q.data = static_cast<std::byte*>(a.in.q.data) + 4; },
+     "plan: was made for pointers and strides aligned to 8 bytes but these are aligned to 4; plan with the tensors "
+     "that are run"},
+    {"plan_problem", Entry::plan_forward,
+     [](Arguments& a) { a.in.bias = a.in.mask = a.in.slopes = a.in.sinks = a.in.seqused_q = a.in.seqused_k = {}; },
+     "plan: was made for forward, cpu, f32, B=2 Nq=5 Nk=7 Hq=4 Hk=2 D=8 Dv=6, scale 0.353553, bottom right, mask u8 "
+     "[2,4,5,7], used lengths, ALiBi, bias f32 [2,4,5,7], sinks, O f32, LSE, aligned to 8 bytes but the call asks "
+     "for forward, cpu, f32, B=2 Nq=5 Nk=7 Hq=4 Hk=2 D=8 Dv=6, scale 0.353553, O f32, LSE, aligned to 8 bytes"},
+
+    // Merge and the dropout mask
+    {"merge_nothing", Entry::merge, [](Arguments& a) { a.parts.clear(); },
+     "n: is 0; merging needs at least one partial result"},
+    {"merge_into_nothing", Entry::merge, [](Arguments& a) { a.out.o = {}; }, "merged.o: is missing; it is required"},
+    {"merge_without_lse", Entry::merge, [](Arguments& a) { a.parts[1].lse = {}; },
+     "partials[1].lse: is missing; it is required"},
+    {"merge_elsewhere", Entry::merge, [](Arguments& a) { a.out.o.device = gpu; },
+     "merged.o: is on cuda:3; this call runs on cpu tensors only", TESSERA_UNSUPPORTED},
+    {"merge_part_elsewhere", Entry::merge, [](Arguments& a) { a.parts[0].o.device = gpu; },
+     "partials[0].o: is on cuda:3 but the call runs on cpu; all tensors must be there"},
+    {"merge_type", Entry::merge, [](Arguments& a) { a.parts[1].o.type = Type::i32; },
+     "partials[1].o: has type i32; must be f64, f32, f16 or bf16"},
+    {"merge_lse_type", Entry::merge, [](Arguments& a) { a.parts[1].lse.type = Type::i32; },
+     "partials[1].lse: has type i32; must be f32"},
+    {"merge_dimensions", Entry::merge, [](Arguments& a) { a.out.o.ndim = 2; },
+     "merged.o: has shape [2,5]; must be [batch, tokens, heads, dim] or [tokens, heads, dim]"},
+    {"merge_shape", Entry::merge, [](Arguments& a) { a.parts[0].o.shape[3] = 5; },
+     "partials[0].o: has shape [2,5,4,5] but the merged o has [2,5,4,6]; all must agree"},
+    {"merge_lse_shape", Entry::merge, [](Arguments& a) { a.out.lse.shape[1] = 3; },
+     "merged.lse: has shape [2,3,5]; must be [batch, heads, queries] = [2,4,5]"},
+    {"merge_overlap", Entry::merge, [](Arguments& a) { a.out.lse.strides[0] = 0; },
+     "merged.lse: dimension 0 of shape [2,4,5] has stride 0; outputs must not overlap themselves"},
+    {"merge_null", Entry::merge, [](Arguments& a) { a.parts[1].o.data = nullptr; },
+     "partials[1].o: data is null but its shape is [2,5,4,6]; null is allowed only without elements"},
+    {"mask_missing", Entry::dropout_mask, [](Arguments& a) { a.dropout_mask = {}; },
+     "mask: is missing; it is required"},
+    {"mask_elsewhere", Entry::dropout_mask, [](Arguments& a) { a.dropout_mask.device = gpu; },
+     "mask: is on cuda:3; this call runs on cpu tensors only", TESSERA_UNSUPPORTED},
+    {"mask_dimensions", Entry::dropout_mask, [](Arguments& a) { a.dropout_mask.ndim = 3; },
+     "mask: has shape [2,4,5], 3 dimensions; expected 4, [batch, heads, queries, keys]"},
+    {"mask_of_floats", Entry::dropout_mask, [](Arguments& a) { a.dropout_mask.type = Type::f32; },
+     "mask: has type f32; must be u8"},
+    {"mask_threads", Entry::dropout_mask, [](Arguments& a) { a.execution.threads = -4; },
+     "threads: is -4; must be 0 (all) or positive"},
+    {"mask_dropout", Entry::dropout_mask, [](Arguments& a) { a.options.dropout = -0.5; },
+     "dropout: is -0.5; must be in [0, 1)"},
+    {"mask_rng_null", Entry::dropout_mask, [](Arguments& a) { a.rng.data = nullptr; },
+     "rng: data is null but its shape is [2]; null is allowed only without elements"},
+};
+// clang-format on
+
+}  // namespace tessera::test

@@ -1,0 +1,19 @@
+# Tests of the command line and of the installed package. Included by tests/CMakeLists.txt.
+if(TARGET tessera_cli)
+  tessera_test(NAME npy_test SOURCES npy_test.cpp LIBRARIES tessera_cli_parts)
+
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  foreach(group Run Errors Commands Terminal)
+    add_test(NAME cli_test.${group}
+             COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_test.py $<TARGET_FILE:tessera_cli> ${group})
+    set_tests_properties(cli_test.${group} PROPERTIES ENVIRONMENT "TESSERA_SANITIZE=${TESSERA_SANITIZE}" TIMEOUT 600)
+  endforeach()
+endif()
+
+# A sanitizer's run-time library would have to be linked into the examples too.
+if(TARGET tessera_cli AND NOT TESSERA_SANITIZE)
+  add_test(NAME install_test
+           COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/install_test.sh ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
+  set_tests_properties(install_test PROPERTIES TIMEOUT 600
+    ENVIRONMENT "CC=${CMAKE_C_COMPILER};CXX=${CMAKE_CXX_COMPILER}")
+endif()

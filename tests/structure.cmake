@@ -1,0 +1,28 @@
+# Tests of the parts and of the tree itself: units, the C ABI, symbols, include directions.
+# Included by tests/CMakeLists.txt, which defines tessera_test.
+# See docs/architecture.md, "Tests".
+tessera_test(NAME check_test SOURCES check_test.cpp)
+tessera_test(NAME abi_test SOURCES abi_test.cpp LABELS threads)
+tessera_test(NAME mask_test SOURCES mask_test.cpp)
+tessera_test(NAME types_test SOURCES types_test.cpp)
+tessera_test(NAME philox_test SOURCES philox_test.cpp)
+tessera_test(NAME parallel_test SOURCES parallel_test.cpp LABELS threads)
+tessera_test(NAME plan_test SOURCES plan_test.cpp)
+tessera_test(NAME simd_test SOURCES simd_test.cpp)
+
+# The shared library alone, from C99: whatever is not exported does not link.
+add_executable(c_api_test c_api_test.c)
+target_compile_options(c_api_test PRIVATE -pedantic)
+target_link_libraries(c_api_test PRIVATE tessera Threads::Threads m)
+add_test(NAME c_api_test COMMAND c_api_test)
+set_tests_properties(c_api_test PROPERTIES TIMEOUT 120 LABELS threads)
+
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+add_test(NAME tree_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/tree_test.py ${CMAKE_CXX_COMPILER})
+set_tests_properties(tree_test PROPERTIES TIMEOUT 300)
+
+# Sanitizers add weak symbols of their own.
+if(NOT TESSERA_SANITIZE)
+  add_test(NAME weak_symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/weak_symbols.sh ${CMAKE_NM}
+                                     $<TARGET_OBJECTS:tessera_objects> COMMAND_EXPAND_LISTS)
+endif()

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+# tree_test.py [COMPILER]: the tree keeps its shape. Include directions, self-contained headers, file lengths, the comment
+# at the top, no loose ends, and a test's sentence for every sentence of the checks. Python's standard library only.
+# Run by ctest. Implements the rules of docs/architecture.md.
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPILER = sys.argv[1] if len(sys.argv) > 1 else "c++"
+MAX_LINES = 450
+
+# Who may include whom. A file belongs to the longest prefix; "std" stands for system headers, "hwy" for Highway.
+MATH = ["src/math"]
+PUBLIC = ["include/tessera"]
+CORE = MATH + PUBLIC + ["src/core", "std"]
+CASES = PUBLIC + ["cases", "std"]
+MAY_INCLUDE = {
+    "include/tessera": PUBLIC + ["std"],
+    "src/math": MATH,  # text for devices too: not even the standard library
+    "src/core": CORE,
+    "src/reference": CORE + ["src/reference"],
+    "src/cpu": CORE + ["src/cpu", "hwy"],
+    "src/cuda": CORE + ["src/cuda"],  # driver and compiler; knows nothing of attention
+    # The judge looks at results through the public door, so that it cannot share the library's mistakes.
+    "cases": CASES,
+    "cli": CASES + CORE + ["cli"],
+    "examples": PUBLIC + ["std"],
+    "bench": CASES + ["bench"],
+}
+# Backends of GPUs: host files beside device text (kernel/), which sees shared text and nothing of the host.
+for folder in sorted((ROOT / "src").iterdir()):
+    name = f"src/{folder.name}"
+    if folder.is_dir() and folder.name != "api" and name not in MAY_INCLUDE:
+        MAY_INCLUDE[name] = CORE + ["src/cuda", name]
+        MAY_INCLUDE[name + "/kernel"] = MATH + [name, name + "/kernel"]
+MAY_INCLUDE["src/api"] = sorted({p for g, may in MAY_INCLUDE.items() if g.startswith("src/") for p in [g, *may]} - {"hwy"})
+MAY_INCLUDE["src/api"].append("src/api")
+MAY_INCLUDE["tests"] = CASES + MAY_INCLUDE["src/api"] + ["cli", "tests"]
+INCLUDE_ROOTS = ["include", "src", "."]
+SOURCE_ENDINGS = {".cpp", ".hpp", ".c", ".h", ".cuh", ".cu"}
+COMMENTED_ENDINGS = SOURCE_ENDINGS | {".py", ".sh", ".cmake"}
+
+failures = []
+
+
+def fail(path, line, message):
+    where = path.relative_to(ROOT) if isinstance(path, Path) else path
+    failures.append(f"{where}{f':{line}' if line else ''}: {message}")
+
+
+def files(endings, *folders):
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in endings and path.is_file() and "__pycache__" not in path.parts:
+                yield path
+
+
+def sources():
+    return files(SOURCE_ENDINGS, "include", "src", "cases", "cli", "tests", "examples", "bench")
+
+
+def home(path):
+    """The entry of MAY_INCLUDE that a file of the tree belongs to."""
+    name = path.relative_to(ROOT).as_posix()
+    fitting = [prefix for prefix in MAY_INCLUDE if name.startswith(prefix + "/")]
+    return max(fitting, key=len) if fitting else None
+
+
+def target_of(include, quoted, path):
+    """What an include leads to: a prefix of the tree, "hwy", or "std"."""
+    if include.startswith("hwy/"):
+        return "hwy"
+    if quoted or include.startswith("tessera/"):
+        for base in INCLUDE_ROOTS:
+            found = ROOT / base / include
+            if found.is_file():
+                return home(found.resolve())
+        if (path.parent / include).is_file():
+            return home((path.parent / include).resolve())
+    return "std"
+
+
+def check_includes():
+    for path in sources():
+        group = home(path)
+        if group is None:
+            fail(path, 0, "belongs to no folder that this test knows; add it to MAY_INCLUDE")
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            match = re.match(r'\s*#\s*include\s+(["<])([^">]+)[">]', line)
+            if not match:
+                continue
+            target = target_of(match[2], match[1] == '"', path)
+            if target not in MAY_INCLUDE[group]:
+                fail(path, number, f"{group} must not include {match[2]} ({target})")
+
+
+def comment_at_the_top(lines):
+    """The lines of the comment with which a file begins, a docstring included."""
+    start = 1 if lines and lines[0].startswith("#!") else 0
+    if lines[start:] and lines[start].startswith('"""'):
+        return [line for line in lines[start:] if line.strip()][:2]
+    top = []
+    for line in lines[start:]:
+        if not line.startswith(("//", "/*", " *", "# ")):
+            break
+        top.append(line)
+    return top
+
+
+def check_text():
+    folders = ["include", "src", "cases", "cli", "tests", "examples", "bench", "tools", "cmake"]
+    for path in files(COMMENTED_ENDINGS, *folders):
+        lines = path.read_text().splitlines()
+        if len(lines) > MAX_LINES:
+            fail(path, 0, f"has {len(lines)} lines; at most {MAX_LINES}")
+        top = comment_at_the_top(lines)
+        if len(top) < (2 if path.suffix == ".hpp" else 1):
+            fail(path, 1, "must begin with a comment: what it holds, who includes it, which document it implements")
+        for number, line in enumerate(lines, 1):
+            if re.search(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b", line):
+                fail(path, number, "holds a loose end")
+            if len(line) > 120 and path.suffix in SOURCE_ENDINGS:
+                fail(path, number, f"has {len(line)} columns; at most 120")
+            if line != line.rstrip() or "\t" in line:
+                fail(path, number, "holds a tab or ends in white space")
+
+
+def compiles_alone(header):
+    name = header.relative_to(ROOT / "include" if header.is_relative_to(ROOT / "include") else ROOT / "src")
+    standard, language = ("c99", "c") if header.suffix == ".h" else ("c++20", "c++")
+    command = [COMPILER, "-x", language, f"-std={standard}", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
+               "-I", ROOT / "include", "-I", ROOT / "src", "-"]
+    # Twice: a header must also bear being included again.
+    done = subprocess.run(command, input=f'#include "{name}"\n#include "{name}"\n', capture_output=True, text=True)
+    if done.returncode:
+        fail(header, 0, "does not compile alone:\n" + done.stderr)
+
+
+def check_headers():
+    headers = [h for h in files({".h", ".hpp"}, "include", "src")
+               if "src/cpu/kernel/" not in h.as_posix() and h.name != "region.hpp"]  # parts of a target region
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(compiles_alone, headers))
+
+
+def literals(text):
+    """String literals, neighbours joined as the compiler joins them."""
+    joined, previous_end = [], None
+    for match in re.finditer(r'"((?:[^"\\\n]|\\.)*)"', text):
+        value = match[1].replace('\\"', '"')
+        if previous_end is not None and not text[previous_end:match.start()].strip():
+            joined[-1] += value
+        else:
+            joined.append(value)
+        previous_end = match.end()
+    return joined
+
+
+def statements(text):
+    """The refusals of a file: (line, text) from `invalid(` or `throw Failure(` to the semicolon outside strings."""
+    for match in re.finditer(r"\b(invalid\(|throw Failure\()", text):
+        rest = re.match(r'(?:"(?:[^"\\\n]|\\.)*"|[^";])*;', text[match.start():])
+        yield text.count("\n", 0, match.start()) + 1, rest[0]
+
+
+def check_sentences():
+    """Every sentence with which a check refuses is expected, word for word, by a row of the tests."""
+    expected = [s for path in files(SOURCE_ENDINGS, "tests") for s in literals(path.read_text())]
+    rules = 0
+    for name in ["src/core/check.cpp", "src/api/attention.cpp", "src/api/c_api.cpp"]:
+        for line, statement in statements((ROOT / name).read_text()):
+            rules += 1
+            for piece in literals(statement):
+                if " " in piece.strip() and not any(piece in sentence for sentence in expected):
+                    fail(name, line, f'no test expects the sentence with "{piece}"')
+    if rules < 50:
+        fail("tests/tree_test.py", 0, f"found only {rules} rules; has the way of refusing changed?")
+
+
+def main():
+    for check in [check_includes, check_text, check_headers, check_sentences]:
+        before = len(failures)
+        check()
+        print(f"{check.__name__}: {'ok' if len(failures) == before else f'{len(failures) - before} failures'}")
+    print("\n".join(failures))
+    return 1 if failures else 0
+
+
+sys.exit(main())
