@@ -196,9 +196,10 @@ inline const Row rows[] = {
      "dbias: dimension 0 of shape [2,4,5,7] has stride 0; outputs must not overlap themselves"},
 
     // Options and execution
-    {"scale", Entry::forward, [](Arguments& a) { a.options.scale = nan; }, "scale: is nan; must be finite"},
+    {"scale", Entry::forward, [](Arguments& a) { a.options.scale = nan; },
+     "scale: is nan; must be a finite number of size 1e18 at most"},
     {"softcap", Entry::backward, [](Arguments& a) { a.options.softcap = -2; },
-     "softcap: is -2; must be 0 (none) or a positive finite number"},
+     "softcap: is -2; must be 0 (none) or a positive number from 1e-18 to 1e18"},
     {"alignment", Entry::forward, [](Arguments& a) { a.options.alignment = static_cast<Alignment>(3); },
      "alignment: is 3; must be 0 (bottom right), 1 (top left) or 2 (offset)"},
     {"diagonal_offset", Entry::forward, [](Arguments& a) { a.options.diagonal_offset = 4; },

@@ -1,6 +1,8 @@
 // One small case per feature and per way through the tiles, each a test of its own, on every kernel of this machine: a
 // fault in the kernels shows here in seconds, under the name of what it broke. (cases_test runs the whole tables.)
 // Links tessera_cases. Implements docs/algorithm.md against src/cpu/kernel; `make mutants` relies on the names.
+#include <cmath>
+
 #include "cases/tiles.hpp"
 #include "tests/support.hpp"
 
@@ -48,11 +50,14 @@ std::vector<Case> feature_rows() {
 
 std::vector<Case> long_rows() {
   const Case base{.name = "long", .Nq = tile_q + 2, .Nk = several_groups, .Hq = 2, .Hk = 1, .D = 24};
-  std::vector<Case> rows(4, base);
+  std::vector<Case> rows(5, base);
   rows[1].name = "long_causal", rows[1].options.causal = true;
   rows[2].name = "long_window", rows[2].options.window_left = 30, rows[2].options.window_right = 7;
   rows[3].name = "long_packed", rows[3].packed_q = {tile_q + 1, 3}, rows[3].packed_k = {9, several_groups};
   rows[3].tail_q = 4, rows[3].tail_k = 5;
+  // A bias with more rows than a sequence has queries: lanes without a query, in scratch memory that holds NaN.
+  rows[4].name = "bias_beyond_the_lengths", rows[4].packed_q = {3, 9}, rows[4].packed_k = {20, 30};
+  rows[4].bias = true, rows[4].grads = {.dq = false, .dk = false, .dv = false};
   return rows;
 }
 
@@ -69,6 +74,28 @@ std::string name_of_row(const testing::TestParamInfo<Case>& info) { return info.
 
 INSTANTIATE_TEST_SUITE_P(Feature, Kernels, testing::ValuesIn(feature_rows()), name_of_row);
 INSTANTIATE_TEST_SUITE_P(Tiles, Kernels, testing::ValuesIn(long_rows()), name_of_row);
+
+// A row that sees no key takes no part in any gradient, whatever its q and dO hold: 0 * NaN must not come about.
+TEST(BlindRows, MayHoldNan) {
+  constexpr std::int64_t blind = tile_q + 6;  // a whole tile, and part of the next
+  const Case spec{.name = "blind",
+                  .Nq = 2 * tile_q,
+                  .Nk = tile_k + 9,
+                  .Hq = 1,
+                  .Hk = 1,
+                  .D = 20,
+                  .options = {.causal = true, .alignment = Alignment::offset, .diagonal_offset = -blind}};
+  for (const std::string& kernel : available_kernels()) {
+    CaseData clean = build(spec), dirty = build(spec);
+    for (std::int64_t e = 0; e < blind * spec.D; ++e)
+      for (Buffer* rows : {&dirty.q, &dirty.d_o}) rows->set(e, std::nan(""));
+    for (CaseData* data : {&clean, &dirty}) run(*data, {.kernel = kernel.c_str()});
+    expect_same_bits(clean.o, dirty.o, kernel + " o");
+    expect_same_bits(clean.dq, dirty.dq, kernel + " dq");
+    expect_same_bits(clean.dk, dirty.dk, kernel + " dk");
+    expect_same_bits(clean.dv, dirty.dv, kernel + " dv");
+  }
+}
 
 }  // namespace
 }  // namespace tessera::test

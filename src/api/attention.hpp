@@ -1,4 +1,6 @@
-// From a checked question to a kernel that answers it: choosing a plan and running it. Included by api/c_api.cpp.
+// From a checked question to a kernel that answers it: choosing a plan and running it.
+// Included by api/c_api.cpp only: users come through the C ABI.
+// Implements docs/architecture.md, "One call".
 #pragma once
 
 #include <memory>

@@ -19,7 +19,6 @@ namespace {
 using namespace tessera;
 
 // --- errors
-// --------------------------------------------------------------------------------------------------------------
 
 std::string& last_error() {
   thread_local std::string message;
@@ -52,7 +51,6 @@ tessera_status guarded(Body body) noexcept {
 }
 
 // --- structs
-// -------------------------------------------------------------------------------------------------------------
 
 // A caller's struct may be shorter than ours (an older header): the rest takes its defaults. A longer one may hold
 // something that this library would ignore, so it is refused.
@@ -162,7 +160,6 @@ Execution execution(const tessera_execution* given) {
 }
 
 // --- a call from the C structs
-// -----------------------------------------------------------------------------------------------
 
 struct CheckedCall {
   Call call;

@@ -1,4 +1,6 @@
-// The list of kernels, best first. kernels.cpp is the only file that names the backends.
+// The list of kernels, best first; kernels.cpp is the only file that names the backends.
+// Included by src/api.
+// Implements docs/architecture.md: one seam for all backends.
 #pragma once
 
 #include <span>

@@ -66,8 +66,7 @@ bool is_float(Type type) { return type == Type::f64 || type == Type::f32 || type
 
 std::string shape_text(const Tensor& tensor) {
   std::string out = "[";
-  for (int i = 0; i < tensor.ndim; ++i)
-    out += text(i ? "," : "", tensor.shape[static_cast<std::size_t>(i)]);
+  for (int i = 0; i < tensor.ndim; ++i) out += text(i ? "," : "", tensor.shape[static_cast<std::size_t>(i)]);
   return out + "]";
 }
 

@@ -1,4 +1,6 @@
-// Which instruction sets are compiled in, and which this processor has. Included by cpu/*.cpp.
+// Which instruction sets are compiled in, and which this processor has.
+// Included by cpu/*.cpp.
+// Implements docs/architecture.md, "CPU kernels".
 #pragma once
 
 #include <vector>

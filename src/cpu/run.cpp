@@ -16,7 +16,6 @@ namespace {
 constexpr double log2e = 1.44269504088896340736;
 
 // --- jobs
-// --------------------------------------------------------------------------------------------------------------
 
 Rows head_rows(const TokenRows& rows, Int64 h) {
   if (!rows) return {};
@@ -65,7 +64,6 @@ HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h)
 }
 
 // --- tasks
-// -------------------------------------------------------------------------------------------------------------
 
 std::vector<Sequence> all_sequences(const Problem& p, const Call& call) {
   std::vector<Sequence> list;
@@ -148,7 +146,6 @@ void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout
 }
 
 // --- backward
-// -----------------------------------------------------------------------------------------------------------
 
 namespace {
 

@@ -1,4 +1,6 @@
-// A GPU: its properties, and making it current for the duration of a call. Included by src/cuda and the GPU backends.
+// A GPU: its properties, and making it current for the duration of a call.
+// Included by src/cuda and the GPU backends.
+// Implements the contract's promise that a call runs on the caller's device and restores the current context.
 #pragma once
 
 #include <string>

@@ -1,4 +1,6 @@
-// A compiled kernel on a device, and launching it. Included by src/cuda and the GPU backends' launch code.
+// A compiled kernel on a device, and launching it.
+// Included by src/cuda and the GPU backends' launch code.
+// Implements the contract's promise that a GPU call only enqueues.
 #pragma once
 
 #include <string>

@@ -1,4 +1,6 @@
-// From a checked call to the kernels' plain parameters. Included by src/simt.
+// From a checked call to the kernels' plain parameters.
+// Included by src/simt.
+// Problem, Config, Params: docs/architecture.md says why there are three.
 #pragma once
 
 #include "core/kernel.hpp"

@@ -26,7 +26,6 @@ struct Config {
 };
 
 // --- the tile of `vector`
-// ----------------------------------------------------------------------------------------------------
 
 // 16 threads share a row of queries, so a row's maximum and sum need shuffles inside half a warp only.
 inline constexpr int lanes_per_row = 16;

@@ -1,4 +1,6 @@
-// The ladder: kernels for any NVIDIA GPU, compiled on demand. Included by src/api only.
+// The ladder: kernels for any NVIDIA GPU, compiled on demand.
+// Included by src/api only.
+// Each is a rung that Execution::kernel can name.
 #pragma once
 
 #include <vector>

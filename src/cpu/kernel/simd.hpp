@@ -42,7 +42,6 @@ HWY_INLINE Vec exp2_bounded(Vec x) {
 HWY_INLINE Vec exp2_any(Vec x) { return hn::IfThenElse(hn::Gt(x, set(127.0f)), set(infinity), exp2_bounded(x)); }
 
 // --- rows of any type as f32
-// -------------------------------------------------------------------------------------------------
 
 // `lanes` 16-bit values, each in the low half of a 32-bit lane.
 HWY_INLINE hn::Vec<IntTag> load_halves(const UInt16* p) {

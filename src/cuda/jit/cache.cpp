@@ -40,7 +40,6 @@ std::string cache_folder() {
 }
 
 // --- disk
-// --------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -102,7 +101,6 @@ void DiskCache::write(const std::string& key, const std::vector<char>& cubin) co
 }
 
 // --- dump
-// ----------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -134,7 +132,6 @@ std::vector<char> find_cubin(const Unit& unit) {
 }  // namespace
 
 // --- memory
-// --------------------------------------------------------------------------------------------------------------
 
 const LoadedKernel& find_kernel(const std::string& unit_text, const char* symbol, int device) {
   using Loading = std::shared_future<std::shared_ptr<const LoadedKernel>>;

@@ -1,0 +1,143 @@
+// What only a run needs to check, and the two calls that have no plan: merge and the dropout mask; see check.hpp.
+#include <string>
+
+#include "core/check.hpp"
+#include "core/failure.hpp"
+#include "core/rules.hpp"
+#include "core/tensor.hpp"
+
+namespace tessera {
+
+namespace {
+
+std::int32_t entry(const Tensor& t, std::int64_t i) {
+  return static_cast<const std::int32_t*>(t.data)[i * stride(t, 0)];
+}
+
+// Lengths of the sequences of one side (q or k), in host memory.
+void check_host_lengths(const char* cu_name, const Tensor& cu, const char* used_name, const Tensor& used,
+                        const char* hint_name, std::int64_t hint, const Problem& p, std::int64_t tokens) {
+  for (std::int64_t b = 0; b < p.B; ++b) {
+    std::int64_t length = tokens;
+    if (cu) {
+      const std::int64_t begin = entry(cu, b), end = entry(cu, b + 1);
+      if (b == 0 && begin < 0) invalid(cu_name, ": entry 0 is ", begin, "; must not be negative");
+      if (end < begin)
+        invalid(cu_name, ": entry ", b + 1, " is ", end, " after ", begin, "; entries must not decrease");
+      if (end > tokens) invalid(cu_name, ": entry ", b + 1, " is ", end, " but there are only ", tokens, " tokens");
+      length = end - begin;
+      if (hint >= 0 && length > hint)
+        invalid(hint_name, ": is ", hint, " but sequence ", b, " has length ", length, "; it must be an upper bound");
+    }
+    if (used && (entry(used, b) < 0 || entry(used, b) > length))
+      invalid(used_name, ": entry ", b, " is ", entry(used, b), "; must be from 0 to the sequence's length ", length);
+  }
+}
+
+// Packed bias and mask are indexed inside each sequence: they must reach the longest.
+void check_host_broadcast(const char* name, const Tensor& t, const Inputs& in, const Problem& p) {
+  if (!t || !p.packed) return;
+  for (std::int64_t b = 0; b < p.B; ++b) {
+    const std::int64_t nq = entry(in.cu_seqlens_q, b + 1) - entry(in.cu_seqlens_q, b);
+    const std::int64_t nk = entry(in.cu_seqlens_k, b + 1) - entry(in.cu_seqlens_k, b);
+    if ((dim(t, 2) != 1 && dim(t, 2) < nq) || (dim(t, 3) != 1 && dim(t, 3) < nk))
+      invalid(name, ": has shape ", shape_text(t), " but sequence ", b, " has ", nq, " queries and ", nk,
+              " keys; its last two dimensions must be 1 or at least every length");
+  }
+}
+
+}  // namespace
+
+void check_run(const Problem& p, const Call& call) {
+  const auto& in = call.inputs;
+  for (const auto& [name, t] : {std::pair{"q", &in.q},
+                                {"k", &in.k},
+                                {"v", &in.v},
+                                {"bias", &in.bias},
+                                {"mask", &in.mask},
+                                {"slopes", &in.slopes},
+                                {"sinks", &in.sinks},
+                                {"cu_seqlens_q", &in.cu_seqlens_q},
+                                {"cu_seqlens_k", &in.cu_seqlens_k},
+                                {"seqused_q", &in.seqused_q},
+                                {"seqused_k", &in.seqused_k},
+                                {"rng", &in.rng},
+                                {"o", p.pass == Pass::forward ? &call.outputs.o : &call.saved.o},
+                                {"lse", p.pass == Pass::forward ? &call.outputs.lse : &call.saved.lse},
+                                {"d_o", &call.saved.d_o},
+                                {"d_lse", &call.saved.d_lse},
+                                {"dq", &call.gradients.dq},
+                                {"dk", &call.gradients.dk},
+                                {"dv", &call.gradients.dv},
+                                {"dbias", &call.gradients.dbias},
+                                {"dsinks", &call.gradients.dsinks}})
+    check_data(name, *t);
+  if (p.device.type != DeviceType::cpu) return;
+  check_host_lengths("cu_seqlens_q", in.cu_seqlens_q, "seqused_q", in.seqused_q, "max_seqlen_q", p.options.max_seqlen_q,
+                     p, p.Nq);
+  check_host_lengths("cu_seqlens_k", in.cu_seqlens_k, "seqused_k", in.seqused_k, "max_seqlen_k", p.options.max_seqlen_k,
+                     p, p.Nk);
+  check_host_broadcast("bias", in.bias, in, p);
+  check_host_broadcast("mask", in.mask, in, p);
+}
+
+namespace {
+
+void check_cpu(const char* name, const Tensor& t, const Execution& execution) {
+  if (t.device.type != DeviceType::cpu)
+    throw Failure(TESSERA_UNSUPPORTED,
+                  text(name, ": is on ", name_of(t.device), "; this call runs on cpu tensors only"));
+  check_execution(execution, t.device);
+}
+
+// The merged result's lse is optional, a partial's is not.
+void check_partial(const std::string& name, const Outputs& part, const Tensor& like, bool lse_required) {
+  const std::string o = name + "o", lse = name + "lse";
+  check_given(o.c_str(), part.o);
+  check_view(o.c_str(), part.o, like.device);
+  if (!is_float(part.o.type)) invalid(o, ": has type ", name_of(part.o.type), "; must be f64, f32, f16 or bf16");
+  if (part.o.ndim != 3 && part.o.ndim != 4)
+    invalid(o, ": has shape ", shape_text(part.o), "; must be [batch, tokens, heads, dim] or [tokens, heads, dim]");
+  if (part.o.ndim != like.ndim || part.o.shape != like.shape)
+    invalid(o, ": has shape ", shape_text(part.o), " but the merged o has ", shape_text(like), "; all must agree");
+  check_rows(o.c_str(), part.o);
+  check_data(o.c_str(), part.o);
+  if (lse_required) check_given(lse.c_str(), part.lse);
+  if (!part.lse) return;
+  check_view(lse.c_str(), part.lse, like.device);
+  check_single(lse.c_str(), part.lse, part.o.type);
+  if (like.ndim == 4)
+    check_shape(lse.c_str(), part.lse, {dim(like, 0), dim(like, 2), dim(like, 1)}, "[batch, heads, queries]");
+  if (like.ndim == 3) check_shape(lse.c_str(), part.lse, {dim(like, 1), dim(like, 0)}, "[heads, tokens]");
+  check_data(lse.c_str(), part.lse);
+}
+
+}  // namespace
+
+void check_merge(std::span<const Outputs> partials, const Outputs& merged, const Execution& execution) {
+  if (partials.empty()) invalid("n: is 0; merging needs at least one partial result");
+  check_given("merged.o", merged.o);
+  check_cpu("merged.o", merged.o, execution);
+  check_partial("merged.", merged, merged.o, false);
+  check_writable("merged.o", merged.o);
+  if (merged.lse) check_writable("merged.lse", merged.lse);
+  for (std::size_t i = 0; i < partials.size(); ++i)
+    check_partial(text("partials[", i, "]."), partials[i], merged.o, true);
+}
+
+void check_dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, const Execution& execution) {
+  check_given("mask", mask);
+  check_cpu("mask", mask, execution);
+  check_view("mask", mask, mask.device);
+  check_ndim("mask", mask, 4, "[batch, heads, queries, keys]");
+  check_type("mask", mask, Type::u8);
+  check_writable("mask", mask);
+  check_data("mask", mask);
+  if (rng) {
+    check_view("rng", rng, mask.device);
+    check_data("rng", rng);
+  }
+  check_dropout(options, rng);
+}
+
+}  // namespace tessera

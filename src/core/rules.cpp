@@ -1,0 +1,130 @@
+// Rules for one tensor, the options and the execution; see rules.hpp.
+#include "core/rules.hpp"
+
+#include <cmath>
+#include <string>
+
+#include "core/failure.hpp"
+#include "core/tensor.hpp"
+#include "math/philox.hpp"
+
+namespace tessera {
+namespace {
+
+// Kernels compute in f32: products and quotients of scale and softcap must stay inside its range.
+constexpr double largest_number = 1e18;
+
+std::string shape_text(Shape shape) {
+  std::string out;
+  for (auto n : shape) out += text(out.empty() ? "[" : ",", n);
+  return out + "]";
+}
+
+}  // namespace
+
+void check_given(const char* name, const Tensor& t) {
+  if (!t) invalid(name, ": is missing; it is required");
+}
+
+// Holds for every tensor, whatever its part.
+void check_view(const char* name, const Tensor& t, Device device) {
+  if (t.ndim < 1 || t.ndim > 4) invalid(name, ": has ", t.ndim, " dimensions; tensors have 1 to 4");
+  if (size_of(t.type) == 0) invalid(name, ": type code ", static_cast<int>(t.type), " is not one of tessera_type");
+  std::int64_t elements = 1;
+  for (int i = 0; i < t.ndim; ++i) {
+    if (dim(t, i) < 0) invalid(name, ": has shape ", shape_text(t), "; sizes must not be negative");
+    if (__builtin_mul_overflow(elements, dim(t, i) == 0 ? 1 : dim(t, i), &elements))
+      invalid(name, ": has shape ", shape_text(t), "; its element count must fit 64 bits");
+  }
+  if (t.device != device)
+    invalid(name, ": is on ", name_of(t.device), " but the call runs on ", name_of(device),
+            "; all tensors must be there");
+}
+
+void check_ndim(const char* name, const Tensor& t, int ndim, const char* layout) {
+  if (t.ndim != ndim)
+    invalid(name, ": has shape ", shape_text(t), ", ", t.ndim, " dimensions; expected ", ndim, ", ", layout);
+}
+
+void check_shape(const char* name, const Tensor& t, Shape expected, const char* meaning) {
+  bool same = t.ndim == static_cast<int>(expected.size());
+  int i = 0;
+  for (auto n : expected) same = same && dim(t, i++) == n;
+  if (!same) invalid(name, ": has shape ", shape_text(t), "; must be ", meaning, " = ", shape_text(expected));
+}
+
+void check_rows(const char* name, const Tensor& t) {
+  const int last = t.ndim - 1;
+  if (dim(t, last) > 1 && t.strides[static_cast<std::size_t>(last)] != 1)
+    invalid(name, ": last dimension has stride ", t.strides[static_cast<std::size_t>(last)], "; it must be 1");
+}
+
+void check_writable(const char* name, const Tensor& t) {
+  for (int i = 0; i < t.ndim; ++i)
+    if (dim(t, i) > 1 && t.strides[static_cast<std::size_t>(i)] == 0)
+      invalid(name, ": dimension ", i, " of shape ", shape_text(t),
+              " has stride 0; outputs must not overlap themselves");
+}
+
+// Tensors that follow another one's type, or are f32.
+void check_follows(const char* name, Type type, const char* leader, Type leader_type) {
+  if (type == leader_type || type == Type::f32) return;
+  invalid(name, ": has type ", name_of(type), "; must be ", name_of(leader_type), " like ", leader, ", or f32");
+}
+
+// Tensors that are always f32 (or f64 beside f64 inputs, so that the oracle has no f32 in it).
+void check_single(const char* name, const Tensor& t, Type q_type) {
+  if (t.type == Type::f32 || (t.type == Type::f64 && q_type == Type::f64)) return;
+  invalid(name, ": has type ", name_of(t.type), "; must be f32", q_type == Type::f64 ? " or f64" : "");
+}
+
+void check_type(const char* name, const Tensor& t, Type expected) {
+  if (t.type != expected) invalid(name, ": has type ", name_of(t.type), "; must be ", name_of(expected));
+}
+
+static void check_window(const char* name, std::int64_t width) {
+  if (width < -1) invalid(name, ": is ", width, "; must be -1 (no bound) or at least 0");
+}
+
+void check_dropout(const Options& o, const Tensor& rng) {
+  if (!(o.dropout >= 0 && o.dropout < 1)) invalid("dropout: is ", o.dropout, "; must be in [0, 1)");
+  if (dropout_threshold(o.dropout) > 65535)
+    invalid("dropout: is ", o.dropout, "; rounded to 1/65536 it drops everything; use a smaller one");
+  if (!rng) return;
+  check_type("rng", rng, Type::i64);
+  check_shape("rng", rng, {2}, "[seed, offset]");
+  if (o.seed != 0 || o.seed_offset != 0)
+    invalid("seed: is ", o.seed, " with offset ", o.seed_offset, " while rng is given; use one or the other");
+}
+
+void check_options(const Options& o, const Tensor& rng) {
+  if (o.scale != default_scale && !(std::fabs(o.scale) <= largest_number))
+    invalid("scale: is ", o.scale, "; must be a finite number of size 1e18 at most");
+  if (o.softcap != 0 && !(o.softcap >= 1 / largest_number && o.softcap <= largest_number))
+    invalid("softcap: is ", o.softcap, "; must be 0 (none) or a positive number from 1e-18 to 1e18");
+  if (o.alignment != Alignment::bottom_right && o.alignment != Alignment::top_left && o.alignment != Alignment::offset)
+    invalid("alignment: is ", static_cast<int>(o.alignment), "; must be 0 (bottom right), 1 (top left) or 2 (offset)");
+  if (o.alignment != Alignment::offset && o.diagonal_offset != 0)
+    invalid("diagonal_offset: is ", o.diagonal_offset, " but alignment is not offset; it would be ignored");
+  check_window("window_left", o.window_left);
+  check_window("window_right", o.window_right);
+  check_window("max_seqlen_q", o.max_seqlen_q);
+  check_window("max_seqlen_k", o.max_seqlen_k);
+  check_dropout(o, rng);
+}
+
+void check_execution(const Execution& e, Device device) {
+  if (e.threads < 0) invalid("threads: is ", e.threads, "; must be 0 (all) or positive");
+  if (e.device.type != DeviceType::any && e.device != device)
+    invalid("device: is ", name_of(e.device), " but q is on ", name_of(device), "; they must agree");
+}
+
+void check_data(const char* name, const Tensor& t) {
+  if (!t || t.elements() == 0) return;
+  if (!t.data)
+    invalid(name, ": data is null but its shape is ", shape_text(t), "; null is allowed only without elements");
+  if (reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::uintptr_t>(size_of(t.type)) != 0)
+    invalid(name, ": data is not aligned to its elements of ", size_of(t.type), " bytes");
+}
+
+}  // namespace tessera

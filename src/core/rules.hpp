@@ -1,0 +1,32 @@
+// The rules for a single tensor, the options and the execution, each with its sentence. Included by core/check.cpp and
+// core/check_run.cpp, which apply them. Every rule throws Failure; each has a row in tests/check_rows.hpp that expects
+// its text.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+using Shape = std::initializer_list<std::int64_t>;
+
+inline std::int64_t dim(const Tensor& t, int i) { return t.shape[static_cast<std::size_t>(i)]; }
+
+void check_given(const char* name, const Tensor& t);
+void check_view(const char* name, const Tensor& t, Device device);  // holds for every tensor, whatever its part
+void check_ndim(const char* name, const Tensor& t, int ndim, const char* layout);
+void check_shape(const char* name, const Tensor& t, Shape expected, const char* meaning);
+void check_rows(const char* name, const Tensor& t);      // the last dimension has stride 1
+void check_writable(const char* name, const Tensor& t);  // no stride 0
+void check_type(const char* name, const Tensor& t, Type expected);
+void check_follows(const char* name, Type type, const char* leader, Type leader_type);  // the leader's type, or f32
+void check_single(const char* name, const Tensor& t, Type q_type);                      // f32; f64 beside f64 inputs
+void check_data(const char* name, const Tensor& t);  // there, and aligned to its elements
+
+void check_options(const Options& options, const Tensor& rng);
+void check_dropout(const Options& options, const Tensor& rng);
+void check_execution(const Execution& execution, Device device);
+
+}  // namespace tessera
