@@ -10,7 +10,7 @@ CONFIGURE = cmake > /dev/null -S . -G Ninja
 CTEST = ctest -j $(JOBS) --output-on-failure --no-tests=error
 SOURCES = $(shell find include src cases cli tests bench examples -name '*.[ch]pp' -o -name '*.[ch]' -o -name '*.cuh' 2> /dev/null)
 
-.PHONY: help demo test build asan tsan mutants format format-check install clean
+.PHONY: help demo test build asan tsan mutants pictures format format-check install clean
 
 help:
 	@echo 'make demo          install what is missing, build, show the library at work'
@@ -20,6 +20,7 @@ help:
 	@echo 'make asan          run the tests under AddressSanitizer and UBSan'
 	@echo 'make tsan          run the threaded tests under ThreadSanitizer'
 	@echo 'make mutants       check that the tests notice deliberate faults'
+	@echo 'make pictures      draw docs/pictures/ again, from real runs'
 	@echo 'make format        apply clang-format; make format-check only looks'
 	@echo 'make clean         remove the build folders'
 
@@ -53,6 +54,9 @@ tsan:
 mutants:
 	@tools/setup.sh test
 	@python3 tools/mutants.py
+
+pictures: build
+	@cmake --build $(BUILD) --target pictures
 
 format:
 	@clang-format -i $(SOURCES)

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "cases/suite.hpp"
 #include "cli/array.hpp"
 #include "cli/command.hpp"
 #include "cli/flags.hpp"
@@ -48,13 +49,10 @@ std::vector<Shape> shapes_of(const std::string& suite) {
     shapes.push_back({type, N, D, false});
     shapes.push_back({type, N, D, true});
   };
-  if (suite == "tiny") {
-    both(Type::f32, 128, 64);
-    return shapes;
-  }
-  for (auto [N, D] : {std::pair{512, 64}, {2048, 64}, {2048, 128}, {4096, 128}}) both(Type::f32, N, D);
-  for (const Type type : {Type::f16, Type::bf16})
-    for (auto [N, D] : {std::pair{2048, 64}, {2048, 128}}) both(type, N, D);
+  if (suite == "tiny") both(Type::f32, 128, 64);
+  if (suite == "cpu")
+    for (const cases::Case& row : cases::suite("performance"))
+      if (!row.options.causal) both(row.type, row.Nq, row.D);  // causal is measured beside full
   return shapes;
 }
 

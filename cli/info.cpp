@@ -23,7 +23,7 @@ int info(const std::string& json_path) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const std::size_t end = line.find(' '), begin = line.find_first_not_of(' ', end);
-    if (begin != std::string::npos) json[line.substr(0, end)] = line.substr(begin);
+    if (begin != std::string::npos) json["library"][line.substr(0, end)] = line.substr(begin);
   }
   save_json(json_path, json);
   return 0;

@@ -1,5 +1,5 @@
 // Same bits: for any number of threads, run after run, and for a sequence alone, padded in a batch, packed among
-// others. Links tessera_cases. Implements docs/numerics.md, "Deterministic" and "Batch-invariant".
+// others. Links tessera_cases. Implements docs/numerics.md, "Deterministic, batch-invariant".
 #include "cases/random.hpp"
 #include "tests/support.hpp"
 

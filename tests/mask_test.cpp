@@ -25,7 +25,7 @@ struct Setting {
   BandMask mask() const { return band_mask(rows, keys, causal, left, right, off, row0, col0); }
   std::string text() const {
     std::string out = "rows keys causal left right off row0 col0:";
-    for (Int64 x : {rows, keys, Int64(causal), left, right, off, row0, col0}) out += " " + std::to_string(x);
+    for (Int64 x : {rows, keys, Int64(causal), left, right, off, row0, col0}) (out += " ") += std::to_string(x);
     return out;
   }
 

@@ -3,12 +3,17 @@
 # See docs/architecture.md, "Tests".
 tessera_test(NAME check_test SOURCES check_test.cpp)
 tessera_test(NAME abi_test SOURCES abi_test.cpp LABELS threads)
-tessera_test(NAME mask_test SOURCES mask_test.cpp)
 tessera_test(NAME types_test SOURCES types_test.cpp)
 tessera_test(NAME philox_test SOURCES philox_test.cpp)
 tessera_test(NAME parallel_test SOURCES parallel_test.cpp LABELS threads)
 tessera_test(NAME plan_test SOURCES plan_test.cpp)
 tessera_test(NAME simd_test SOURCES simd_test.cpp)
+
+# Headers of src/math stand alone, and so does their test.
+add_executable(mask_test mask_test.cpp)
+target_include_directories(mask_test PRIVATE ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(mask_test PRIVATE GTest::gtest GTest::gtest_main)
+add_test(NAME mask_test COMMAND mask_test --gtest_brief=1)
 
 # The shared library alone, from C99: whatever is not exported does not link.
 add_executable(c_api_test c_api_test.c)

@@ -39,7 +39,10 @@ def size_text(size):
 def machine_line(figures, load):
     machine = figures["machine"]
     name = machine.get("cpu") or machine.get("processor") or "unknown processor"
-    return f"{name}, load of the machine before the run {load:.1f}."
+    text = f"{name}, load of the machine before the run {load:.1f}."
+    if load > 0.5:
+        text += " **Provisional: other programs were running; times, and to a lesser degree shares, are disturbed.**"
+    return text
 
 
 def bench_table(figures, load):
