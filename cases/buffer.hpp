@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,10 @@ class Buffer {
   std::vector<std::uint64_t> bits() const;
   std::uint64_t fingerprint() const;  // of all memory, margins included: an input must keep it
   void restore();                     // everything back to 0xFF
+
+  // All of its memory, margins included: what a copy elsewhere must hold.
+  std::span<std::byte> bytes() { return memory; }
+  std::span<const std::byte> bytes() const { return memory; }
 
   bool margins_intact() const;
 

@@ -366,9 +366,14 @@ Gradients CaseData::gradients() const {
   return {.dq = dq.tensor(), .dk = dk.tensor(), .dv = dv.tensor(), .dbias = dbias.tensor(), .dsinks = dsinks.tensor()};
 }
 
-std::vector<const Buffer*> CaseData::buffers() const {
+std::vector<Buffer*> CaseData::buffers() {
   return {&q,   &k, &v,   &bias, &mask,  &slopes, &sinks, &cu_q, &cu_k,  &used_q, &used_k,
           &rng, &o, &lse, &d_o,  &d_lse, &dq,     &dk,    &dv,   &dbias, &dsinks};
+}
+
+std::vector<const Buffer*> CaseData::buffers() const {
+  const std::vector<Buffer*> all = const_cast<CaseData*>(this)->buffers();  // one list, two kinds of pointers
+  return {all.begin(), all.end()};
 }
 
 }  // namespace tessera::cases

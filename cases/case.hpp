@@ -113,6 +113,7 @@ struct CaseData {
   Saved saved() const;
   Gradients gradients() const;
   std::vector<const Buffer*> buffers() const;
+  std::vector<Buffer*> buffers();
 };
 
 CaseData build(const Case& spec);

@@ -1,10 +1,11 @@
 // Runs one case on one or several kernels and judges everything that came out.
 // Part of tessera_cases; see suite.hpp.
 // Implements the accuracy promise of docs/numerics.md.
+#include <algorithm>
 #include <chrono>
-#include <cstring>
 
 #include "cases/compare.hpp"
+#include "cases/device.hpp"
 #include "cases/model.hpp"
 #include "cases/suite.hpp"
 
@@ -15,68 +16,79 @@ namespace {
 // The caller's workspace: NaN everywhere, exactly as long as the plan says, with margins that must survive.
 class Workspace {
  public:
-  explicit Workspace(std::size_t bytes) :
-      size(bytes), buffer(Type::u8, {static_cast<std::int64_t>(bytes + alignment)}) {
-    const auto address = reinterpret_cast<std::uintptr_t>(buffer.tensor().data);
-    first = (alignment - address % alignment) % alignment;
+  Workspace(Device device, std::size_t bytes) :
+      size(bytes), content(bytes + 2 * margin, std::byte{0xFF}), memory(device, content.size()) {
+    memory.write(content.data(), content.size());
   }
   Execution lent(Execution execution) const {
-    execution.workspace = static_cast<std::byte*>(buffer.tensor().data) + first;
+    execution.workspace = static_cast<std::byte*>(memory.data()) + margin;
     execution.workspace_bytes = size;
     return execution;
   }
-  bool margins_intact() const {
-    if (!buffer.margins_intact()) return false;
-    for (std::size_t e = 0; e < size + alignment; ++e)
-      if ((e < first || e >= first + size) && !buffer.untouched(static_cast<std::int64_t>(e))) return false;
-    return true;
+  bool margins_intact() {
+    memory.read(content.data(), content.size());
+    const auto is_intact = [](std::byte b) { return b == std::byte{0xFF}; };
+    return std::all_of(content.begin(), content.begin() + margin, is_intact) &&
+           std::all_of(content.end() - margin, content.end(), is_intact);
   }
 
  private:
-  static constexpr std::size_t alignment = 64;
-  std::size_t size, first = 0;
-  Buffer buffer;
+  static constexpr std::ptrdiff_t margin = 4096;
+  std::size_t size;
+  std::vector<std::byte> content;
+  DeviceMemory memory;
 };
 
 // Calls the library for one case; messages gather what is wrong besides the numbers.
 struct Runner {
   CaseData& data;
+  Placed& placed;
   const Execution& execution;
   std::vector<std::string>& messages;
 
+  // A GPU's workspace always comes from the caller.
+  bool lends_workspace() const { return data.spec.caller_workspace || execution.device.type == DeviceType::cuda; }
+
   template <class Out, class... Written>
   void planned(const Plan& plan, const Out& out, const Written&... written) const {
-    const Workspace workspace(plan.workspace_size());
-    plan.run(data.inputs(), out, written..., data.options(), workspace.lent(execution));
+    Workspace workspace(execution.device, plan.workspace_size());
+    plan.run(placed.inputs(), out, written..., data.options(), workspace.lent(execution));
     if (!workspace.margins_intact()) messages.push_back("the call wrote outside its workspace");
   }
 
-  void forward(const Outputs& outputs) const {
-    if (data.spec.caller_workspace)
-      planned(Plan::forward(data.inputs(), outputs, data.options(), execution), outputs);
+  void forward(bool with_lse) const {
+    Outputs outputs = placed.outputs();
+    if (!with_lse) outputs.lse = {};
+    placed.upload();
+    if (lends_workspace())
+      planned(Plan::forward(placed.inputs(), outputs, data.options(), execution), outputs);
     else
-      tessera::forward(data.inputs(), outputs, data.options(), execution);
+      tessera::forward(placed.inputs(), outputs, data.options(), execution);
+    placed.download();
   }
 
   void backward() const {
-    if (data.spec.caller_workspace)
-      planned(Plan::backward(data.inputs(), data.saved(), data.gradients(), data.options(), execution), data.saved(),
-              data.gradients());
+    const Saved saved = placed.saved();
+    const Gradients gradients = placed.gradients();
+    placed.upload();
+    if (lends_workspace())
+      planned(Plan::backward(placed.inputs(), saved, gradients, data.options(), execution), saved, gradients);
     else
-      tessera::backward(data.inputs(), data.saved(), data.gradients(), data.options(), execution);
+      tessera::backward(placed.inputs(), saved, gradients, data.options(), execution);
+    placed.download();
   }
 };
 
 void judge_forward(const Runner& run, const Expectation& expected, CaseReport& report) {
   CaseData& data = run.data;
   if (data.spec.no_lse) {
-    run.forward({.o = data.o.tensor(), .lse = {}});
+    run.forward(false);
     const auto bits = data.o.bits();
     data.o.restore();
-    run.forward(data.outputs());
+    run.forward(true);
     if (bits != data.o.bits()) run.messages.push_back("o differs when no lse is asked for");
   } else {
-    run.forward(data.outputs());
+    run.forward(true);
   }
   report.outputs.push_back(compare("o", data.o, expected.o));
   report.outputs.push_back(compare_lse(data.lse, expected.lse));
@@ -105,7 +117,8 @@ std::vector<std::uint64_t> fingerprints(const CaseData& data, bool after_forward
 
 void run_on(const Case& spec, const Execution& execution, const Expectation& expected, CaseReport& report) {
   CaseData data = build(spec);
-  const Runner run{data, execution, report.messages};
+  Placed placed(data, execution.device);
+  const Runner run{data, placed, execution, report.messages};
   const auto inputs = fingerprints(data, false);
   judge_forward(run, expected, report);
   if (inputs != fingerprints(data, false)) report.messages.push_back("the forward pass changed an input");
@@ -127,10 +140,12 @@ CaseReport blank_report(const Case& spec, const Execution& execution) {
 }
 
 // Asks for the plan alone, so that a kernel that is not there costs no time.
-void plan_case(const CaseData& data, const Execution& execution, CaseReport& report) {
+void plan_case(CaseData& data, const Execution& execution, CaseReport& report) {
   try {
-    report.kernel = Plan::forward(data.inputs(), data.outputs(), data.options(), execution).kernel();
-    if (data.spec.backward) Plan::backward(data.inputs(), data.saved(), data.gradients(), data.options(), execution);
+    const Placed placed(data, execution.device);
+    report.kernel = Plan::forward(placed.inputs(), placed.outputs(), data.options(), execution).kernel();
+    if (data.spec.backward)
+      Plan::backward(placed.inputs(), placed.saved(), placed.gradients(), data.options(), execution);
   } catch (const Error& error) {
     report.ok = report.skipped = error.status() == TESSERA_UNSUPPORTED;
     report.messages.push_back(error.what());
@@ -144,7 +159,7 @@ std::vector<CaseReport> run_case(const Case& spec, const std::vector<Execution>&
   std::vector<CaseReport> reports;
   for (const Execution& execution : executions) reports.push_back(blank_report(spec, execution));
   try {
-    const CaseData data = build(spec);
+    CaseData data = build(spec);
     const Expectation expected = expect(data);
     for (std::size_t n = 0; n < executions.size(); ++n) {
       CaseReport& report = reports[n];

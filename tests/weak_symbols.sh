@@ -21,7 +21,8 @@ for object in "$@"; do
   esac
   checked=$((checked + 1))
   demangled=$(outside_namespace -C "$object" '(^|[ *&])(tessera::cpu|hwy)::N_[A-Z0-9_]+::|^DW\.ref\.')
-  mangled=$(outside_namespace --no-demangle "$object" '^_Z(GV|T[VTIS])?Z?N[rVKRO]*(7tessera3cpu|3hwy)[0-9]+N_|^DW\.ref\.')
+  mangled=$(outside_namespace --no-demangle "$object" \
+    '^_Z(GV|T[VTIS])?Z?N[rVKRO]*(7tessera3cpu|3hwy)[0-9]+N_|^DW\.ref\.')
   if [ -n "$demangled$mangled" ]; then
     failed=1
     echo "$object defines weak symbols outside its instruction set's namespace:"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-# Do the tests notice? Applies each fault of tools/mutants/*.toml to a copy of the tree, one at a time, rebuilds what the
-# test named beside it needs, and expects that test to fail. Usage: tools/mutants.py [--list] [NAME...]
+# Do the tests notice? Applies each fault of tools/mutants/*.toml to a copy of the tree, one at a time, rebuilds what
+# the test named beside it needs, and expects that test to fail. Usage: tools/mutants.py [--list] [NAME...]
 # Called by `make mutants`; Python's standard library only. See docs/architecture.md, "Tests".
 import argparse
 import filecmp

@@ -112,7 +112,10 @@ BackwardParams backward_params(const Problem& p, const Call& call) {
           .delta = rows,
           .lse2 = rows + row_count(p),
           .row_head = p.packed ? p.Nq : p.B * p.Nq,
-          .row_batch = p.packed ? 0 : p.Nq};
+          .row_batch = p.packed ? 0 : p.Nq,
+          .dsinks = static_cast<float*>(call.gradients.dsinks.data),
+          .dsink_head = p.dsinks ? stride(call.gradients.dsinks, 0) : 0,
+          .accumulate = p.options.accumulate};
 }
 
 std::int64_t query_blocks(const Problem& p, std::int64_t rows) {

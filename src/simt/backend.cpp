@@ -18,7 +18,11 @@ constexpr Function naive_backward_keys{"simt/kernel/naive_backward.cuh", "naive_
 constexpr Function delta{"simt/kernel/delta.cuh", "delta", "BackwardParams"};
 constexpr Function clear{"simt/kernel/clear.cuh", "clear", "BackwardParams"};
 
+constexpr Function sink_gradient{"simt/kernel/sink_gradient.cuh", "sink_gradient", "BackwardParams"};
 constexpr Function vector_forward{"simt/kernel/vector_forward.cuh", "vector_forward", "ForwardParams"};
+constexpr Function vector_backward_queries{"simt/kernel/vector_backward.cuh", "vector_backward_queries",
+                                           "BackwardParams"};
+constexpr Function vector_backward_keys{"simt/kernel/vector_backward.cuh", "vector_backward_keys", "BackwardParams"};
 
 // One kernel of a plan and the grid it runs on; the order of steps is the order on the stream.
 struct Step {
@@ -28,38 +32,85 @@ struct Step {
   int shared_bytes = 0;
 };
 
-// The kernels that a question of the early rungs compiles to.
-std::vector<Step> naive_steps(const Problem& p) {
-  const int device = p.device.id;
-  std::vector<Step> steps;
-  const auto add = [&](const Function& function, int threads, std::int64_t blocks) {
-    if (blocks == 0) return;
-    const std::string unit = unit_text(function, config_of(p, threads));
-    steps.push_back({&cuda::find_kernel(unit, kernel_symbol, device), blocks, threads});
-  };
-  constexpr int rows = 64, warps = 4;
-  if (p.pass == Pass::forward) {
-    add(naive_forward, rows, query_blocks(p, rows));
-    return steps;
-  }
-  const std::int64_t unused = std::max(p.Hq * p.Nq, p.Hk * p.Nk) * (p.packed ? 1 : p.B);
-  if (p.packed || p.seqused_q || p.seqused_k) add(clear, 32 * warps, ceil_div(unused, warps));
-  add(delta, 32 * warps, query_blocks(p, warps));
-  if (p.dq) add(naive_backward_queries, rows, query_blocks(p, rows));
-  if (p.dk || p.dv) add(naive_backward_keys, rows, key_blocks(p, rows));
-  return steps;
-}
-
-// The tile of `vector`: the largest that fits. A thread keeps rows_per_thread x Dv / 16 numbers of O in registers.
-std::optional<Config> vector_config(const Problem& p) {
-  const int shared_bytes = cuda::properties(p.device.id).shared_bytes;
-  const int rows = p.Dv <= 128 ? 8 : p.Dv <= 256 ? 4 : 2;
-  for (const auto& [threads, block_k] : {std::pair{256, 64}, {256, 32}, {128, 32}, {128, 16}, {64, 16}}) {
+// The tile of `vector`: the largest that fits the GPU's shared memory. `rows` of a block's rows belong to one thread,
+// which keeps its share of their results in registers.
+std::optional<Config> vector_config(const Problem& p, int rows, int (*shared_bytes)(const Config&)) {
+  for (const auto& [threads, block_cols] : {std::pair{256, 64}, {256, 32}, {128, 32}, {128, 16}, {64, 16}}) {
     Config c = config_of(p, threads);
-    c.block_q = threads / lanes_per_row * rows, c.block_k = block_k, c.rows_per_thread = rows;
-    if (vector_forward_shared_bytes(c) <= shared_bytes) return c;
+    c.block_rows = threads / lanes_per_row * rows, c.block_cols = block_cols, c.rows_per_thread = rows;
+    if (shared_bytes(c) <= cuda::properties(p.device.id).shared_bytes) return c;
   }
   return {};
+}
+
+// Collects the kernels of a plan.
+class Steps {
+ public:
+  explicit Steps(const Problem& p) : p(p) {}
+
+  void add(const Function& function, const Config& config, std::int64_t blocks, int shared_bytes = 0) {
+    if (blocks == 0) return;
+    const cuda::LoadedKernel* kernel = cuda::find_kernel(unit_text(function, config), kernel_symbol, p.device.id);
+    if (shared_bytes > 0) kernel->allow_shared(static_cast<unsigned>(shared_bytes));
+    list.push_back({kernel, blocks, config.threads, shared_bytes});
+  }
+
+  // What every backward pass begins with: unused rows cleared, delta and LSE prepared.
+  void add_backward_start() {
+    constexpr int warps = 4;
+    const Config c = config_of(p, 32 * warps);
+    const std::int64_t rows = std::max(p.Hq * p.Nq, p.Hk * p.Nk) * (p.packed ? 1 : p.B);
+    const bool has_unused = p.packed || p.seqused_q || p.seqused_k;
+    if (has_unused && !p.options.accumulate) add(clear, c, ceil_div(rows, warps));
+    add(delta, c, query_blocks(p, warps));
+  }
+
+  std::vector<Step> list;
+
+ private:
+  const Problem& p;
+};
+
+std::vector<Step> naive_steps(const Problem& p) {
+  constexpr int rows = 64;
+  const Config c = config_of(p, rows);
+  Steps steps(p);
+  if (p.pass == Pass::forward) {
+    steps.add(naive_forward, c, query_blocks(p, rows));
+    return steps.list;
+  }
+  steps.add_backward_start();
+  if (p.dq) steps.add(naive_backward_queries, c, query_blocks(p, rows));
+  if (p.dk || p.dv) steps.add(naive_backward_keys, c, key_blocks(p, rows));
+  return steps.list;
+}
+
+// Empty: no tile fits.
+std::optional<std::vector<Step>> vector_steps(const Problem& p) {
+  Steps steps(p);
+  if (p.pass == Pass::forward) {
+    const int rows = p.Dv <= 128 ? 8 : p.Dv <= 256 ? 4 : 2;
+    const std::optional<Config> c = vector_config(p, rows, vector_forward_shared_bytes);
+    if (!c) return {};
+    steps.add(vector_forward, *c, query_blocks(p, c->block_rows), vector_forward_shared_bytes(*c));
+    return steps.list;
+  }
+  steps.add_backward_start();
+  if (p.dq) {
+    const int rows = p.D <= 64 ? 8 : p.D <= 128 ? 4 : 2;
+    const std::optional<Config> c = vector_config(p, rows, vector_backward_shared_bytes);
+    if (!c) return {};
+    steps.add(vector_backward_queries, *c, query_blocks(p, c->block_rows), vector_backward_shared_bytes(*c));
+  }
+  if (p.dk || p.dv) {
+    const std::int64_t width = p.D + p.Dv;
+    const int rows = width <= 64 ? 8 : width <= 256 ? 4 : width <= 512 ? 2 : 1;
+    const std::optional<Config> c = vector_config(p, rows, vector_backward_shared_bytes);
+    if (!c) return {};
+    steps.add(vector_backward_keys, *c, key_blocks(p, c->block_rows), vector_backward_shared_bytes(*c));
+  }
+  if (p.dsinks) steps.add(sink_gradient, config_of(p, 256), p.Hq);
+  return steps.list;
 }
 
 class LadderPlan : public KernelPlan {
@@ -133,18 +184,10 @@ class VectorKernel : public Kernel {
   const char* name() const override { return "vector"; }
   PlanOrReason plan(const Problem& p, const Execution&) const override {
     if (const std::string reason = common_refusal(p); !reason.empty()) return {nullptr, reason};
-    if (p.pass != Pass::forward) return {nullptr, "the pass is backward; this kernel has only the forward pass"};
-    const std::optional<Config> c = vector_config(p);
-    if (!c) return {nullptr, text("D is ", p.D, " and Dv is ", p.Dv, "; no tile fits this GPU's shared memory")};
-    std::vector<Step> steps;
-    const std::int64_t blocks = query_blocks(p, c->block_q);
-    if (blocks > 0) {
-      const auto& kernel = cuda::find_kernel(unit_text(vector_forward, *c), kernel_symbol, p.device.id);
-      const int bytes = vector_forward_shared_bytes(*c);
-      kernel.allow_shared(static_cast<unsigned>(bytes));
-      steps.push_back({&kernel, blocks, c->threads, bytes});
-    }
-    return {std::make_unique<LadderPlan>(p, std::move(steps)), ""};
+    if (p.dbias) return {nullptr, "dBias is asked for; this kernel does not compute it yet"};
+    std::optional<std::vector<Step>> steps = vector_steps(p);
+    if (!steps) return {nullptr, text("D is ", p.D, " and Dv is ", p.Dv, "; no tile fits this GPU's shared memory")};
+    return {std::make_unique<LadderPlan>(p, std::move(*steps)), ""};
   }
 };
 

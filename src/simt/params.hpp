@@ -67,6 +67,9 @@ struct BackwardParams {
   TokenRef dq, dk, dv;        // data may be null
   float *delta, *lse2;        // workspace: row `token` of head h of sequence b at h * row_head + b * row_batch + token
   Int64 row_head, row_batch;  // packed: row_batch = 0
+  float* dsinks;              // [Hq], or null
+  Int64 dsink_head;
+  Int32 accumulate;
 };
 
 // One sequence of a question, as in core/sequence.hpp, with lengths read on the device and clamped to what memory

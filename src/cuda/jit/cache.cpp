@@ -133,7 +133,7 @@ std::vector<char> find_cubin(const Unit& unit) {
 
 // --- memory
 
-const LoadedKernel& find_kernel(const std::string& unit_text, const char* symbol, int device) {
+const LoadedKernel* find_kernel(const std::string& unit_text, const char* symbol, int device) {
   using Loading = std::shared_future<std::shared_ptr<const LoadedKernel>>;
   static std::mutex mutex;
   static std::map<std::pair<int, std::string>, Loading> kernels;
@@ -148,12 +148,12 @@ const LoadedKernel& find_kernel(const std::string& unit_text, const char* symbol
     else
       kernels.emplace(key, promise.get_future().share());
   }
-  if (loading.valid()) return *loading.get();
+  if (loading.valid()) return loading.get().get();
   try {
     const std::vector<char> cubin = find_cubin({unit_text, properties(device).architecture()});
     auto kernel = std::make_shared<const LoadedKernel>(cubin, symbol, device);
     promise.set_value(kernel);
-    return *kernel;  // the map's future keeps it
+    return kernel.get();  // the map's future keeps it
   } catch (...) {
     // Those who wait get the error; the next to ask tries again.
     promise.set_exception(std::current_exception());

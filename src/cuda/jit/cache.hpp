@@ -12,8 +12,8 @@
 namespace tessera::cuda {
 
 // The kernel `symbol` of a unit, loaded on a device: from memory, a pack, the disk, or the compiler, in this order.
-// Several threads that ask for the same one wait for one compilation. The reference stays valid for the process.
-const LoadedKernel& find_kernel(const std::string& unit_text, const char* symbol, int device);
+// Several threads that ask for the same one wait for one compilation. Never null; it stays valid for the process.
+const LoadedKernel* find_kernel(const std::string& unit_text, const char* symbol, int device);
 
 // Everything that was read to make a cubin, but for the compiler's version.
 std::string unit_key(const Unit& unit);

@@ -37,18 +37,18 @@ struct alignas(16) Eight {
 };
 
 // to[r][d] = row (first + r), element d, for r < rows and d < width; 0 beyond `valid` rows and beyond D.
-template <Config config, int rows, int width, int D, int stride>
+template <Config config, Element element, int width, int D, int rows, int stride>
 __device__ inline void load_tile(float (&to)[rows][stride], const TokenRef& t, Int32 b, Int64 first, Int64 valid,
                                  Int32 h) {
-  using T = typename Stored<config.element>::Type;
-  const T* base = row_of<config.element>(t, b, first, h);
-  if constexpr (config.wide_loads && config.element == Element::f32 && D % 4 == 0) {
+  using T = typename Stored<element>::Type;
+  const T* base = row_of<element>(t, b, first, h);
+  if constexpr (config.wide_loads && element == Element::f32 && D % 4 == 0) {
     for (int n = threadIdx.x; n < rows * (width / 4); n += config.threads) {
       const int r = n / (width / 4), d = n % (width / 4) * 4;
       const bool inside = r < valid && d < D;
       copy_async(&to[r][d], inside ? base + r * t.token + d : base, inside ? 16 : 0);
     }
-  } else if constexpr (config.wide_loads && config.element != Element::f32 && D % 8 == 0) {
+  } else if constexpr (config.wide_loads && element != Element::f32 && D % 8 == 0) {
     for (int n = threadIdx.x; n < rows * (width / 8); n += config.threads) {
       const int r = n / (width / 8), d = n % (width / 8) * 8;
       Eight<T> values{};

@@ -3,21 +3,19 @@
 // contract. Device text; implements docs/algorithm.md, "Online softmax".
 #pragma once
 
+#include "simt/kernel/product.cuh"
 #include "simt/kernel/scores.cuh"
-#include "simt/kernel/tile.cuh"
 
 namespace tessera::simt {
 
 template <Config config>
 struct VectorForward {
-  static constexpr int D = padded_dims(config), Dv = padded_values(config);
-  static constexpr int rows = config.rows_per_thread, cols = config.block_k / lanes_per_row;
+  static constexpr int D = padded_to_4(config.D), Dv = padded_to_64(config.Dv);
+  static constexpr int rows = config.rows_per_thread, cols = config.block_cols / lanes_per_row;
   static constexpr int groups = Dv / (4 * lanes_per_row);  // of four columns of O
-  // Chains of additions longer than this drift when the terms have one sign; see docs/numerics.md.
-  static constexpr int chain = 64;
   using Shared = VectorForwardShared<config>;
   static_assert(sizeof(Shared) == vector_forward_shared_bytes(config));
-  static_assert(config.block_q == config.threads / lanes_per_row * rows);
+  static_assert(config.block_rows == config.threads / lanes_per_row * rows);
 
   Shared& shared;
   const int row0 = threadIdx.x / lanes_per_row * rows, lane = threadIdx.x % lanes_per_row;
@@ -37,32 +35,7 @@ struct VectorForward {
   }
 
   // S = Q K^T. Lane n has the keys n, n + 16, ...
-  __device__ void multiply_QK() {
-#pragma unroll
-    for (int r = 0; r < rows; ++r)
-#pragma unroll
-      for (int c = 0; c < cols; ++c) S[r][c] = 0;
-#pragma unroll 1
-    for (int begin = 0; begin < D; begin += chain) {
-      float part[rows][cols] = {};
-#pragma unroll 2
-      for (int d = begin; d < (begin + chain < D ? begin + chain : D); d += 4) {
-        float4 k[cols];
-#pragma unroll
-        for (int c = 0; c < cols; ++c) k[c] = load4(&shared.K[lane + lanes_per_row * c][d]);
-#pragma unroll
-        for (int r = 0; r < rows; ++r) {
-          const float4 q = load4(&shared.Q[row0 + r][d]);
-#pragma unroll
-          for (int c = 0; c < cols; ++c) part[r][c] = dot4(q, k[c], part[r][c]);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < rows; ++r)
-#pragma unroll
-        for (int c = 0; c < cols; ++c) S[r][c] += part[r][c];
-    }
-  }
+  __device__ void multiply_QK() { multiply_over_dims<D>(shared.Q, shared.K, row0, lane, S); }
 
   // Scores become P; m, l and alpha take the tile in. P goes to shared memory, times the dropout factors.
   __device__ void softmax(const ScoreOf<config>& score, Int64 i0, Int64 j0, bool masked) {
@@ -94,28 +67,8 @@ struct VectorForward {
     __syncwarp();  // rows of P are read by the half warp that wrote them
   }
 
-  // O = alpha O + P V. Lane n has columns 4 n .. 4 n + 3 of every group of 64.
-  __device__ void multiply_PV() {
-#pragma unroll
-    for (int g = 0; g < groups; ++g) {
-      float part[rows][4] = {};
-#pragma unroll 2
-      for (int j = 0; j < config.block_k; j += 4) {
-        float4 v[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) v[e] = load4(&shared.V[j + e][4 * (lane + lanes_per_row * g)]);
-#pragma unroll
-        for (int r = 0; r < rows; ++r) {
-          const float4 p = load4(&shared.P[row0 + r][j]);
-          add(part[r], p.x, v[0]), add(part[r], p.y, v[1]), add(part[r], p.z, v[2]), add(part[r], p.w, v[3]);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < rows; ++r)
-#pragma unroll
-        for (int d = 0; d < 4; ++d) O[r][4 * g + d] = fmaf(O[r][4 * g + d], alpha[r], part[r][d]);
-    }
-  }
+  // O = alpha O + P V.
+  __device__ void multiply_PV() { multiply_over_columns<config.block_cols>(shared.P, shared.V, row0, lane, alpha, O); }
 
   // O / l and LSE.
   __device__ void finish(const ForwardParams& p, const QueryPlace& place) const {
@@ -125,23 +78,10 @@ struct VectorForward {
       const Int64 i = place.first + row0 + r, token = place.s.q_begin + i;
       if (i >= place.s.nq) continue;
       const float inverse = sum == 0 ? 0 : 1 / sum;
-      auto* o = row_of<config.o>(p.o, place.b, token, place.h);
-#pragma unroll
-      for (int g = 0; g < groups; ++g)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int d = 4 * (lane + lanes_per_row * g) + e;
-          if (d < config.Dv) from_float(O[r][4 * g + e] * inverse, o[d]);
-        }
+      store_row<config.Dv>(O[r], lane, inverse, false, row_of<config.o>(p.o, place.b, token, place.h));
       if (lane == 0 && p.lse.data)
         *number_of(p.lse, place.b, token, place.h) = log_sum_exp(m[r], sum, [](float y) { return log2f(y); }) * ln2;
     }
-  }
-
- private:
-  __device__ static void add(float (&sum)[4], float p, float4 v) {
-    sum[0] = fmaf(p, v.x, sum[0]), sum[1] = fmaf(p, v.y, sum[1]);
-    sum[2] = fmaf(p, v.z, sum[2]), sum[3] = fmaf(p, v.w, sum[3]);
   }
 };
 
@@ -151,31 +91,31 @@ __device__ void vector_forward(const ForwardParams& p) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
   QueryPlace place;
-  if (!query_place(p.x, config.block_q, place)) return;
+  if (!query_place(p.x, config.block_rows, place)) return;
   const DeviceSequence& s = place.s;
   const ScoreOf<config> score(p.x, s, place.b, place.h);
   const float sink = p.x.sinks ? p.x.sinks[place.h * p.x.sink_head] * log2e : minus_infinity<float>;
   Kernel kernel(shared, sink);
 
-  const Range queries{place.first, lesser(place.first + config.block_q, s.nq)};
+  const Range queries{place.first, lesser(place.first + config.block_rows, s.nq)};
   const Range seen = visible_keys(s.mask, queries);
-  constexpr Int64 block = config.block_k;
+  constexpr Int64 block = config.block_cols;
   const Int64 first = seen.begin / block, end = seen.empty() ? first : ceil_div(seen.end, block);
   const auto load_K = [&](Int64 n) {
-    load_tile<config, config.block_k, Kernel::D, config.D>(shared.K, p.x.k, place.b, s.k_begin + n * block,
+    load_tile<config, config.element, Kernel::D, config.D>(shared.K, p.x.k, place.b, s.k_begin + n * block,
                                                            s.nk - n * block, place.kv);
   };
   const auto load_V = [&](Int64 n) {
-    load_tile<config, config.block_k, Kernel::Dv, config.Dv>(shared.V, p.x.v, place.b, s.k_begin + n * block,
+    load_tile<config, config.element, Kernel::Dv, config.Dv>(shared.V, p.x.v, place.b, s.k_begin + n * block,
                                                              s.nk - n * block, place.kv);
   };
 
-  load_tile<config, config.block_q, Kernel::D, config.D>(shared.Q, p.x.q, place.b, s.q_begin + place.first,
+  load_tile<config, config.element, Kernel::D, config.D>(shared.Q, p.x.q, place.b, s.q_begin + place.first,
                                                          queries.size(), place.h);
   commit_copies();
   wait_copies<0>();
   __syncthreads();
-  for (int n = threadIdx.x; n < config.block_q * Kernel::D; n += config.threads)
+  for (int n = threadIdx.x; n < config.block_rows * Kernel::D; n += config.threads)
     shared.Q[n / Kernel::D][n % Kernel::D] *= score.q_factor();
   if (first < end) load_K(first);
   commit_copies();

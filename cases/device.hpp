@@ -1,0 +1,55 @@
+// A case's buffers on a GPU: the same bytes, margins and gaps included, so that everything that is judged on the CPU is
+// judged there too. On the CPU nothing is copied.
+// Included by cases/run.cpp and GPU tests; uses src/cuda's driver, which knows nothing of attention.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "cases/buffer.hpp"
+#include "cases/case.hpp"
+#include "tessera/types.hpp"
+
+namespace tessera::cases {
+
+// Memory of one device; on the CPU it is a vector.
+class DeviceMemory {
+ public:
+  DeviceMemory(Device device, std::size_t bytes);
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  void* data() const { return address; }
+  void write(const std::byte* from, std::size_t bytes) const;
+  void read(std::byte* to, std::size_t bytes) const;  // after everything that was enqueued before
+
+ private:
+  Device device;
+  void* address = nullptr;
+  std::vector<std::byte> host;
+};
+
+// The tensors of a case where a call needs them. Between upload() and download() the device's copies are the true ones.
+class Placed {
+ public:
+  Placed(CaseData& data, Device device);
+
+  void upload();
+  void download();
+
+  Inputs inputs() const;
+  Outputs outputs() const;
+  Saved saved() const;
+  Gradients gradients() const;
+  Tensor at(const Tensor& host) const;  // the same view on the device
+
+ private:
+  CaseData& data;
+  Device device;
+  std::vector<Buffer*> buffers;
+  std::vector<std::unique_ptr<DeviceMemory>> copies;  // one per buffer; empty on the CPU
+};
+
+}  // namespace tessera::cases
