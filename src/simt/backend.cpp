@@ -89,7 +89,10 @@ std::vector<Step> naive_steps(const Problem& p) {
 std::optional<std::vector<Step>> vector_steps(const Problem& p) {
   Steps steps(p);
   if (p.pass == Pass::forward) {
-    const int rows = p.Dv <= 128 ? 8 : p.Dv <= 256 ? 4 : 2;
+    // Options need registers of their own: with eight rows to a thread they would spill.
+    const Config options = config_of(p, 0);
+    const bool plain = !options.softcap && !options.alibi && !options.mask && !options.dropout && !p.bias;
+    const int rows = p.Dv <= 128 && plain ? 8 : p.Dv <= 256 ? 4 : 2;
     const std::optional<Config> c = vector_config(p, rows, vector_forward_shared_bytes);
     if (!c) return {};
     steps.add(vector_forward, *c, query_blocks(p, c->block_rows), vector_forward_shared_bytes(*c));
