@@ -14,7 +14,8 @@ __device__ void naive_forward(const ForwardParams& p) {
   const Int64 i = place.first + threadIdx.x;
   if (i >= s.nq) return;
 
-  float q[config.D], O[config.Dv] = {}, m = minus_infinity<float>, l = 0;
+  float q[config.D], O[config.Dv] = {}, m = minus_infinity<float>;
+  float l = 0, lost = 0;  // with Kahan's compensation: many equal terms would drift
   const auto* q_row = row_of<config.element>(p.x.q, place.b, s.q_begin + i, place.h);
   for (int d = 0; d < config.D; ++d) q[d] = to_float(q_row[d]) * p.x.scale * log2e;
 
@@ -25,12 +26,14 @@ __device__ void naive_forward(const ForwardParams& p) {
     for (int d = 0; d < config.D; ++d) S += q[d] * to_float(k[d]);
     if (S > m) {  // a new maximum: what was summed so far is relative to the old one
       const float alpha = exp2f(m - S);
-      l *= alpha;
+      l *= alpha, lost *= alpha;
       for (int d = 0; d < config.Dv; ++d) O[d] *= alpha;
       m = S;
     }
     const float P = exp2f(S - exponent_base(m));
-    l += P;
+    const float term = P - lost, next = l + term;
+    lost = (next - l) - term;
+    l = next;
     const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
     for (int d = 0; d < config.Dv; ++d) O[d] += P * to_float(v[d]);
   }
