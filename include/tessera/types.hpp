@@ -69,31 +69,31 @@ struct Tensor {
 // Padded: q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv].
 // Packed (cu_seqlens_q and cu_seqlens_k given): q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv].
 struct Inputs {
-  Tensor q, k, v;
-  Tensor bias;                        // [B|1,Hq|1,Nq|1,Nk|1], q's type or f32
-  Tensor mask;                        // the same shapes, u8, non-zero means visible
-  Tensor slopes;                      // ALiBi, f32 [Hq] or [B,Hq]
-  Tensor sinks;                       // f32 [Hq]
-  Tensor cu_seqlens_q, cu_seqlens_k;  // i32 [B+1]
-  Tensor seqused_q, seqused_k;        // i32 [B]
-  Tensor rng;                         // i64 [2]: dropout's seed and offset, in device memory
+  Tensor q{}, k{}, v{};
+  Tensor bias{};                          // [B|1,Hq|1,Nq|1,Nk|1], q's type or f32
+  Tensor mask{};                          // the same shapes, u8, non-zero means visible
+  Tensor slopes{};                        // ALiBi, f32 [Hq] or [B,Hq]
+  Tensor sinks{};                         // f32 [Hq]
+  Tensor cu_seqlens_q{}, cu_seqlens_k{};  // i32 [B+1]
+  Tensor seqused_q{}, seqused_k{};        // i32 [B]
+  Tensor rng{};                           // i64 [2]: dropout's seed and offset, in device memory
 };
 
 struct Outputs {
-  Tensor o;    // [B,Nq,Hq,Dv] or [Tq,Hq,Dv]; q's type or f32
-  Tensor lse;  // optional; f32 [B,Hq,Nq] or [Hq,Tq]; natural logarithm
+  Tensor o{};    // [B,Nq,Hq,Dv] or [Tq,Hq,Dv]; q's type or f32
+  Tensor lse{};  // optional; f32 [B,Hq,Nq] or [Hq,Tq]; natural logarithm
 };
 
 // What the backward pass reads besides the inputs.
 struct Saved {
-  Tensor o, lse;  // of the forward pass, or of a merge
-  Tensor d_o;     // q's type or f32
-  Tensor d_lse;   // optional, f32
+  Tensor o{}, lse{};  // of the forward pass, or of a merge
+  Tensor d_o{};       // q's type or f32
+  Tensor d_lse{};     // optional, f32
 };
 
 // Each is optional: what is not asked for is not computed. Type: that of the input, or f32.
 struct Gradients {
-  Tensor dq, dk, dv, dbias, dsinks;
+  Tensor dq{}, dk{}, dv{}, dbias{}, dsinks{};
 };
 
 // Where the diagonal j = i + off of causal, window and ALiBi lies.

@@ -87,7 +87,7 @@ HWY_INLINE void finish_forward(const ForwardJob& job, const Tile& tile, const Fo
   for (Int64 i = 0; i < tile.ni; ++i) {
     inverse[i] = s.l[i] == 0 ? 0 : static_cast<float>(1 / s.l[i]);
     const double ln2 = 0.693147180559945309417;
-    if (job.lse) job.lse.set(tile.i0 + i, 0, log_sum_exp(double(s.m[i]), s.l[i], __builtin_log2) * ln2);
+    if (job.lse) job.lse.set(tile.i0 + i, 0, log_sum_exp(double(s.m[i]), s.l[i], log2_of) * ln2);
   }
   store_transposed(s.O, tile, job.head.Dv, inverse, false, job.o);
 }

@@ -41,6 +41,9 @@ HWY_INLINE Vec exp2_bounded(Vec x) {
 // 2^x for any x.
 HWY_INLINE Vec exp2_any(Vec x) { return hn::IfThenElse(hn::Gt(x, set(127.0f)), set(infinity), exp2_bounded(x)); }
 
+// A function, not a lambda, which target regions do not reach.
+HWY_INLINE double log2_of(double x) { return __builtin_log2(x); }
+
 // --- rows of any type as f32
 
 // `lanes` 16-bit values, each in the low half of a 32-bit lane.
