@@ -3,6 +3,8 @@
 // Twelve chains cover the latency (4 or 5 cycles) of two units, and fit into AVX2's sixteen registers.
 #include "cli/fma_rate.hpp"
 
+#include <sched.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -51,6 +53,23 @@ Method best_method() {
   }
 }
 
+// The processors that this thread may run on; empty if the system does not say.
+std::vector<int> allowed_processors() {
+  cpu_set_t set;
+  std::vector<int> list;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return list;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &set)) list.push_back(cpu);
+  return list;
+}
+
+void run_on(const std::vector<int>& processors) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : processors) CPU_SET(cpu, &set);
+  sched_setaffinity(0, sizeof set, &set);  // if refused, the scheduler decides, as before
+}
+
 }  // namespace
 
 double measure_fma_rate(int threads, double seconds) {
@@ -62,7 +81,11 @@ double measure_fma_rate(int threads, double seconds) {
   // Unknown to the compiler on the way in and used on the way out: no chain can be computed in advance or dropped.
   std::atomic<float> source{2}, sink{0};
   Clock::time_point start;
-  const auto work = [&] {
+  // One processor each: new threads may share one for some milliseconds, and the sum would be that of one.
+  const std::vector<int> processors = allowed_processors();
+  const bool pinned = static_cast<int>(processors.size()) >= threads;
+  const auto work = [&](int thread) {
+    if (pinned) run_on({processors[static_cast<std::size_t>(thread)]});
     if (waiting.fetch_sub(1) == 1) {
       start = Clock::now();
       waiting.store(-1);
@@ -83,9 +106,10 @@ double measure_fma_rate(int threads, double seconds) {
     }
   };
   std::vector<std::thread> helpers;
-  for (int t = 1; t < threads; ++t) helpers.emplace_back(work);
-  work();
+  for (int t = 1; t < threads; ++t) helpers.emplace_back(work, t);
+  work(0);
   for (std::thread& helper : helpers) helper.join();
+  if (pinned) run_on(processors);
   return 2.0 * chains * method.width * static_cast<double>(slice) * static_cast<double>(slices.load()) /
          last_end.load();
 }
