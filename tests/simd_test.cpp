@@ -50,7 +50,7 @@ std::vector<Case> feature_rows() {
 
 std::vector<Case> long_rows() {
   const Case base{.name = "long", .Nq = tile_q + 2, .Nk = several_groups, .Hq = 2, .Hk = 1, .D = 24};
-  std::vector<Case> rows(5, base);
+  std::vector<Case> rows(6, base);
   rows[1].name = "long_causal", rows[1].options.causal = true;
   rows[2].name = "long_window", rows[2].options.window_left = 30, rows[2].options.window_right = 7;
   rows[3].name = "long_packed", rows[3].packed_q = {tile_q + 1, 3}, rows[3].packed_k = {9, several_groups};
@@ -58,6 +58,8 @@ std::vector<Case> long_rows() {
   // A bias with more rows than a sequence has queries: lanes without a query, in scratch memory that holds NaN.
   rows[4].name = "bias_beyond_the_lengths", rows[4].packed_q = {3, 9}, rows[4].packed_k = {20, 30};
   rows[4].bias = true, rows[4].grads = {.dq = false, .dk = false, .dv = false};
+  rows[5].name = "strides_of_single_elements", rows[5].style = Style::gaps, rows[5].Nk = 20;
+  rows[5].bias = true, rows[5].bias_dims = {.b = false, .h = false, .i = false, .j = false};
   return rows;
 }
 

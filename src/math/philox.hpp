@@ -14,7 +14,7 @@ struct PhiloxKey {
   UInt32 word[2];
 };
 
-constexpr Philox4 philox(Philox4 counter, PhiloxKey key) {
+TESSERA_ALWAYS_INLINE Philox4 philox(Philox4 counter, PhiloxKey key) {
   for (int round = 0; round < 10; ++round) {
     const UInt64 a = UInt64(0xD2511F53u) * counter.word[0];
     const UInt64 b = UInt64(0xCD9E8D57u) * counter.word[2];
@@ -32,12 +32,12 @@ constexpr PhiloxKey dropout_key(UInt64 seed, UInt64 offset) {
 }
 
 // One call serves the 8 elements (i, j) that share i>>1, j>>4 and (j>>1)&3.
-constexpr Philox4 dropout_block(PhiloxKey key, Int64 b, Int64 h, Int64 i, Int64 j) {
+TESSERA_ALWAYS_INLINE Philox4 dropout_block(PhiloxKey key, Int64 b, Int64 h, Int64 i, Int64 j) {
   return philox({{UInt32((j >> 4) * 4 + ((j >> 1) & 3)), UInt32(i >> 1), UInt32(h), UInt32(b)}}, key);
 }
 
 // Of the block's 128 bits, the 16 of element (i, j).
-constexpr UInt32 dropout_value(const Philox4& block, Int64 i, Int64 j) {
+TESSERA_ALWAYS_INLINE UInt32 dropout_value(const Philox4& block, Int64 i, Int64 j) {
   const UInt32 number = UInt32(4 * (i & 1) + 2 * ((j >> 3) & 1) + (j & 1));
   return (block.word[number >> 1] >> (16 * (number & 1))) & 0xffffu;
 }

@@ -4,6 +4,10 @@
 // it.
 #pragma once
 
+// Always part of its caller: text that is compiled for several instruction sets must leave no copy for the linker to
+// share.
+#define TESSERA_ALWAYS_INLINE __attribute__((always_inline)) constexpr
+
 namespace tessera {
 
 using Int32 = int;
