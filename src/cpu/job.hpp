@@ -83,7 +83,7 @@ struct Isa {
   Int64 lanes;
   // Bytes of scratch that one thread needs.
   Int64 (*scratch_bytes)(const Problem& problem);
-  void (*forward)(const ForwardJob& job, Int64 query_block, float* scratch);
+  void (*forward)(const ForwardJob& job, Range query_blocks, float* scratch);  // forward_blocks of them at most
   void (*prepare)(const BackwardJob& job, Int64 query_block);
   void (*key_group)(const KeyGroupJob& job, float* scratch);
   void (*finish_dq)(const BackwardJob& job, const Rows& dq, bool accumulate, Int64 query_block, float* scratch);

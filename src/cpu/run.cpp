@@ -132,16 +132,22 @@ WorkspaceLayout workspace_layout(const Problem& p, const Isa& isa, int threads) 
 
 void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call) {
   const std::vector<Sequence> sequences = all_sequences(p, call);
-  const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hq * query_blocks(s.nq); });
-  parallel_for(tasks.count(), useful_threads(p, sequences, layout.threads), [&](Int64 index, int worker) {
+  const int threads = useful_threads(p, sequences, layout.threads);
+  // As many blocks to a task as leave every thread several tasks.
+  Int64 blocks = 0, group = forward_blocks;
+  for (const Sequence& s : sequences) blocks += p.Hq * query_blocks(s.nq);
+  while (group > 1 && blocks < group * 4 * threads) group /= 2;
+
+  const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hq * ceil_div(query_blocks(s.nq), group); });
+  parallel_for(tasks.count(), threads, [&](Int64 index, int worker) {
     const auto task = tasks[index];
     const Sequence& s = sequences[task.sequence];
-    const Int64 blocks = query_blocks(s.nq), h = task.index / blocks;
+    const Int64 groups = ceil_div(query_blocks(s.nq), group), h = task.index / groups;
+    const Int64 first = (groups - 1 - task.index % groups) * group;  // causal: later ones see more keys; longest first
     const ForwardJob job{.head = head_job(p, call, s, h),
                          .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), h),
                          .lse = head_numbers(row_numbers(call.outputs.lse, p, s), h)};
-    // Causal: later blocks see more keys. Longest first.
-    isa.forward(job, blocks - 1 - task.index % blocks, scratch_of(call, layout, worker));
+    isa.forward(job, {first, lesser(first + group, query_blocks(s.nq))}, scratch_of(call, layout, worker));
   });
 }
 

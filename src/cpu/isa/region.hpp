@@ -42,7 +42,7 @@ namespace tessera::cpu {
 const Isa TESSERA_ISA{.name = TESSERA_TEXT(TESSERA_ISA),
                       .lanes = HWY_NAMESPACE::lanes,
                       .scratch_bytes = HWY_NAMESPACE::scratch_bytes,
-                      .forward = HWY_NAMESPACE::forward_block,
+                      .forward = HWY_NAMESPACE::forward,
                       .prepare = HWY_NAMESPACE::prepare_block,
                       .key_group = HWY_NAMESPACE::backward_key_group,
                       .finish_dq = HWY_NAMESPACE::finish_dq_block,

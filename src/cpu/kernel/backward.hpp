@@ -141,7 +141,7 @@ HWY_NOINLINE void backward_key_group(const KeyGroupJob& group, float* memory) {
   const BackwardScratch s(any.D, any.Dv, pieces);
   for (Int64 block = group.block_begin; block < group.block_end; ++block) {
     const Range keys{block * block_k, lesser((block + 1) * block_k, any.nk)};
-    const Panel K = load_panel(any.k, keys, any.D, s.K), V = load_panel(any.v, keys, any.Dv, s.V);
+    const Panel K = load_panel(any.k, keys, any.D, true, s.K), V = load_panel(any.v, keys, any.Dv, true, s.V);
     fill(s.dK, block_k * round_up(any.D, lanes), 0);
     fill(s.dV, block_k * round_up(any.Dv, lanes), 0);
     const Range queries = visible_queries(any.mask, keys);

@@ -57,7 +57,7 @@ HWY_NOINLINE void bias_gradient(const BiasGradientJob& job, Int64 D, Int64 Dv, f
         if (keys.empty()) continue;
         const Tile tile = tile_of(queries, keys);
         load_queries(head_job, tile, s);
-        const Panel K = load_panel(head.k, keys, head.D, s.K), V = load_panel(head.v, keys, head.Dv, s.V);
+        const Panel K = load_panel(head.k, keys, head.D, false, s.K), V = load_panel(head.v, keys, head.Dv, false, s.V);
         recompute(head_job, tile, K, V, s);
         add_tile(job, tile, s.dS, sums);
       }

@@ -1,16 +1,25 @@
-// The forward pass of one block of queries: docs/algorithm.md, "Online softmax", with S, P and O transposed so that
+// The forward pass of a few blocks of queries: docs/algorithm.md, "Online softmax", with S, P and O transposed so that
 // each query owns a lane. Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
 struct ForwardScratch {
-  float *Q, *O, *S, *K, *V, *Z, *m, *sum, *alpha;
-  double* l;  // f64: a sum of many nearly equal terms would drift in f32, and LSE promises one unit in the last place
+  float *Q, *O, *m;  // of each block of queries
+  double* l;  // likewise; f64: many nearly equal terms would drift in f32, and LSE promises one unit in the last place
+  float *S, *K, *V, *Z, *sum, *alpha;
 
   ForwardScratch(Int64 D, Int64 Dv, Scratch& scratch) :
-      Q(scratch.take(D * block_q)), O(scratch.take(Dv * block_q)), S(scratch.take(block_k * block_q)),
+      Q(scratch.take(forward_blocks * D * block_q)), O(scratch.take(forward_blocks * Dv * block_q)),
+      m(scratch.take(forward_blocks * block_q)),
+      l(reinterpret_cast<double*>(scratch.take(forward_blocks * 2 * block_q))), S(scratch.take(block_k * block_q)),
       K(scratch.take(block_k * D)), V(scratch.take(block_k * Dv)), Z(scratch.take(block_k * block_q)),
-      m(scratch.take(block_q)), sum(scratch.take(block_q)), alpha(scratch.take(block_q)),
-      l(reinterpret_cast<double*>(scratch.take(2 * block_q))) {}
+      sum(scratch.take(block_q)), alpha(scratch.take(block_q)) {}
+
+  // The same with the state of block n.
+  HWY_INLINE ForwardScratch of_block(Int64 n, Int64 D, Int64 Dv) const {
+    ForwardScratch s = *this;
+    s.Q += n * D * block_q, s.O += n * Dv * block_q, s.m += n * block_q, s.l += n * block_q;
+    return s;
+  }
 };
 
 // P = 2^(S - base), in place.
@@ -92,36 +101,51 @@ HWY_INLINE void finish_forward(const ForwardJob& job, const Tile& tile, const Fo
   store_transposed(s.O, tile, job.head.Dv, inverse, false, job.o);
 }
 
-HWY_NOINLINE void forward_block(const ForwardJob& job, Int64 query_block, float* memory) {
-  const HeadJob& head = job.head;
-  Scratch pieces(memory);
-  const ForwardScratch scratch(head.D, head.Dv, pieces);
-  float *S = scratch.S, *O = scratch.O;
-
-  const Range queries = query_range(head, query_block);
-  const Tile whole = tile_of(queries, {});
+HWY_INLINE void start_block(const HeadJob& head, const Tile& whole, const ForwardScratch& scratch) {
   load_transposed(head.q, whole, head.D, head.q_factor, scratch.Q);
   // A sink is a key with the score `sink` and no value.
   fill(scratch.m, block_q, head.sink);
   for (Int64 i = 0; i < block_q; ++i) scratch.l[i] = head.sink == -infinity ? 0 : 1;
-  fill(O, head.Dv * block_q, 0);
+  fill(scratch.O, head.Dv * block_q, 0);
+}
 
-  const Range seen = visible_keys(head.mask, queries);
-  for (Int64 block = seen.begin / block_k; block * block_k < seen.end; ++block) {
-    const Range keys = key_range(head, queries, block);
-    const Tile tile = tile_of(queries, keys);
-    const Panel K = load_panel(head.k, keys, head.D, scratch.K);
-    multiply<Operand::rows, Result::replace>(K.rows, K.stride, scratch.Q, block_q, S, block_q, tile.nj, tile.width,
-                                             head.D);
-    finish_scores(head, tile, S, nullptr);
-    softmax_update(tile, scratch);
-    rescale(tile, head.Dv, scratch.alpha, O);
-    if (head.threshold > 0) {
-      dropout_factors(head, tile, scratch.Z);
-      multiply_tile(tile, scratch.Z, S);
-    }
-    const Panel V = load_panel(head.v, keys, head.Dv, scratch.V);
-    multiply<Operand::transposed, Result::add>(V.rows, V.stride, S, block_q, O, block_q, head.Dv, tile.width, tile.nj);
+// One block of queries against keys whose rows of K and V are at hand.
+HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, const Panel& K, const Panel& V,
+                             const ForwardScratch& scratch) {
+  float *S = scratch.S, *O = scratch.O;
+  multiply<Operand::rows, Result::replace>(K.rows, K.stride, scratch.Q, block_q, S, block_q, tile.nj, tile.width,
+                                           head.D);
+  finish_scores(head, tile, S, nullptr);
+  softmax_update(tile, scratch);
+  rescale(tile, head.Dv, scratch.alpha, O);
+  if (head.threshold > 0) {
+    dropout_factors(head, tile, scratch.Z);
+    multiply_tile(tile, scratch.Z, S);
   }
-  finish_forward(job, whole, scratch);
+  multiply<Operand::transposed, Result::add>(V.rows, V.stride, S, block_q, O, block_q, head.Dv, tile.width, tile.nj);
+}
+
+// Several neighbouring blocks of queries share what they load of K and V. Their results do not depend on each other.
+HWY_NOINLINE void forward(const ForwardJob& job, Range blocks, float* memory) {
+  const HeadJob& head = job.head;
+  Scratch pieces(memory);
+  const ForwardScratch all(head.D, head.Dv, pieces);
+  for (Int64 n = blocks.begin; n < blocks.end; ++n)
+    start_block(head, tile_of(query_range(head, n), {}), all.of_block(n - blocks.begin, head.D, head.Dv));
+
+  const Range seen = visible_keys(head.mask, {blocks.begin * block_q, lesser(blocks.end * block_q, head.nq)});
+  for (Int64 block = seen.begin / block_k; block * block_k < seen.end; ++block) {
+    const Range loaded{greater(seen.begin, block * block_k), lesser(seen.end, (block + 1) * block_k)};
+    const Panel K = load_panel(head.k, loaded, head.D, blocks.size() > 1, all.K);
+    const Panel V = load_panel(head.v, loaded, head.Dv, blocks.size() > 1, all.V);
+    for (Int64 n = blocks.begin; n < blocks.end; ++n) {
+      const Range queries = query_range(head, n), keys = key_range(head, queries, block);
+      if (keys.empty()) continue;
+      const Int64 first = keys.begin - loaded.begin;
+      forward_tile(head, tile_of(queries, keys), {K.at(first), K.stride}, {V.at(first), V.stride},
+                   all.of_block(n - blocks.begin, head.D, head.Dv));
+    }
+  }
+  for (Int64 n = blocks.begin; n < blocks.end; ++n)
+    finish_forward(job, tile_of(query_range(head, n), {}), all.of_block(n - blocks.begin, head.D, head.Dv));
 }

@@ -46,9 +46,10 @@ struct Panel {
   HWY_INLINE const float* at(Int64 row) const { return rows + row * stride; }
 };
 
-// Rows [begin, begin + count): in place if they are f32, else widened into `buffer`.
-HWY_INLINE Panel load_panel(const Rows& source, Range range, Int64 width, float* buffer) {
-  if (source.type == Type::f32)
+// Rows of a range: in place if they are f32, else widened into `buffer`. `reused`: they are read often enough to be
+// worth bringing together; far apart, as in [B,N,H,D], they share few sets of a cache and push each other out.
+HWY_INLINE Panel load_panel(const Rows& source, Range range, Int64 width, bool reused, float* buffer) {
+  if (source.type == Type::f32 && (!reused || source.stride == width))
     return {reinterpret_cast<const float*>(source.base) + range.begin * source.stride, source.stride};
   for (Int64 r = 0; r < range.size(); ++r) widen_row(source, range.begin + r, width, 1.0f, buffer + r * width);
   return {buffer, width};
