@@ -19,7 +19,7 @@ Sheet score_tile() {
   // K, to the left: rows in place.
   sheet.rect(left - depth - 26, top, depth, h, colour::light);
   sheet.text(left - depth / 2 - 26, top + h / 2, "K   [192][D]", "middle");
-  sheet.text(left - depth / 2 - 26, top + h / 2 + 18, "read in place", "middle", colour::ink, 12);
+  sheet.text(left - depth / 2 - 26, top + h / 2 + 18, "as it lies", "middle", colour::ink, 12);
 
   // The tile, vector by vector.
   sheet.rect(left, top, w, h, colour::empty);
