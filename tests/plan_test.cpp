@@ -128,18 +128,16 @@ TEST(Describe, TellsOptions) {
     EXPECT_TRUE(holds(text, part)) << part << " in " << text;
 }
 
+// Asked of a kernel by name, so that the answer is the same with and without a GPU.
 TEST(Refusal, NoKernelForTheDevice) {
   Shapes s;
   s.device = {DeviceType::cuda, 1};
   try {
-    s.forward();
-    FAIL() << "a plan for a device that nothing here runs on";
+    s.forward({.kernel = "reference"});
+    FAIL() << "a plan for a device that this kernel does not run on";
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), TESSERA_UNSUPPORTED);
-    const std::string text = error.what();
-    EXPECT_TRUE(text.starts_with("no kernel can run this: ")) << text;
-    EXPECT_TRUE(holds(text, "device is cuda:1; this kernel runs on cpu")) << text;
-    EXPECT_TRUE(holds(text, "reference: device is cuda:1; the reference runs on cpu")) << text;
+    EXPECT_STREQ(error.what(), "no kernel can run this: reference: device is cuda:1; the reference runs on cpu");
   }
 }
 
