@@ -10,16 +10,25 @@
 
 namespace tessera::cuda {
 
-struct Properties {
-  DeviceHandle handle = 0;
-  std::string name;
+// What a plan and the compiler must know of a GPU. Plans for a GPU that is not here are made from this alone.
+struct Target {
   int major = 0, minor = 0;  // compute capability
+  int shared_bytes = 0;      // one block's dynamic shared memory, at most
   int multiprocessors = 0;
-  int shared_bytes = 0;  // one block's dynamic shared memory, at most
-  int l2_bytes = 0;
 
   // What NVRTC is asked for: sm_90a on Hopper (its own instructions), sm_86, ...
   std::string architecture() const;
+  bool operator==(const Target&) const = default;
+};
+
+// The target that an architecture's name means, for compiling without a GPU: "sm_80", "sm_90a". Throws Failure for a
+// name that is none.
+Target target_named(const std::string& architecture);
+
+struct Properties : Target {
+  DeviceHandle handle = 0;
+  std::string name;
+  int l2_bytes = 0;
 };
 
 int device_count();                        // 0 without a driver

@@ -97,10 +97,59 @@ ForwardParams forward_params(const Problem& p, const Call& call) {
   return {.x = question(p, call), .o = token_ref(call.outputs.o, p), .lse = row_ref(call.outputs.lse, p)};
 }
 
-std::int64_t row_count(const Problem& p) { return p.Hq * (p.packed ? p.Nq : p.B * p.Nq); }
+namespace {
 
-BackwardParams backward_params(const Problem& p, const Call& call) {
-  auto* rows = static_cast<float*>(call.execution.workspace);
+// Rows of one head's worth of queries (keys), over all sequences, times heads: how many rows delta, lse2 and the
+// accumulators have.
+std::int64_t query_rows(const Problem& p) { return p.Hq * (p.packed ? p.Nq : p.B * p.Nq); }
+std::int64_t key_rows(const Problem& p) { return p.Hk * (p.packed ? p.Nk : p.B * p.Nk); }
+
+// One after another, each at a multiple of 16 bytes.
+class Carver {
+ public:
+  explicit Carver(void* workspace) : base(static_cast<float*>(workspace)) {}
+  float* take(std::int64_t numbers) {
+    float* at = base && numbers > 0 ? base + used : nullptr;
+    used += round_up(numbers, 4);
+    return at;
+  }
+  Sum sum(int copies, std::int64_t rows, int width) {
+    const std::int64_t numbers = rows * padded_to_4(width);
+    return {.data = take(copies * numbers), .copy = numbers, .copies = copies};
+  }
+  std::size_t bytes() const { return static_cast<std::size_t>(used) * sizeof(float); }
+
+ private:
+  float* base;
+  std::int64_t used = 0;
+};
+
+struct Carved {
+  float *delta, *lse2;
+  Sum dq, dk, dv;
+  std::size_t bytes;
+};
+
+Carved carve(const Problem& p, const Accumulators& a, void* workspace) {
+  Carver carver(workspace);
+  Carved out{};
+  out.delta = carver.take(query_rows(p));
+  out.lse2 = carver.take(query_rows(p));
+  out.dq = carver.sum(a.dq, query_rows(p), static_cast<int>(p.D));
+  out.dk = carver.sum(a.dk, key_rows(p), static_cast<int>(p.D));
+  out.dv = carver.sum(a.dv, key_rows(p), static_cast<int>(p.Dv));
+  out.bytes = carver.bytes();
+  return out;
+}
+
+}  // namespace
+
+std::size_t workspace_bytes(const Problem& p, const Accumulators& a) {
+  return p.pass == Pass::forward ? 0 : carve(p, a, nullptr).bytes;
+}
+
+BackwardParams backward_params(const Problem& p, const Call& call, const Accumulators& a) {
+  const Carved carved = carve(p, a, call.execution.workspace);
   return {.x = question(p, call),
           .o = token_ref(call.saved.o, p),
           .d_o = token_ref(call.saved.d_o, p),
@@ -109,10 +158,15 @@ BackwardParams backward_params(const Problem& p, const Call& call) {
           .dq = token_ref(call.gradients.dq, p),
           .dk = token_ref(call.gradients.dk, p),
           .dv = token_ref(call.gradients.dv, p),
-          .delta = rows,
-          .lse2 = rows + row_count(p),
+          .delta = carved.delta,
+          .lse2 = carved.lse2,
           .row_head = p.packed ? p.Nq : p.B * p.Nq,
           .row_batch = p.packed ? 0 : p.Nq,
+          .key_head = p.packed ? p.Nk : p.B * p.Nk,
+          .key_batch = p.packed ? 0 : p.Nk,
+          .dq_sum = carved.dq,
+          .dk_sum = carved.dk,
+          .dv_sum = carved.dv,
           .dsinks = static_cast<float*>(call.gradients.dsinks.data),
           .dsink_head = p.dsinks ? stride(call.gradients.dsinks, 0) : 0,
           .accumulate = p.options.accumulate};

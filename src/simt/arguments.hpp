@@ -13,9 +13,15 @@ Element element_of(Type type);
 Config config_of(const Problem& problem, int threads);
 
 ForwardParams forward_params(const Problem& problem, const Call& call);
-// The workspace holds delta and lse2, in this order.
-BackwardParams backward_params(const Problem& problem, const Call& call);
-std::int64_t row_count(const Problem& problem);  // numbers in delta, and in lse2
+// f32 sums in the workspace, of which a rung may ask for several copies: `convert` adds them in their order and writes
+// the gradient. 0: the rung's own kernels write it.
+struct Accumulators {
+  int dq = 0, dk = 0, dv = 0;  // copies of each
+};
+
+// The backward pass's workspace: delta, lse2, then the accumulators.
+BackwardParams backward_params(const Problem& problem, const Call& call, const Accumulators& accumulators);
+std::size_t workspace_bytes(const Problem& problem, const Accumulators& accumulators);
 
 // Blocks of `rows` queries (keys) and all heads: what a grid must cover, at most.
 std::int64_t query_blocks(const Problem& problem, std::int64_t rows);

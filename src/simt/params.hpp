@@ -60,6 +60,14 @@ struct ForwardParams {
   RowRef lse;  // data may be null
 };
 
+// Partial sums of a gradient in the workspace: `copies` arrays of rows of padded_to_4(D) numbers. Null where a rung has
+// none.
+struct Sum {
+  float* data;
+  Int64 copy;  // numbers between copies
+  Int32 copies;
+};
+
 struct BackwardParams {
   Question x;
   TokenRef o, d_o;
@@ -67,7 +75,9 @@ struct BackwardParams {
   TokenRef dq, dk, dv;        // data may be null
   float *delta, *lse2;        // workspace: row `token` of head h of sequence b at h * row_head + b * row_batch + token
   Int64 row_head, row_batch;  // packed: row_batch = 0
-  float* dsinks;              // [Hq], or null
+  Int64 key_head, key_batch;  // the same for rows of dk_sum and dv_sum
+  Sum dq_sum, dk_sum, dv_sum;
+  float* dsinks;  // [Hq], or null
   Int64 dsink_head;
   Int32 accumulate;
 };

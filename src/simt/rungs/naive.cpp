@@ -1,0 +1,31 @@
+// `naive`: a thread per row, everything else from global memory each time. The control group.
+// See simt/ladder.hpp; the kernels are simt/kernel/naive_*.cuh.
+#include "simt/ladder.hpp"
+
+namespace tessera::simt {
+namespace {
+
+constexpr Function forward{"simt/kernel/naive_forward.cuh", "naive_forward", "ForwardParams"};
+constexpr Function backward_queries{"simt/kernel/naive_backward.cuh", "naive_backward_queries", "BackwardParams"};
+constexpr Function backward_keys{"simt/kernel/naive_backward.cuh", "naive_backward_keys", "BackwardParams"};
+
+}  // namespace
+
+Steps naive_steps(const Problem& p, const cuda::Target&) {
+  Steps steps;
+  steps.reason = early_refusal(p);
+  if (!steps.reason.empty()) return steps;
+
+  constexpr int rows = 64;
+  const Config c = config_of(p, rows);
+  if (p.pass == Pass::forward) {
+    steps.add(forward, c, query_blocks(p, rows));
+    return steps;
+  }
+  add_backward_start(steps, p);
+  if (p.dq) steps.add(backward_queries, c, query_blocks(p, rows));
+  if (p.dk || p.dv) steps.add(backward_keys, c, key_blocks(p, rows));
+  return steps;
+}
+
+}  // namespace tessera::simt
