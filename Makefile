@@ -10,11 +10,16 @@ CONFIGURE = cmake > /dev/null -S . -G Ninja
 CTEST = ctest -j $(JOBS) --output-on-failure --no-tests=error
 SOURCES = $(shell find include src cases cli tests bench examples -name '*.[ch]pp' -o -name '*.[ch]' -o -name '*.cuh' 2> /dev/null)
 
-.PHONY: help demo test build asan tsan mutants pictures format format-check install clean
+# The compiler of GPU kernels where tools/setup.sh put it, if it had to: commands that compile begin with this.
+FETCHED_NVRTC = $(CURDIR)/build-nvrtc/nvidia/cu13/lib/libnvrtc.so.13
+WITH_NVRTC = $$(test -z "$$TESSERA_NVRTC" && test -e $(FETCHED_NVRTC) && echo env TESSERA_NVRTC=$(FETCHED_NVRTC))
+
+.PHONY: help demo test gate build asan tsan mutants pictures format format-check install clean
 
 help:
 	@echo 'make demo          install what is missing, build, show the library at work'
 	@echo 'make test          install what is missing, build, run every test'
+	@echo 'make gate          compile GPU kernels in every variant, without a GPU, and judge what comes out'
 	@echo 'make build         install what is missing, build everything'
 	@echo 'make install       install into PREFIX (default: /usr/local)'
 	@echo 'make asan          run the tests under AddressSanitizer and UBSan'
@@ -28,22 +33,29 @@ help:
 demo:
 	@tools/setup.sh build
 	@$(CONFIGURE) -B $(BUILD) $(if $(wildcard $(BUILD)/build.ninja),,-DTESSERA_TESTS=OFF)
-	@cmake --build $(BUILD) -j $(JOBS) --target tessera_cli
-	@$(BUILD)/cli/tessera demo
+	@$(WITH_NVRTC) cmake --build $(BUILD) -j $(JOBS) --target tessera_cli
+	@$(WITH_NVRTC) $(BUILD)/cli/tessera demo
 
 build:
 	@tools/setup.sh test
 	@$(CONFIGURE) -B $(BUILD) -DTESSERA_TESTS=ON
-	@cmake --build $(BUILD) -j $(JOBS)
+	@$(WITH_NVRTC) cmake --build $(BUILD) -j $(JOBS)
 
 test: build
-	@$(CTEST) --test-dir $(BUILD)
+	@$(WITH_NVRTC) $(CTEST) --test-dir $(BUILD)
+
+# `make test` runs the quick part of it.
+gate:
+	@tools/setup.sh test
+	@$(CONFIGURE) -B $(BUILD) -DTESSERA_TESTS=ON
+	@$(WITH_NVRTC) cmake --build $(BUILD) -j $(JOBS) --target gate
+	@$(WITH_NVRTC) $(BUILD)/tests/gate full
 
 asan:
 	@tools/setup.sh test
 	@$(CONFIGURE) -B $(BUILD)-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTESSERA_SANITIZE=address,undefined
 	@cmake --build $(BUILD)-asan -j $(JOBS)
-	@$(CTEST) --test-dir $(BUILD)-asan
+	@$(WITH_NVRTC) $(CTEST) --test-dir $(BUILD)-asan
 
 tsan:
 	@tools/setup.sh test
@@ -68,4 +80,4 @@ install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan build-mutants
+	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan build-mutants build-nvrtc

@@ -12,11 +12,15 @@
 namespace tessera::cases {
 namespace {
 
-cuda::DevicePointer pointer(void* address) { return reinterpret_cast<cuda::DevicePointer>(address); }
+cuda::DevicePointer pointer(void* address, std::size_t at = 0) {
+  return reinterpret_cast<cuda::DevicePointer>(address) + at;
+}
+
+void wait_for_default_stream() { cuda::check(cuda::driver().stream_synchronize(nullptr), "cuStreamSynchronize"); }
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(Device where, std::size_t bytes) : device(where) {
+DeviceMemory::DeviceMemory(Device where, std::size_t bytes) : device(where), length(bytes) {
   if (device.type != DeviceType::cuda) {
     host.resize(bytes);
     address = host.data();
@@ -34,26 +38,38 @@ DeviceMemory::~DeviceMemory() {
   cuda::driver().mem_free(pointer(address));
 }
 
-void DeviceMemory::write(const std::byte* from, std::size_t bytes) const {
+void DeviceMemory::write(const std::byte* from, std::size_t bytes, std::size_t at) const {
   if (bytes == 0) return;
   if (device.type != DeviceType::cuda) {
-    std::memcpy(address, from, bytes);
+    std::memcpy(static_cast<std::byte*>(address) + at, from, bytes);
     return;
   }
   const cuda::CurrentDevice current(device.id);
-  cuda::check(cuda::driver().memcpy_to_device(pointer(address), from, bytes, nullptr), "cuMemcpyHtoDAsync");
-  cuda::check(cuda::driver().stream_synchronize(nullptr), "cuStreamSynchronize");
+  cuda::check(cuda::driver().memcpy_to_device(pointer(address, at), from, bytes, nullptr), "cuMemcpyHtoDAsync");
+  wait_for_default_stream();
 }
 
-void DeviceMemory::read(std::byte* to, std::size_t bytes) const {
+void DeviceMemory::read(std::byte* to, std::size_t bytes, std::size_t at) const {
   if (bytes == 0) return;
   if (device.type != DeviceType::cuda) {
-    std::memcpy(to, address, bytes);
+    std::memcpy(to, static_cast<const std::byte*>(address) + at, bytes);
     return;
   }
   const cuda::CurrentDevice current(device.id);
-  cuda::check(cuda::driver().memcpy_to_host(to, pointer(address), bytes, nullptr), "cuMemcpyDtoHAsync");
-  cuda::check(cuda::driver().stream_synchronize(nullptr), "cuStreamSynchronize");
+  cuda::check(cuda::driver().memcpy_to_host(to, pointer(address, at), bytes, nullptr), "cuMemcpyDtoHAsync");
+  wait_for_default_stream();
+}
+
+void DeviceMemory::fill(std::byte value) const {
+  if (length == 0) return;
+  if (device.type != DeviceType::cuda) {
+    std::memset(address, std::to_integer<int>(value), length);
+    return;
+  }
+  const cuda::CurrentDevice current(device.id);
+  cuda::check(cuda::driver().memset_bytes(pointer(address), std::to_integer<unsigned char>(value), length, nullptr),
+              "cuMemsetD8Async");
+  wait_for_default_stream();
 }
 
 Placed::Placed(CaseData& source, Device where) : data(source), device(where), buffers(source.buffers()) {

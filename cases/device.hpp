@@ -22,11 +22,16 @@ class DeviceMemory {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   void* data() const { return address; }
-  void write(const std::byte* from, std::size_t bytes) const;
-  void read(std::byte* to, std::size_t bytes) const;  // after everything that was enqueued before
+  std::size_t size() const { return length; }
+  // `at` counts bytes from the beginning. A GPU's copies are ordered by its default stream and done on return: work of
+  // a stream that does not wait for that one must have been waited for.
+  void write(const std::byte* from, std::size_t bytes, std::size_t at = 0) const;
+  void read(std::byte* to, std::size_t bytes, std::size_t at = 0) const;
+  void fill(std::byte value) const;
 
  private:
   Device device;
+  std::size_t length;
   void* address = nullptr;
   std::vector<std::byte> host;
 };

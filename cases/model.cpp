@@ -142,6 +142,7 @@ class Model {
     double sink;
     Sum dk, dv;
     double dsink = 0, dsink_bound = 0, dsink_variance = 0;
+    double dsink_spread = 0;  // the sum of the deviations themselves
     std::vector<BiasTerm> dbias{};
   };
   // One query of it.
@@ -226,7 +227,8 @@ class Model {
     }
     if (sinks.empty()) return;
     dsinks.model[at(h)] += x.dsink, dsinks.bound[at(h)] += x.dsink_bound;
-    dsinks.variance[at(h)] += x.dsink_variance;
+    // Rows that are copies of each other are rounded alike, and their errors add up.
+    dsinks.variance[at(h)] += c.style == Style::broadcast ? x.dsink_spread * x.dsink_spread : x.dsink_variance;
   }
 
   void query(Head& x, std::int64_t i) {
@@ -313,7 +315,7 @@ class Model {
     for (const Pair& pair : row.pairs) mean_c += pair.p * pair.c;
     x.dsink -= p * delta;
     x.dsink_bound += p * std::max(1.0, std::abs(x.sink) + mean_c) * delta_bound;
-    x.dsink_variance += p * p * row.delta_variance;
+    x.dsink_variance += p * p * row.delta_variance, x.dsink_spread += p * std::sqrt(row.delta_variance);
   }
 
   std::mutex mutex;

@@ -7,34 +7,16 @@
 
 #include "cases/suite.hpp"
 #include "cli/array.hpp"
+#include "cli/bench.hpp"
 #include "cli/command.hpp"
 #include "cli/flags.hpp"
 #include "cli/fma_rate.hpp"
-#include "cli/options.hpp"
 #include "cli/progress.hpp"
-#include "cli/report.hpp"
 #include "cli/timing.hpp"
 #include "tessera/tessera.hpp"
 
 namespace tessera::cli {
 namespace {
-
-struct Arguments {
-  std::string suite = "cpu", json;
-  int repeat = 0;
-  ExecutionFlags execution;
-};
-
-// One pass of one shape; measured full and causal.
-struct Shape {
-  Type type;
-  std::int64_t N, D;
-  bool backward;
-  std::int64_t B = 1, H = 8;
-
-  // 4 B H Nq Nk D operations forward; the backward pass has five matrix products instead of two.
-  double operations() const { return (backward ? 2.5 : 1.0) * 4.0 * static_cast<double>(B * H * N * N * D); }
-};
 
 struct Measured {
   double full = 0, causal = 0;  // seconds, medians
@@ -43,8 +25,8 @@ struct Measured {
   std::string kernel;
 };
 
-std::vector<Shape> shapes_of(const std::string& suite) {
-  std::vector<Shape> shapes;
+std::vector<BenchShape> shapes_of(const std::string& suite) {
+  std::vector<BenchShape> shapes;
   const auto both = [&](Type type, std::int64_t N, std::int64_t D) {
     shapes.push_back({type, N, D, false});
     shapes.push_back({type, N, D, true});
@@ -59,7 +41,7 @@ std::vector<Shape> shapes_of(const std::string& suite) {
 // The tensors of one shape, and its two passes ready to run, full and causal.
 class Bench {
  public:
-  Bench(const Shape& shape, const Execution& base) : shape(shape), execution(base) {
+  Bench(const BenchShape& shape, const Execution& base) : shape(shape), execution(base) {
     const std::vector<std::int64_t> size{shape.B, shape.N, shape.H, shape.D};
     q = random_normal(shape.type, size, 1), k = random_normal(shape.type, size, 2);
     v = random_normal(shape.type, size, 3), d_o = random_normal(shape.type, size, 4);
@@ -102,7 +84,7 @@ class Bench {
  private:
   Outputs outputs(bool causal) const { return {.o = saved[causal].o, .lse = saved[causal].lse}; }
 
-  Shape shape;
+  BenchShape shape;
   Execution execution;
   Array q, k, v, d_o, dq, dk, dv, workspace;
   std::vector<Array> results;
@@ -116,12 +98,12 @@ constexpr int least_rounds = 7, most_rounds = 1000;
 constexpr double least_seconds = 0.6;
 
 // A guess of the seconds that a row takes, for the progress line: FMA rate, full and causal at 100 GF/s.
-double expected_seconds(const Shape& shape) {
+double expected_seconds(const BenchShape& shape) {
   return std::max(2 * least_seconds, least_rounds * 2.5 * shape.operations() / 100e9);
 }
 
 // Rounds of FMA rate, full and causal in turn: another program that slows one of them down slows all of them down.
-Measured measure(const Shape& shape, const Arguments& a, Progress& progress) {
+Measured measure(const BenchShape& shape, const BenchArguments& a, Progress& progress) {
   Bench bench(shape, a.execution.execution());
   std::vector<double> full, causal, fma;
   double sum = 0;
@@ -155,10 +137,10 @@ const Table table({{"type", 4, true},
                    {"FMA GF/s", 8},
                    {"vs full", 7}});
 
-void report_row(const Shape& shape, const Measured& m, bool causal, Json& rows) {
+void report_row(const BenchShape& shape, const Measured& m, bool causal, Json& rows) {
   const double seconds = causal ? m.causal : m.full;
-  const double rate = shape.operations() / (causal ? 2 : 1) / seconds;
-  const char *pass = shape.backward ? "backward" : "forward", *mask = causal ? "causal" : "full";
+  const double rate = shape.operations(causal) / seconds;
+  const char *pass = shape.pass(), *mask = causal ? "causal" : "full";
   const std::string line =
       table.row({name_of(shape.type), std::to_string(shape.N), std::to_string(shape.D), pass, mask, m.kernel,
                  time_text(seconds), format("%.1f", rate / 1e9), format("%.2f", rate / m.fma),
@@ -181,10 +163,10 @@ void report_row(const Shape& shape, const Measured& m, bool causal, Json& rows) 
   rows.push_back(row);
 }
 
-int bench(const Arguments& a) {
-  const std::vector<Shape> shapes = shapes_of(a.suite);
+int bench_cpu(const BenchArguments& a) {
+  const std::vector<BenchShape> shapes = shapes_of(a.suite);
   double total = 0;
-  for (const Shape& shape : shapes) total += expected_seconds(shape);
+  for (const BenchShape& shape : shapes) total += expected_seconds(shape);
   const int threads = a.execution.threads();
   Progress progress(total);
   progress.step("FMA rate");
@@ -201,9 +183,9 @@ int bench(const Arguments& a) {
   std::printf("%s, %d threads, B=1 H=8; registers alone reach %.1f GF/s (FMA)\n\n", cpu_model().c_str(), threads,
               median(rates) / 1e9);
   std::fputs(table.heading().c_str(), stdout);
-  for (const Shape& shape : shapes) {
+  for (const BenchShape& shape : shapes) {
     progress.step(format("%s N=%lld D=%lld %s", name_of(shape.type), static_cast<long long>(shape.N),
-                         static_cast<long long>(shape.D), shape.backward ? "backward" : "forward"));
+                         static_cast<long long>(shape.D), shape.pass()));
     const Measured measured = measure(shape, a, progress);
     progress.hide();
     for (const bool causal : {false, true}) report_row(shape, measured, causal, json["rows"]);
@@ -219,17 +201,28 @@ int bench(const Arguments& a) {
   return 0;
 }
 
+int bench(const BenchArguments& a) {
+  if (a.suite == "ladder") return bench_ladder(a);
+  if (a.suite == "gpu") return bench_gpu(a);
+  if (a.suite == "first-call") return bench_first_call(a);
+  return bench_cpu(a);
+}
+
 }  // namespace
 
 Action add_bench(CLI::App& program) {
-  auto arguments = std::make_shared<Arguments>();
-  Arguments& a = *arguments;
-  CLI::App& command = add_command(program, "bench", "Speed, beside what this machine's registers can do",
-                                  "Examples:\n"
-                                  "  tessera bench --threads 2\n"
-                                  "  tessera bench --kernel avx2 --json bench.json");
-  add_flag(command, "--suite", "cpu (the default), or tiny to see that it works", a.suite,
-           {.value = "NAME", .choices = {"cpu", "tiny"}});
+  auto arguments = std::make_shared<BenchArguments>();
+  BenchArguments& a = *arguments;
+  CLI::App& command =
+      add_command(program, "bench", "Speed, beside what this machine's registers can do; on a GPU, kernel by kernel",
+                  "Examples:\n"
+                  "  tessera bench --threads 2\n"
+                  "  tessera bench --kernel avx2 --json bench.json\n"
+                  "  tessera bench --suite ladder --json ladder.json");
+  add_flag(command, "--suite",
+           "cpu (the default), tiny to see that it works; on a GPU: ladder (every kernel), gpu (the best one in every "
+           "type), first-call (what compiling costs this process)",
+           a.suite, {.value = "NAME", .choices = {"cpu", "tiny", "ladder", "gpu", "first-call"}});
   add_flag(command, "--repeat", "Runs per row (default: 7 or more, until 0.6 seconds are measured)", a.repeat,
            {.value = "N", .least = 1, .most = 1e6});
   add_json_flag(command, a.json);

@@ -20,14 +20,20 @@ struct Arguments {
   std::string suite = "all", one_case, json;
   std::uint64_t seed = 1;
   std::uint64_t count = 500;
-  bool list = false;
+  bool list = false, nondeterministic = false;
   ExecutionFlags execution;
 };
 
-std::vector<cases::Case> chosen(const Arguments& a) {
+std::vector<cases::Case> named(const Arguments& a) {
   if (!a.one_case.empty()) return {cases::find_case(a.one_case)};
   if (a.suite == "random") return cases::random_cases(a.seed, a.count);
   return cases::suite(a.suite);
+}
+
+std::vector<cases::Case> chosen(const Arguments& a) {
+  std::vector<cases::Case> all = named(a);
+  for (cases::Case& one : all) one.options.deterministic = !a.nondeterministic;
+  return all;
 }
 
 Json to_json(const cases::CaseReport& report) {
@@ -117,6 +123,7 @@ Action add_check(CLI::App& program) {
   add_flag(command, "--seed", "random: the first case's seed (default: 1)", a.seed, {.value = "N"});
   add_flag(command, "--count", "random: number of cases (default: 500)", a.count,
            {.value = "N", .least = 1, .most = 1e9});
+  add_flag(command, "--nondeterministic", "Allow kernels whose bits may vary between runs", a.nondeterministic);
   add_flag(command, "--list", "Print the cases and run nothing", a.list);
   add_json_flag(command, a.json);
   a.execution.add_to(command);

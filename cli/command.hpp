@@ -22,5 +22,6 @@ Action add_check(CLI::App& program);
 Action add_bench(CLI::App& program);
 Action add_plan(CLI::App& program);
 Action add_info(CLI::App& program);
+Action add_pack(CLI::App& program);
 
 }  // namespace tessera::cli

@@ -1,6 +1,7 @@
 // `tessera demo`: a small problem whose numbers can be followed, then a realistic one against unfused attention.
 // Nobody includes this.
 // The small problem is ancestor B's; its story is told in docs/numerics.md.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include "cli/array.hpp"
 #include "cli/command.hpp"
 #include "cli/flags.hpp"
+#include "cli/gpu.hpp"
 #include "cli/isa.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
@@ -27,7 +29,20 @@ struct Arguments {
   ExecutionFlags execution;
   std::string json;
   bool small = false;
+  bool on_gpu = false;  // chosen by choose_device
 };
+
+// The GPU, if there is one, unless the command line says something else. Says in a line why there is none.
+void choose_device(Arguments& a) {
+  const char* kernel = a.execution.execution().kernel;
+  const std::string &device = a.execution.device_name(), missing = missing_gpu();
+  if (device == "cuda") require_gpu("demo --device cuda");
+  if (device.empty() && !kernel && !missing.empty()) std::printf("On the CPU: %s.\n", missing.c_str());
+  if (device == "cpu" || !missing.empty()) return;
+  const std::vector<std::string> kernels = gpu_kernels();
+  a.on_gpu = device == "cuda" || !kernel || std::find(kernels.begin(), kernels.end(), kernel) != kernels.end();
+  if (a.on_gpu) std::printf("On the GPU: %s.\n", gpu_name().c_str());
+}
 
 // The tensors of one self-attention problem, forward and backward, in one type.
 struct Attention {
@@ -91,13 +106,33 @@ Json print_error(const char* name, const Array& got, const Array& exact) {
   return {{"worst", worst}, {"relative", relative}};
 }
 
+struct Latency {
+  double forward, backward;
+};
+
+Latency run_on_cpu(const Attention& x) {
+  const double forward = median_seconds([&] { x.forward(); }, 50, 0.05);
+  return {forward, median_seconds([&] { x.backward(); }, 50, 0.05)};
+}
+
+// By CUDA events; the results come back.
+Latency run_on_gpu(Attention& x, const char* kernel) {
+  constexpr int runs = 50;
+  const GpuAttention gpu(x.q, x.k, x.v, x.d_o);
+  const GpuPass forward(gpu, false, x.options, kernel), backward(gpu, true, x.options, kernel);
+  const GpuTimer timer;
+  const double forward_seconds = timer.median_seconds([&] { forward.enqueue(); }, runs);
+  const Latency latency{forward_seconds, timer.median_seconds([&] { backward.enqueue(); }, runs)};
+  gpu.o.read(x.o), gpu.lse.read(x.lse), gpu.dq.read(x.dq), gpu.dk.read(x.dk), gpu.dv.read(x.dv);
+  return latency;
+}
+
 Json small_problem(const Arguments& a) {
   const cases::AncestorB in = cases::ancestor_b();
   const std::vector<std::int64_t> shape{1, in.N, 1, in.D};
   Attention f32(array_of(in.Q, shape), array_of(in.K, shape), array_of(in.V, shape), array_of(in.dO, shape));
   f32.execution = a.execution.execution();
-  const double forward = median_seconds([&] { f32.forward(); }, 50, 0.05);
-  const double backward = median_seconds([&] { f32.backward(); }, 50, 0.05);
+  const auto [forward, backward] = a.on_gpu ? run_on_gpu(f32, f32.execution.kernel) : run_on_cpu(f32);
   Attention f64(converted(f32.q, Type::f64), converted(f32.k, Type::f64), converted(f32.v, Type::f64),
                 converted(f32.d_o, Type::f64));
   f64.execution.kernel = "reference";
@@ -253,12 +288,47 @@ Json realistic_problem(const Arguments& a) {
   return json;
 }
 
-int demo(const Arguments& a) {
+// --- the realistic problem on a GPU ----------------------------------------------------------------------------------
+
+// No unfused attention is written for GPUs here: the yardstick is the simplest kernel, the last of the library's list.
+Json realistic_problem_on_gpu(const Arguments& a) {
+  const std::vector<std::int64_t> shape{1, tokens, heads, dim};
+  const auto random = [&](std::uint64_t seed) { return random_normal(Type::f32, shape, seed); };
+  const GpuAttention gpu(random(1), random(2), random(3), random(4));
+  const Options options{.causal = true};
+  const char* chosen = a.execution.execution().kernel;
+  const std::string best = chosen ? chosen : gpu_kernels().front(), simplest = gpu_kernels().back();
+  std::printf("\n%lld heads, %lld tokens, D=%lld, causal, f32:\n", static_cast<long long>(heads),
+              static_cast<long long>(tokens), static_cast<long long>(dim));
+  const Table table(
+      {{"", 10, true}, {best, 12}, {"TFLOP/s", 9}, {simplest, 12}, {"speed-up", 9}, {"extra memory", 12}});
+  std::fputs(table.heading().c_str(), stdout);
+  Json json{{"heads", heads}, {"tokens", tokens}, {"dim", dim}, {"causal", true}, {"kernel", best}};
+  const GpuTimer timer;
+  for (const bool backward : {false, true}) {
+    const GpuPass ours(gpu, backward, options, best.c_str()), plain(gpu, backward, options, simplest.c_str());
+    const double seconds = timer.median_seconds([&] { ours.enqueue(); }, 20);
+    const double plain_seconds = timer.median_seconds([&] { plain.enqueue(); }, 20);
+    const double operations = (backward ? 2.5 : 1) * 2.0 * static_cast<double>(heads * tokens * tokens * dim);
+    const std::string line = table.row({backward ? "  backward" : "  forward", time_text(seconds),
+                                        format("%.1f", operations / seconds / 1e12), time_text(plain_seconds),
+                                        format("%.2fx", plain_seconds / seconds), bytes_text(ours.workspace_bytes())});
+    std::fputs(line.c_str(), stdout);
+    json["tessera"][backward ? "backward_seconds" : "forward_seconds"] = seconds;
+    json["tessera"][backward ? "backward_bytes" : "forward_bytes"] = ours.workspace_bytes();
+    json[simplest][backward ? "backward_seconds" : "forward_seconds"] = plain_seconds;
+  }
+  return json;
+}
+
+int demo(Arguments& a) {
+  choose_device(a);
   Json json;
   json["machine"] = machine();
+  json["device"] = a.on_gpu ? gpu_name() : "cpu";
   json["small"] = small_problem(a);
   std::fflush(stdout);
-  if (!a.small) json["realistic"] = realistic_problem(a);
+  if (!a.small) json["realistic"] = a.on_gpu ? realistic_problem_on_gpu(a) : realistic_problem(a);
   save_json(a.json, json);
   return 0;
 }
@@ -270,7 +340,8 @@ Action add_demo(CLI::App& program) {
   CLI::App& command = add_command(
       program, "demo", "See it work: a small problem in numbers, a realistic one in speed",
       "The small problem: 128 tokens, 32 dims, corners of every tensor, latency, error against float64.\n"
-      "The realistic one: 8 heads, 4096 tokens, D=64, causal, beside plain attention that keeps N x N matrices.\n\n"
+      "The realistic one: 8 heads, 4096 tokens, D=64, causal, beside plain attention that keeps N x N matrices.\n"
+      "Both run on the GPU if there is one, unless --device cpu or a CPU's kernel is asked for.\n\n"
       "Examples:\n"
       "  tessera demo\n"
       "  tessera demo --small --kernel sse4 --json demo.json");

@@ -32,9 +32,10 @@ class ExecutionFlags {
   void add_to(CLI::App& command);
   Execution execution() const;  // valid as long as this object lives: it holds the kernel's name
   int threads() const;          // the number that 0 stands for
+  const std::string& device_name() const { return device; }  // empty: not given
 
  private:
-  std::string kernel, device = "cpu";
+  std::string kernel, device;
   int thread_count = 0;
 };
 

@@ -277,7 +277,7 @@ class Errors(Case):
 class Commands(Case):
     def test_help(self):
         self.assertIn("Examples:", tessera("--help").stdout)
-        for command in ("demo", "run", "check", "bench", "plan", "info"):
+        for command in ("demo", "run", "check", "bench", "plan", "info", "pack"):
             result = tessera(command, "--help")
             self.assertEqual(result.returncode, 0)
             self.assertIn("Examples:", result.stdout)
@@ -298,7 +298,7 @@ class Commands(Case):
     def test_info(self):
         machine, text = self.load_json("info")
         self.assertGreaterEqual(machine["threads"], 1)
-        for word in ("version", "processor", "kernels", "reference", "GPU", "NVRTC", "cache"):
+        for word in ("version", "processor", "kernels", "reference", "GPU", "NVRTC", "packed", "cache"):
             self.assertIn(word, text)
 
     def test_plan(self):

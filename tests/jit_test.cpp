@@ -1,4 +1,4 @@
-// The JIT without a GPU: hashes, the disk cache, packs, NVRTC's reports, and that the ladder's units compile.
+// The JIT without a GPU: hashes, the disk cache, packs, NVRTC's reports. What the kernels compile to is the gate's.
 // Links tessera_static; what needs NVRTC is skipped, visibly, where there is none.
 // Implements docs/architecture.md, "Compiling kernels".
 #include <gtest/gtest.h>
@@ -7,16 +7,20 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <thread>
 
+#include "api/units.hpp"
 #include "core/failure.hpp"
 #include "cuda/jit/cache.hpp"
-#include "cuda/jit/nvrtc.hpp"
 #include "cuda/jit/pack.hpp"
 #include "cuda/jit/sha256.hpp"
-#include "simt/unit.hpp"
+#include "cuda/jit/source.hpp"
+#include "tests/nvrtc.hpp"
 
 namespace tessera::cuda {
+extern const char* const embedded_sources[];  // generated; see source.cpp
+
 namespace {
 
 using std::filesystem::path;
@@ -103,16 +107,182 @@ TEST_F(Jit, WritersAtOnceLeaveOneWholeEntry) {
   EXPECT_EQ(std::distance(begin(entries), end(entries)), 1);  // no temporary file is left
 }
 
-TEST(Pack, ReadsWhatItWrote) {
-  const Pack pack{{std::string(64, 'a'), bytes("first")}, {std::string(64, 'b'), {}}};
-  EXPECT_EQ(read_pack(write_pack(pack)), pack);
+// --- packs
+
+const Pack two_kernels{{std::string(64, 'a'), {"sm_80", "first", "f32 D=64", bytes("cubin\0with zero")}},
+                       {std::string(64, 'b'), {"sm_90a", "second", "", {}}}};
+
+TEST(Packs, ReadsWhatItWrote) {
+  EXPECT_EQ(read_pack(write_pack(two_kernels)), two_kernels);
+  EXPECT_EQ(read_pack(write_pack({})), Pack{});
 }
 
-TEST(Pack, DamageIsAnError) {
-  const std::string good = write_pack({{std::string(64, 'a'), bytes("content")}});
-  for (const std::string& bad : {std::string(), std::string("no pack"), good.substr(0, good.size() - 1), good + "x"})
+TEST(Packs, DamageIsAnError) {
+  const std::string good = write_pack(two_kernels);
+  std::string flipped = good;
+  flipped[good.size() / 2] ^= 1;
+  for (const std::string& bad : {std::string(), std::string("no pack"), good.substr(0, 20),
+                                 good.substr(0, good.size() - 1), good + "x", flipped})
     EXPECT_THROW(read_pack(bad), Failure);
 }
+
+TEST_F(Jit, PackFilesAreWholeOrRefusedByName) {
+  const std::string file = (folder / "some.pack").string();
+  write_pack_file(file, two_kernels);
+  EXPECT_EQ(read_pack_file(file), two_kernels);
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1);
+  for (const std::string& name : {file, (folder / "none.pack").string()}) {
+    try {
+      read_pack_file(name);
+      FAIL() << "was read";
+    } catch (const Failure& failure) {
+      EXPECT_NE(std::string(failure.what()).find(name), std::string::npos) << failure.what();
+    }
+  }
+  EXPECT_THROW(write_pack_file((folder / "no" / "such" / "folder").string(), two_kernels), Failure);
+}
+
+const NamedUnit tiny{"tiny", "plain", {"extern \"C\" __global__ void tiny(int* out) { *out = 1; }", "sm_80"}};
+
+TEST(Packs, KeepWhatIsStillRightAndCompileTheRest) {
+  REQUIRE_NVRTC();
+  NamedUnit other = tiny;
+  other.unit.text += "// differs\n";
+  std::vector<std::string> compiled;
+  const auto note = [&](const NamedUnit& unit, const Compiled&) { compiled.push_back(unit.unit.text); };
+  const Pack first = make_pack({tiny}, two_kernels, 2, note);
+  EXPECT_EQ(compiled, std::vector{tiny.unit.text});
+  const Pack second = make_pack({tiny, other, tiny}, first, 2, note);
+  EXPECT_EQ(compiled, (std::vector{tiny.unit.text, other.unit.text}));
+  ASSERT_EQ(second.size(), 2u);
+  EXPECT_EQ(second.at(unit_key(tiny.unit)), first.at(unit_key(tiny.unit)));
+  EXPECT_EQ(make_pack({tiny, other}, second, 2, note), second);
+  EXPECT_EQ(compiled.size(), 2u);
+}
+
+Unit common_unit() {
+  return api::plain_units(target_named(api::common_architecture), api::common_types, api::common_dims)[0].unit;
+}
+
+#define REQUIRE_EMBEDDED_PACK() \
+  if (embedded_pack().empty() || read_pack(embedded_pack()).empty()) GTEST_SKIP() << "this library has no pack"
+
+TEST(Packs, TheLibraryHoldsTheCommonKernels) {
+  REQUIRE_EMBEDDED_PACK();
+  EXPECT_EQ(find_in_packs(unit_key(common_unit())), read_pack(embedded_pack()).at(unit_key(common_unit())).cubin);
+  Unit another = common_unit();
+  another.text += "// one more line\n";
+  EXPECT_FALSE(find_in_packs(unit_key(another)));
+  EXPECT_NE(packs_summary().find(" kernels for sm_90a in the library"), std::string::npos) << packs_summary();
+  EXPECT_NE(packs_text().find("f32 D=64"), std::string::npos) << packs_text();
+}
+
+// What depends on the environment is read once per process: these tests ask in a process of their own.
+class NewProcess : public Jit {
+ protected:
+  void SetUp() override {
+    Jit::SetUp();
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+  }
+  void expect_in_new_process(const std::function<bool()>& is_good) {
+    const auto ask = [&] {
+      const bool good = is_good();
+      std::filesystem::remove_all(folder);
+      std::exit(good ? 0 : 1);
+    };
+    EXPECT_EXIT(ask(), testing::ExitedWithCode(0), "");
+  }
+  bool sentence_holds(const Unit& unit, const std::vector<std::string>& words) {
+    try {
+      find_cubin(unit);
+      return false;
+    } catch (const Failure& failure) {
+      std::fprintf(stderr, "%s\n", failure.what());
+      for (const std::string& word : words)
+        if (std::string(failure.what()).find(word) == std::string::npos) return false;
+      return true;
+    }
+  }
+};
+
+TEST_F(NewProcess, WithoutNvrtcPackedKernelsAreFound) {
+  REQUIRE_EMBEDDED_PACK();
+  expect_in_new_process([&] {
+    setenv("TESSERA_NVRTC", "/no/libnvrtc.so", 1);
+    return find_cubin(common_unit()) == read_pack(embedded_pack()).at(unit_key(common_unit())).cubin;
+  });
+}
+
+TEST_F(NewProcess, WithoutNvrtcOtherKernelsAreRefusedWithWhatThereIs) {
+  REQUIRE_EMBEDDED_PACK();
+  expect_in_new_process([&] {
+    setenv("TESSERA_NVRTC", "/no/libnvrtc.so", 1);
+    return sentence_holds(tiny.unit, {"NVRTC is missing", "set TESSERA_NVRTC", "for sm_90a", "f32 D=64"});
+  });
+}
+
+TEST_F(NewProcess, APackFileServesToo) {
+  expect_in_new_process([&] {
+    write_pack_file((folder / "my.pack").string(),
+                    {{unit_key(tiny.unit), {"sm_80", "tiny", "plain", bytes("a cubin")}}});
+    setenv("TESSERA_NVRTC", "/no/libnvrtc.so", 1);
+    setenv("TESSERA_PACK", (folder / "my.pack").c_str(), 1);
+    return find_cubin(tiny.unit) == bytes("a cubin");
+  });
+}
+
+TEST_F(NewProcess, ADamagedPackFileIsAnErrorThatNamesIt) {
+  expect_in_new_process([&] {
+    std::ofstream(folder / "my.pack") << "not a pack";
+    setenv("TESSERA_PACK", (folder / "my.pack").c_str(), 1);
+    return sentence_holds(tiny.unit, {(folder / "my.pack").string(), "not a pack of kernels"});
+  });
+}
+
+// --- keys
+
+TEST(Keys, DependOnUnitAndArchitecture) {
+  EXPECT_NE(unit_key({"a", "sm_80"}), unit_key({"b", "sm_80"}));
+  EXPECT_NE(unit_key({"a", "sm_80"}), unit_key({"a", "sm_90a"}));
+}
+
+TEST(Keys, CoverIncludedFilesAndTheirIncludes) {
+  const auto reads = [](const std::string& name) {
+    for (const SourceFile* file : sources_read_by("#include \"simt/kernel/delta.cuh\"\n"))
+      if (file->name == name) return true;
+    return false;
+  };
+  EXPECT_TRUE(reads("simt/kernel/delta.cuh"));
+  EXPECT_TRUE(reads("math/types.hpp"));
+  EXPECT_FALSE(reads("simt/kernel/naive_forward.cuh"));
+}
+
+// Writes the device text into a folder, with one more line in one file, and lets this process read it there.
+void edit_device_text(const path& folder, const std::string& edited) {
+  for (const char* const* p = embedded_sources; *p; p += 2) {
+    create_directories((folder / p[0]).parent_path());
+    std::ofstream(folder / p[0]) << p[1] << (p[0] == edited ? "// one more line\n" : "");
+  }
+  setenv("TESSERA_DEVICE_SOURCE", folder.c_str(), 1);
+}
+
+TEST_F(NewProcess, EditedTextIsNotServedFromThePack) {
+  REQUIRE_EMBEDDED_PACK();
+  expect_in_new_process([&] {
+    edit_device_text(folder, "math/types.hpp");
+    return !find_in_packs(unit_key(common_unit()));
+  });
+}
+
+TEST_F(NewProcess, EditingAnotherKernelChangesNothing) {
+  REQUIRE_EMBEDDED_PACK();
+  expect_in_new_process([&] {
+    edit_device_text(folder, "simt/kernel/naive_forward.cuh");
+    return find_in_packs(unit_key(common_unit())).has_value();
+  });
+}
+
+// --- the compiler
 
 TEST(Resources, AreReadFromPtxas) {
   const Resources r = read_resources(
@@ -126,9 +296,6 @@ TEST(Resources, AreReadFromPtxas) {
   EXPECT_TRUE(read_resources("Potential Performance Loss: wgmma.mma_async (C7510)").serialised_wgmma);
 }
 
-#define REQUIRE_NVRTC() \
-  if (!find_nvrtc().nvrtc) GTEST_SKIP() << find_nvrtc().reason
-
 TEST(Compile, ErrorsCarryTheLog) {
   REQUIRE_NVRTC();
   try {
@@ -137,60 +304,6 @@ TEST(Compile, ErrorsCarryTheLog) {
   } catch (const Failure& failure) {
     EXPECT_NE(std::string(failure.what()).find("undeclared"), std::string::npos) << failure.what();
   }
-}
-
-TEST(Compile, KeysDependOnUnitAndArchitecture) {
-  EXPECT_NE(unit_key({"a", "sm_80"}), unit_key({"b", "sm_80"}));
-  EXPECT_NE(unit_key({"a", "sm_80"}), unit_key({"a", "sm_90a"}));
-}
-
-// Every kernel of the ladder, in a plain and in a full configuration.
-struct UnitCase {
-  simt::Function function;
-  simt::Config config;
-  bool may_spill;
-};
-
-std::vector<UnitCase> ladder() {
-  using simt::Config, simt::Element;
-  const auto with_tile = [](Config c, int rows) {
-    c.threads = 256, c.block_rows = 16 * rows, c.block_cols = 64, c.rows_per_thread = rows, c.wide_loads = true;
-    return c;
-  };
-  std::vector<UnitCase> units;
-  const Config plain{};
-  Config full{.D = 40, .Dv = 24, .element = Element::bf16, .o = Element::bf16, .d_o = Element::f16};
-  full.softcap = full.alibi = full.mask = full.dropout = true, full.bias = Element::f32;
-  for (const Config& c : {plain, full}) {
-    units.push_back({{"simt/kernel/naive_forward.cuh", "naive_forward", "ForwardParams"}, c, true});
-    units.push_back({{"simt/kernel/naive_backward.cuh", "naive_backward_queries", "BackwardParams"}, c, true});
-    units.push_back({{"simt/kernel/naive_backward.cuh", "naive_backward_keys", "BackwardParams"}, c, true});
-    units.push_back({{"simt/kernel/delta.cuh", "delta", "BackwardParams"}, c, false});
-    units.push_back({{"simt/kernel/clear.cuh", "clear", "BackwardParams"}, c, false});
-    units.push_back({{"simt/kernel/sink_gradient.cuh", "sink_gradient", "BackwardParams"}, c, false});
-    units.push_back({{"simt/kernel/vector_forward.cuh", "vector_forward", "ForwardParams"},
-                     with_tile(c, c.softcap ? 4 : 8),
-                     false});
-    units.push_back(
-        {{"simt/kernel/vector_backward.cuh", "vector_backward_queries", "BackwardParams"}, with_tile(c, 4), false});
-    units.push_back(
-        {{"simt/kernel/vector_backward.cuh", "vector_backward_keys", "BackwardParams"}, with_tile(c, 4), false});
-  }
-  return units;
-}
-
-TEST(Compile, LadderForEachArchitecture) {
-  REQUIRE_NVRTC();
-  for (const char* architecture : {"sm_80", "sm_90a"})
-    for (const UnitCase& unit : ladder()) {
-      const std::string text = simt::unit_text(unit.function, unit.config);
-      SCOPED_TRACE(std::string(architecture) + "\n" + text);
-      const Compiled compiled = compile({text, architecture});
-      EXPECT_FALSE(compiled.cubin.empty());
-      if (!unit.may_spill) {
-        EXPECT_EQ(compiled.resources.spill_bytes, 0);
-      }
-    }
 }
 
 }  // namespace

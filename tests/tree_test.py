@@ -27,7 +27,7 @@ MAY_INCLUDE = {
     "src/cuda": CORE + ["src/cuda"],  # driver and compiler; knows nothing of attention
     # The judge looks at results through the public door, so that it cannot share the library's mistakes.
     "cases": CASES,
-    "cli": CASES + CORE + ["cli"],
+    "cli": CASES + CORE + ["cli", "src/api"],
     "examples": PUBLIC + ["std"],
     "bench": CASES + ["bench"],
 }

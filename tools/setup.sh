@@ -2,6 +2,7 @@
 # Installs what the build (setup.sh build) or the tests as well (setup.sh test) need and do not find. Called by the
 # Makefile before everything else, so it is instant when nothing is missing. It looks for the tools and headers
 # themselves, not for packages: on another distribution, or with everything built by hand, it has nothing to do.
+# For the tests it also looks for NVRTC, the compiler of GPU kernels, and otherwise fetches it into build-nvrtc/.
 set -euo pipefail
 
 purpose=${1:-test}
@@ -39,39 +40,86 @@ find_missing() {
   done
 }
 
-find_missing
-[[ ${#missing[@]} -eq 0 ]] && exit 0
+# In the places where src/cuda/jit/nvrtc.cpp looks, and where fetch_nvrtc puts it.
+has_nvrtc() {
+  [[ -n ${TESSERA_NVRTC:-} || -e $nvrtc_folder/nvidia/cu13/lib/libnvrtc.so.13 ]] && return
+  PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2> /dev/null | grep 'libnvrtc\.so' > /dev/null && return
+  local -a folders
+  local folder prefix
+  IFS=: read -ra folders <<< "${LD_LIBRARY_PATH:-}"
+  folders+=("${CUDA_HOME:-/none}/lib64" "${CUDA_PATH:-/none}/lib64" /usr/local/cuda/lib64 /opt/cuda/lib64)
+  shopt -s nullglob
+  folders+=(/usr/local/cuda-1[23]*/lib64)
+  for prefix in "${VIRTUAL_ENV:-/none}" "${CONDA_PREFIX:-/none}" "${HOME:-/none}/.local" /usr/local /usr; do
+    folders+=("$prefix"/lib/python3*/{site,dist}-packages/nvidia/{cu13,cuda_nvrtc}/lib)
+  done
+  shopt -u nullglob
+  for folder in "${folders[@]}"; do
+    compgen -G "$folder/libnvrtc.so*" > /dev/null && return
+  done
+  return 1
+}
 
 as_root=()
-if ! command -v apt-get > /dev/null; then
-  echo "setup: please install the equivalents of these Debian packages, then try again: ${missing[*]}" >&2
-  exit 1
-elif [[ $(id -u) -ne 0 ]]; then
-  if ! command -v sudo > /dev/null; then
-    echo "setup: please run this as root, then try again: apt-get install ${missing[*]}" >&2
-    exit 1
-  fi
+can_install() {
+  command -v apt-get > /dev/null || return
+  [[ $(id -u) -eq 0 ]] && return
   as_root=(sudo)
-fi
+  command -v sudo > /dev/null
+}
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-install_packages() {
+apt_get() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get "$@" > "$log" 2>&1
 }
-echo "setup: installing ${missing[*]}"
+
 # The lists may be missing or out of date: without them the first attempt fails quickly, and they are fetched.
-if ! install_packages install -y -q --no-install-recommends "${missing[@]}"; then
+install_packages() {
+  echo "setup: installing $*"
+  apt_get install -y -q --no-install-recommends "$@" && return
   echo "setup: fetching the package lists first"
-  if ! install_packages update -q || ! install_packages install -y -q --no-install-recommends "${missing[@]}"; then
+  apt_get update -q && apt_get install -y -q --no-install-recommends "$@"
+}
+
+install_missing() {
+  if ! command -v apt-get > /dev/null; then
+    echo "setup: please install the equivalents of these Debian packages, then try again: ${missing[*]}" >&2
+    exit 1
+  elif ! can_install; then
+    echo "setup: please run this as root, then try again: apt-get install ${missing[*]}" >&2
+    exit 1
+  elif ! install_packages "${missing[@]}"; then
     tail -n 20 "$log" >&2
     echo "setup: apt-get could not install ${missing[*]}; its last lines are above." >&2
     exit 1
   fi
-fi
+  find_missing
+  if [[ ${#missing[@]} -ne 0 ]]; then
+    echo "setup: installed, but still not found: ${missing[*]}" >&2
+    exit 1
+  fi
+}
+
+has_pip() { python3 -m pip --version > /dev/null 2>&1; }
+
+# A wheel unpacked into a folder of the tree: nobody's Python is touched. Registers and spills depend on the compiler's
+# version, so it is always the same one.
+fetch_nvrtc() {
+  has_pip || { can_install && install_packages python3-pip && has_pip; } || return
+  echo "setup: fetching NVRTC, NVIDIA's compiler of GPU kernels, into ${nvrtc_folder##*/}/"
+  rm -rf "$nvrtc_folder"
+  python3 -m pip install --disable-pip-version-check --no-deps --only-binary :all: --retries 1 --timeout 20 \
+    --target "$nvrtc_folder" 'nvidia-cuda-nvrtc==13.0.*' > "$log" 2>&1
+}
+
+nvrtc_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/build-nvrtc
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 
 find_missing
-if [[ ${#missing[@]} -ne 0 ]]; then
-  echo "setup: installed, but still not found: ${missing[*]}" >&2
-  exit 1
+if [[ ${#missing[@]} -ne 0 ]]; then install_missing; fi
+
+# Without NVRTC everything else still works, so this is no failure here.
+if [[ $purpose == test ]] && ! has_nvrtc && ! fetch_nvrtc; then
+  rm -rf "$nvrtc_folder"
+  echo "setup: NVRTC is neither here nor could pip fetch it: tests that compile GPU kernels will be skipped." >&2
 fi

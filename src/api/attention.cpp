@@ -72,7 +72,7 @@ std::string describe(const Planned& planned, const Execution& execution) {
       chosen = true;
       continue;
     }
-    const std::string reason = kernel->plan(planned.problem, execution).reason;
+    const std::string reason = kernel->refusal(planned.problem, execution);
     std::string verdict = "refused: " + reason;
     if (reason.empty()) verdict = chosen ? "could run it, but is slower" : "could run it, but another was asked for";
     std::string label = text("not ", kernel->name());

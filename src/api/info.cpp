@@ -28,13 +28,21 @@ std::string gpu_text() {
 std::string nvrtc_text() {
   const cuda::NvrtcOrReason& found = cuda::find_nvrtc();
   if (!found.nvrtc) return "none: " + found.reason;
-  return text(found.nvrtc->major, ".", found.nvrtc->minor, " from ", found.nvrtc->path);
+  return text(found.nvrtc->major, ".", found.nvrtc->minor, " from ", found.nvrtc->path,
+              "; any GPU kernel can be compiled here, and `make gate` can run");
 }
 
 std::string cache_text() {
   const std::string folder = cuda::cache_folder();
-  return text(folder.empty() ? "none: TESSERA_CACHE is empty, or there is no home folder" : folder, " (GPU kernels), ",
-              cuda::packed_kernels(), " kernels packed into the library");
+  return folder.empty() ? "none: TESSERA_CACHE is empty, or there is no home folder" : folder;
+}
+
+std::string packs_text() {
+  try {
+    return cuda::packs_summary();
+  } catch (const Failure& failure) {  // of $TESSERA_PACK; told here, not a reason to tell nothing else
+    return failure.what();
+  }
 }
 
 }  // namespace
@@ -48,7 +56,7 @@ std::string kernel_names() {
 std::string info() {
   return text("processor  ", cpu::processor(), "\nisa        ", cpu::instruction_sets(), "\nthreads    ",
               resolve_threads(0), "\nkernels    ", kernel_names(), "\nGPU        ", gpu_text(), "\nNVRTC      ",
-              nvrtc_text(), "\ncache      ", cache_text(), "\n");
+              nvrtc_text(), "\npacked     ", packs_text(), "\ncache      ", cache_text(), "\n");
 }
 
 }  // namespace tessera::api

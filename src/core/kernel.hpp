@@ -41,6 +41,10 @@ class Kernel {
   virtual ~Kernel() = default;
   virtual const char* name() const = 0;
   virtual PlanOrReason plan(const Problem& problem, const Execution& execution) const = 0;
+  // The reason that plan() would give, or none. For kernels whose plans are costly to make.
+  virtual std::string refusal(const Problem& problem, const Execution& execution) const {
+    return plan(problem, execution).reason;
+  }
 };
 
 }  // namespace tessera

@@ -38,8 +38,10 @@ TESSERA_ALWAYS_INLINE Philox4 dropout_block(PhiloxKey key, Int64 b, Int64 h, Int
 
 // Of the block's 128 bits, the 16 of element (i, j).
 TESSERA_ALWAYS_INLINE UInt32 dropout_value(const Philox4& block, Int64 i, Int64 j) {
-  const UInt32 number = UInt32(4 * (i & 1) + 2 * ((j >> 3) & 1) + (j & 1));
-  return (block.word[number >> 1] >> (16 * (number & 1))) & 0xffffu;
+  // No index into the words: a GPU has no registers that can be indexed.
+  const UInt32 even_row = (j >> 3) & 1 ? block.word[1] : block.word[0];
+  const UInt32 odd_row = (j >> 3) & 1 ? block.word[3] : block.word[2];
+  return ((i & 1 ? odd_row : even_row) >> (16 * (j & 1))) & 0xffffu;
 }
 
 // t = round(65536 p): elements whose value is below t are dropped.

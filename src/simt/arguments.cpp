@@ -84,6 +84,7 @@ Config config_of(const Problem& p, int threads) {
   if (p.dq) c.dq = element_of(*p.dq);
   if (p.dk) c.dk = element_of(*p.dk);
   if (p.dv) c.dv = element_of(*p.dv);
+  if (p.dbias) c.dbias = element_of(*p.dbias);
   c.wide_loads = p.alignment == 16;
   c.softcap = p.options.softcap > 0;
   c.alibi = p.slopes != 0;
@@ -167,17 +168,18 @@ BackwardParams backward_params(const Problem& p, const Call& call, const Accumul
           .dq_sum = carved.dq,
           .dk_sum = carved.dk,
           .dv_sum = carved.dv,
+          .dbias = pair_ref(call.gradients.dbias),
+          .dbias_batches = static_cast<Int32>(p.dbias ? p.bias->shape[0] : 0),
+          .dbias_heads = static_cast<Int32>(p.dbias ? p.bias->shape[1] : 0),
+          .dbias_rows = p.dbias ? p.bias->shape[2] : 0,
+          .dbias_keys = p.dbias ? p.bias->shape[3] : 0,
           .dsinks = static_cast<float*>(call.gradients.dsinks.data),
           .dsink_head = p.dsinks ? stride(call.gradients.dsinks, 0) : 0,
           .accumulate = p.options.accumulate};
 }
 
-std::int64_t query_blocks(const Problem& p, std::int64_t rows) {
-  return p.Hq * (p.packed ? p.Nq / rows + p.B : p.B * ceil_div(p.Nq, rows));
-}
+std::int64_t query_blocks(const Problem& p, std::int64_t rows) { return p.Hq * block_count(p.packed, p.Nq, rows, p.B); }
 
-std::int64_t key_blocks(const Problem& p, std::int64_t rows) {
-  return p.Hk * (p.packed ? p.Nk / rows + p.B : p.B * ceil_div(p.Nk, rows));
-}
+std::int64_t key_blocks(const Problem& p, std::int64_t rows) { return p.Hk * block_count(p.packed, p.Nk, rows, p.B); }
 
 }  // namespace tessera::simt

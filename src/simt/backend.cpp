@@ -60,14 +60,20 @@ class RungKernel : public Kernel {
   explicit RungKernel(const Rung& rung) : rung(rung) {}
   const char* name() const override { return rung.name; }
   PlanOrReason plan(const Problem& p, const Execution&) const override {
-    if (std::string reason = common_refusal(p); !reason.empty()) return {nullptr, std::move(reason)};
-    if (const std::string& reason = cuda::find_driver().reason; !reason.empty()) return {nullptr, reason};
-    Steps steps = rung.steps(p, cuda::properties(p.device.id));
+    Steps steps = steps_for(p);
     if (!steps.reason.empty()) return {nullptr, std::move(steps.reason)};
     return {std::make_unique<LadderPlan>(p, steps), ""};
   }
+  std::string refusal(const Problem& p, const Execution&) const override { return steps_for(p).reason; }
 
  private:
+  Steps steps_for(const Problem& p) const {
+    std::string reason = common_refusal(p);
+    if (reason.empty()) reason = cuda::find_driver().reason;
+    if (reason.empty()) return rung.steps(p, cuda::properties(p.device.id));
+    return {.list = {}, .accumulators = {}, .reason = std::move(reason)};
+  }
+
   const Rung& rung;
 };
 

@@ -11,20 +11,38 @@ namespace {
 
 constexpr Function delta{"simt/kernel/delta.cuh", "delta", "BackwardParams"};
 constexpr Function clear{"simt/kernel/clear.cuh", "clear", "BackwardParams"};
+constexpr Function clear_sums{"simt/kernel/clear.cuh", "clear_sums", "BackwardParams"};
+constexpr Function convert_queries{"simt/kernel/convert.cuh", "convert_queries", "BackwardParams"};
+constexpr Function convert_keys{"simt/kernel/convert.cuh", "convert_keys", "BackwardParams"};
 
-constexpr Rung list[] = {{"vector", vector_steps}, {"naive", naive_steps}};
+// Of the kernels that come before and after a rung's own: a warp per row.
+constexpr int row_warps = 4;
+
+constexpr Rung list[] = {{"vector", vector_steps},
+                         {"vector_fma", vector_fma_steps},
+                         {"warp", warp_steps},
+                         {"tiled", tiled_steps},
+                         {"naive", naive_steps}};
 
 }  // namespace
 
 std::span<const Rung> rungs() { return list; }
 
 void add_backward_start(Steps& steps, const Problem& p) {
-  constexpr int warps = 4;
-  const Config c = config_of(p, 32 * warps);
+  const Config c = config_of(p, 32 * row_warps);
   const std::int64_t rows = std::max(p.Hq * p.Nq, p.Hk * p.Nk) * (p.packed ? 1 : p.B);
   const bool has_unused = p.packed || p.seqused_q || p.seqused_k;
-  if (has_unused && !p.options.accumulate) steps.add(clear, c, ceil_div(rows, warps));
-  steps.add(delta, c, query_blocks(p, warps));
+  if (has_unused && !p.options.accumulate) steps.add(clear, c, ceil_div(rows, row_warps));
+  const std::size_t sum_bytes = workspace_bytes(p, steps.accumulators) - workspace_bytes(p, {});
+  steps.add(clear_sums, c, ceil_div(static_cast<std::int64_t>(sum_bytes), 16 * c.threads));
+  steps.add(delta, c, query_blocks(p, row_warps));
+}
+
+void add_conversion(Steps& steps, const Problem& p) {
+  const Config c = config_of(p, 32 * row_warps);
+  const Accumulators& a = steps.accumulators;
+  if (a.dq > 0) steps.add(convert_queries, c, query_blocks(p, row_warps));
+  if (a.dk > 0 || a.dv > 0) steps.add(convert_keys, c, key_blocks(p, row_warps));
 }
 
 std::string common_refusal(const Problem& p) {

@@ -43,8 +43,12 @@ std::span<const Rung> rungs();  // best first
 
 // --- what rungs share (ladder.cpp)
 
-// What every backward pass begins with: rows that no sequence uses are cleared, delta and LSE prepared.
+// What every backward pass begins with: rows that no sequence uses and the accumulators that the steps ask for are
+// cleared, delta and LSE prepared.
 void add_backward_start(Steps& steps, const Problem& problem);
+
+// The end of a backward pass with accumulators: the gradients are written from them.
+void add_conversion(Steps& steps, const Problem& problem);
 
 // Why no rung can take the problem, whatever its options; empty: some can.
 std::string common_refusal(const Problem& problem);
@@ -55,6 +59,9 @@ std::string early_refusal(const Problem& problem);
 // --- the rungs, each in its own file under rungs/
 
 Steps naive_steps(const Problem& problem, const cuda::Target& target);
+Steps tiled_steps(const Problem& problem, const cuda::Target& target);
+Steps warp_steps(const Problem& problem, const cuda::Target& target);
 Steps vector_steps(const Problem& problem, const cuda::Target& target);
+Steps vector_fma_steps(const Problem& problem, const cuda::Target& target);
 
 }  // namespace tessera::simt

@@ -77,7 +77,10 @@ struct BackwardParams {
   Int64 row_head, row_batch;  // packed: row_batch = 0
   Int64 key_head, key_batch;  // the same for rows of dk_sum and dv_sum
   Sum dq_sum, dk_sum, dv_sum;
-  float* dsinks;  // [Hq], or null
+  PairRef dbias;  // data may be null
+  Int32 dbias_batches, dbias_heads;
+  Int64 dbias_rows, dbias_keys;  // its shape
+  float* dsinks;                 // [Hq], or null
   Int64 dsink_head;
   Int32 accumulate;
 };
@@ -106,20 +109,26 @@ constexpr DeviceSequence sequence_of(const Question& x, Int32 b) {
 }
 
 // Blocks of `rows` queries (or keys) over all the sequences are numbered in one row, so that a grid needs one
-// dimension: at most `total / rows + B` for packed input. Which sequence a number falls into, and where:
+// dimension. Padded: each sequence has ceil(N / rows) numbers. Packed: sequence b's numbers begin at
+// floor(cu_seqlens[b] / rows) + b, which leaves every one of them room enough and is found by bisection.
+constexpr Int64 block_count(bool packed, Int64 N, Int64 rows, Int64 B) {
+  return packed ? N / rows + B : B * ceil_div(N, rows);
+}
+
 struct BlockPlace {
   Int32 b;
-  Int64 first;  // row; b = B: the number is beyond the last block
+  Int64 first;  // row
 };
 
-template <class LengthOf>
-constexpr BlockPlace place_of(Int64 number, Int64 rows, Int32 B, LengthOf length_of) {
-  for (Int32 b = 0; b < B; ++b) {
-    const Int64 blocks = ceil_div(length_of(b), rows);
-    if (number < blocks) return {b, number * rows};
-    number -= blocks;
+constexpr BlockPlace place_of(Int64 number, Int64 rows, Int32 B, Int64 N, const LengthRef& cu_seqlens) {
+  if (!cu_seqlens.data) return {Int32(number / ceil_div(N, rows)), number % ceil_div(N, rows) * rows};
+  const auto begin = [&](Int32 b) { return clamp(cu_seqlens[b], 0, N) / rows + b; };
+  Int32 low = 0, high = B;  // begin(low) <= number < begin(high)
+  while (high - low > 1) {
+    const Int32 middle = low + (high - low) / 2;
+    (begin(middle) <= number ? low : high) = middle;
   }
-  return {B, 0};
+  return {low, (number - begin(low)) * rows};
 }
 
 }  // namespace tessera::simt

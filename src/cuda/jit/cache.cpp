@@ -26,7 +26,8 @@ namespace tessera::cuda {
 
 std::string unit_key(const Unit& unit) {
   Sha256 sum;
-  sum.add_field(unit.text).add_field(unit.architecture).add_field(device_sources_hash());
+  sum.add_field(unit.text).add_field(unit.architecture);
+  for (const SourceFile* file : sources_read_by(unit.text)) sum.add_field(file->name).add_field(file->text);
   for (const std::string& flag : compile_flags()) sum.add_field(flag);
   return sum.hex();
 }
@@ -46,9 +47,8 @@ namespace {
 std::string content_hash(const std::vector<char>& bytes) { return Sha256().add({bytes.data(), bytes.size()}).hex(); }
 
 // A key for the disk names the compiler too: another version may compile better.
-std::string disk_key(const Unit& unit, const Nvrtc* nvrtc) {
-  const std::string version = nvrtc ? text(nvrtc->major, ".", nvrtc->minor) : "none";
-  return Sha256().add_field(unit_key(unit)).add_field(version).hex();
+std::string disk_key(const Unit& unit, const Nvrtc& nvrtc) {
+  return Sha256().add_field(unit_key(unit)).add_field(text(nvrtc.major, ".", nvrtc.minor)).hex();
 }
 
 bool make_folders(const std::string& path) {
@@ -100,7 +100,7 @@ void DiskCache::write(const std::string& key, const std::vector<char>& cubin) co
   if (!good || rename(temporary.c_str(), path(key).c_str()) != 0) unlink(temporary.c_str());
 }
 
-// --- dump
+// --- dump, and the way to a cubin
 
 namespace {
 
@@ -116,11 +116,18 @@ void dump(const Unit& unit, const Compiled& compiled) {
   std::ofstream(stem + ".log") << compiled.log;
 }
 
+}  // namespace
+
 std::vector<char> find_cubin(const Unit& unit) {
-  if (auto packed = find_in_packs(unit_key(unit))) return *packed;
-  const DiskCache disk(cache_folder());
-  const std::string key = disk_key(unit, find_nvrtc().nvrtc);
   const bool wants_dump = std::getenv("TESSERA_DUMP") != nullptr;
+  if (!wants_dump)
+    if (auto packed = find_in_packs(unit_key(unit))) return *packed;
+  const NvrtcOrReason& found = find_nvrtc();
+  if (!found.nvrtc)
+    throw Failure(TESSERA_DEVICE_ERROR, text(found.reason, ". Without it only packed kernels run, and this one is not ",
+                                             "among them: ", packs_text()));
+  const DiskCache disk(cache_folder());
+  const std::string key = disk_key(unit, *found.nvrtc);
   if (!wants_dump)
     if (auto stored = disk.read(key)) return *stored;
   const Compiled compiled = compile(unit);
@@ -128,8 +135,6 @@ std::vector<char> find_cubin(const Unit& unit) {
   disk.write(key, compiled.cubin);
   return compiled.cubin;
 }
-
-}  // namespace
 
 // --- memory
 

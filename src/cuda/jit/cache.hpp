@@ -15,6 +15,9 @@ namespace tessera::cuda {
 // Several threads that ask for the same one wait for one compilation. Never null; it stays valid for the process.
 const LoadedKernel* find_kernel(const std::string& unit_text, const char* symbol, int device);
 
+// The same without a GPU to load it on: from a pack, the disk, or the compiler. Exposed for its test.
+std::vector<char> find_cubin(const Unit& unit);
+
 // Everything that was read to make a cubin, but for the compiler's version.
 std::string unit_key(const Unit& unit);
 

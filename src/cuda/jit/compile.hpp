@@ -27,13 +27,13 @@ struct Compiled {
   std::string ptx;  // only when $TESSERA_DUMP is set
   std::string log;
   Resources resources;
-  double seconds = 0;
+  double seconds = 0;  // of the processor, by the compiling thread: a busy machine does not change them
 };
 
-// Flags that every unit is compiled with; part of the cache key.
+// Flags that every unit is compiled with; part of the cache key. $TESSERA_LINEINFO (not empty) adds -lineinfo.
 const std::vector<std::string>& compile_flags();
 
-// Throws Failure with NVRTC's log, or with the reason why there is no NVRTC.
+// Throws Failure with NVRTC's log, or with the reason why there is no NVRTC. Threads compile side by side.
 Compiled compile(const Unit& unit);
 
 // Reads ptxas's report. Exposed for its test.

@@ -1,11 +1,8 @@
-// The pack of a library that was built without one; see pack.hpp.
-#include <cstddef>
+// The pack of a library that was built without one, and of the program that makes it; see pack.hpp.
+#include "cuda/jit/pack.hpp"
 
 namespace tessera::cuda {
 
-extern const unsigned char embedded_pack[];
-extern const std::size_t embedded_pack_size;
-const unsigned char embedded_pack[] = {0};
-const std::size_t embedded_pack_size = 0;
+std::string_view embedded_pack() { return {}; }
 
 }  // namespace tessera::cuda

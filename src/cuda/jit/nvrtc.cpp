@@ -25,7 +25,7 @@ void add_matches(const std::string& pattern, std::vector<std::string>& paths) {
 // $TESSERA_NVRTC (a file) first, then the loader's own search, toolkit folders, and the folders of Python's wheels.
 std::vector<std::string> candidates() {
   std::vector<std::string> paths, folders;
-  if (const char* file = std::getenv("TESSERA_NVRTC")) return {file};
+  if (const char* file = std::getenv("TESSERA_NVRTC"); file && *file) return {file};
   for (const char* name : library_names) paths.emplace_back(name);
   for (const char* variable : {"CUDA_HOME", "CUDA_PATH"})
     if (const char* root = std::getenv(variable)) folders.push_back(text(root, "/lib64"));
@@ -48,7 +48,8 @@ NvrtcOrReason open_nvrtc() {
   static const SharedLibrary library(candidates());
   if (!library.is_open())
     return {nullptr, text("NVRTC is missing: no libnvrtc.so.13 or .12 was found (", library.error(),
-                          "); install it, or set TESSERA_NVRTC to its path")};
+                          "); install it (CUDA's toolkit has it, and so has the Python package nvidia-cuda-nvrtc), "
+                          "or set TESSERA_NVRTC to its path")};
   static Nvrtc table;
   const char* missing = bind(library, {
 #define X(name, symbol, parameters) {symbol, reinterpret_cast<void**>(&table.name)},

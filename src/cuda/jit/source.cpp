@@ -1,12 +1,13 @@
 // Embedded device text; see source.hpp.
 #include "cuda/jit/source.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <string_view>
 
 #include "core/failure.hpp"
-#include "cuda/jit/sha256.hpp"
 
 namespace tessera::cuda {
 
@@ -37,13 +38,20 @@ const std::vector<SourceFile>& device_sources() {
   return files;
 }
 
-const std::string& device_sources_hash() {
-  static const std::string hash = [] {
-    Sha256 sum;
-    for (const SourceFile& file : device_sources()) sum.add_field(file.name).add_field(file.text);
-    return sum.hex();
-  }();
-  return hash;
+std::vector<const SourceFile*> sources_read_by(const std::string& unit_text) {
+  static constexpr std::string_view directive = "#include \"";
+  std::vector<const SourceFile*> read;
+  const auto add_includes_of = [&](std::string_view text) {
+    for (std::size_t at = text.find(directive); at != text.npos; at = text.find(directive, at)) {
+      at += directive.size();
+      const std::string_view name = text.substr(at, text.find('"', at) - at);
+      for (const SourceFile& file : device_sources())
+        if (file.name == name && std::find(read.begin(), read.end(), &file) == read.end()) read.push_back(&file);
+    }
+  };
+  add_includes_of(unit_text);
+  for (std::size_t i = 0; i < read.size(); ++i) add_includes_of(read[i]->text);
+  return read;
 }
 
 }  // namespace tessera::cuda

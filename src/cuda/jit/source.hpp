@@ -15,7 +15,8 @@ struct SourceFile {
 // The embedded files, or, for development, those of the tree that $TESSERA_DEVICE_SOURCE names (its src folder).
 const std::vector<SourceFile>& device_sources();
 
-// Hash of all names and texts: part of every cache key.
-const std::string& device_sources_hash();
+// The files that a unit includes, and those that they include: all that the compiler reads of the tree, and all that it
+// is given. Part of every cache key, so that editing one kernel does not make the others' entries stale.
+std::vector<const SourceFile*> sources_read_by(const std::string& unit_text);
 
 }  // namespace tessera::cuda

@@ -47,38 +47,41 @@ __device__ inline float* number_of(const RowRef& r, Int64 b, Int64 row, Int64 h)
   return r.data + b * r.batch + h * r.head + row * r.row;
 }
 
-// The queries of block `number`: head fastest, then blocks of rows, so that heads of a group share K and V in the
-// cache.
+// The rows of a block. Heads are numbered fastest, so that heads of a group share K and V in the cache.
 struct QueryPlace {
   Int32 b, h, kv;
   Int64 first;
   DeviceSequence s;
 };
 
+// Queries: the last rows first, which see the most keys when causal. False: this block has none.
 __device__ inline bool query_place(const Question& x, Int64 rows, QueryPlace& place) {
-  const Int64 number = blockIdx.x;
+  const Int64 number = gridDim.x - 1 - blockIdx.x;
   place.h = Int32(number % x.Hq);
   place.kv = place.h / (x.Hq / x.Hk);
-  const BlockPlace at = place_of(number / x.Hq, rows, x.B, [&](Int32 b) { return sequence_of(x, b).nq; });
-  if (at.b == x.B) return false;
+  const BlockPlace at = place_of(number / x.Hq, rows, x.B, x.Nq, x.cu_seqlens_q);
   place.b = at.b, place.first = at.first;
   place.s = sequence_of(x, at.b);
-  return true;
+  return place.first < place.s.nq;
 }
 
-// The same for keys and KV heads.
+// The same for keys and KV heads; the first keys, which the most queries see, come first.
 __device__ inline bool key_place(const Question& x, Int64 rows, QueryPlace& place) {
   const Int64 number = blockIdx.x;
   place.kv = Int32(number % x.Hk);
   place.h = place.kv * (x.Hq / x.Hk);
-  const BlockPlace at = place_of(number / x.Hk, rows, x.B, [&](Int32 b) { return sequence_of(x, b).nk; });
-  if (at.b == x.B) return false;
+  const BlockPlace at = place_of(number / x.Hk, rows, x.B, x.Nk, x.cu_seqlens_k);
   place.b = at.b, place.first = at.first;
   place.s = sequence_of(x, at.b);
-  return true;
+  return place.first < place.s.nk;
 }
 
 inline constexpr float log2e = 1.44269504088896340736f;
-inline constexpr float ln2 = 0.69314718055994530942f;
+inline constexpr double ln2 = 0.69314718055994530942;
+
+// LSE from a maximum in units of log2(e) and the sum. In f64: it promises little more than its own rounding.
+__device__ inline float natural_lse(float m, double l) {
+  return float(log_sum_exp(double(m), l, [](double x) { return log2(x); }) * ln2);
+}
 
 }  // namespace tessera::simt

@@ -20,29 +20,34 @@ __device__ void naive_forward(const ForwardParams& p) {
   for (int d = 0; d < config.D; ++d) q[d] = to_float(q_row[d]) * p.x.scale * log2e;
 
   const Range keys = visible_keys(s.mask, {i, i + 1});
-  for (Int64 j = keys.begin; j < keys.end; ++j) {
-    const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
-    float S = 0;
-    for (int d = 0; d < config.D; ++d) S += q[d] * to_float(k[d]);
-    if (S > m) {  // a new maximum: what was summed so far is relative to the old one
-      const float alpha = exp2f(m - S);
-      l *= alpha, lost *= alpha;
-      for (int d = 0; d < config.Dv; ++d) O[d] *= alpha;
-      m = S;
+  constexpr Int64 chain = 64;  // longer chains of additions drift when the terms have one sign (docs/numerics.md)
+  for (Int64 begin = keys.begin; begin < keys.end; begin += chain) {
+    float part[config.Dv] = {};
+    for (Int64 j = begin; j < lesser(begin + chain, keys.end); ++j) {
+      const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
+      float S = 0;
+      for (int d = 0; d < config.D; ++d) S += q[d] * to_float(k[d]);
+      if (S > m) {  // a new maximum: what was summed so far is relative to the old one
+        const float alpha = exp2f(m - S);
+        l *= alpha, lost *= alpha;
+        for (int d = 0; d < config.Dv; ++d) O[d] *= alpha, part[d] *= alpha;
+        m = S;
+      }
+      const float P = exp2f(S - exponent_base(m));
+      const float term = P - lost, next = l + term;
+      lost = (next - l) - term;
+      l = next;
+      const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
+      for (int d = 0; d < config.Dv; ++d) part[d] += P * to_float(v[d]);
     }
-    const float P = exp2f(S - exponent_base(m));
-    const float term = P - lost, next = l + term;
-    lost = (next - l) - term;
-    l = next;
-    const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
-    for (int d = 0; d < config.Dv; ++d) O[d] += P * to_float(v[d]);
+    for (int d = 0; d < config.Dv; ++d) O[d] += part[d];
   }
 
   const float inverse = l == 0 ? 0 : 1 / l;
   auto* o = row_of<config.o>(p.o, place.b, s.q_begin + i, place.h);
   for (int d = 0; d < config.Dv; ++d) from_float(O[d] * inverse, o[d]);
   if (p.lse.data)
-    *number_of(p.lse, place.b, s.q_begin + i, place.h) = log_sum_exp(m, l, [](float x) { return log2f(x); }) * ln2;
+    *number_of(p.lse, place.b, s.q_begin + i, place.h) = natural_lse(m, double(l) - double(lost));
 }
 
 }  // namespace tessera::simt

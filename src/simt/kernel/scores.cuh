@@ -6,34 +6,85 @@
 
 namespace tessera::simt {
 
+// 2^x by the special function unit; relative error at most 2^-22.5, below 2^-126 the result is 0.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// A tile of scores: where it lies, and how much of it exists.
+struct ScoreTile {
+  Int64 i0, j0;
+  int queries, keys;
+  __device__ ScoreTile(const DeviceSequence& s, Int64 i0, int block_queries, Int64 j0, int block_keys) :
+      i0(i0), j0(j0), queries(int(clamp(s.nq - i0, 0, block_queries))), keys(int(clamp(s.nk - j0, 0, block_keys))) {}
+  __device__ bool exists(int query, int key) const { return query < queries && key < keys; }
+};
+
+// The mask in terms of a tile's own rows and columns, whichever of them are the queries: what lies outside the band
+// low <= col - row <= high, or does not exist, is invisible.
+struct TileBand {
+  int rows, cols, low, high;
+  bool cuts;  // something is invisible
+
+  __device__ TileBand(const BandMask& mask, const ScoreTile& tile, int block_rows, int block_cols, bool rows_are_keys) {
+    constexpr int far = 1 << 20;  // beyond every tile
+    const Int64 shift = tile.j0 - tile.i0;
+    low = int(clamp(mask.low - shift, -far, far)), high = int(clamp(mask.high - shift, -far, far));
+    rows = tile.queries, cols = tile.keys;
+    if (rows_are_keys) {
+      const int mirrored = -low;
+      low = -high, high = mirrored, rows = tile.keys, cols = tile.queries;
+    }
+    cuts = rows < block_rows || cols < block_cols || low > 1 - block_rows || high < block_cols - 1;
+  }
+
+  // The thread's values of a score tile that are invisible become -inf. Compares with constants only: what a product
+  // could prepare once for all tiles would fill its registers.
+  template <class Product, int rows_, int cols_>
+  __device__ void hide(const Product& product, float (&S)[rows_][cols_]) const {
+#pragma unroll
+    for (int r = 0; r < rows_; ++r) {
+      const int row = product.row(r), col0 = product.col(0);
+      const int first = row < rows ? row + low - col0 : 1 << 20;
+      const int last = (row + high < cols - 1 ? row + high : cols - 1) - col0;
+#pragma unroll
+      for (int c = 0; c < cols_; ++c)
+        if (Product::col_offset(c) < first || Product::col_offset(c) > last) S[r][c] = minus_infinity<float>;
+    }
+  }
+};
+
 // What one head's scores depend on besides q and k.
 template <Config config>
 struct ScoreOf {
   const Question& x;
   const DeviceSequence& s;
   Int32 b, h;
-  float slope = 0;  // times log2e
-  PhiloxKey key{};
+  float factor;        // of products q.k: they then are in units of log2(e), or of the softcap
+  float slope = 0;     // times log2e
+  PhiloxKey stream{};  // of dropout
 
-  __device__ ScoreOf(const Question& x, const DeviceSequence& s, Int32 b, Int32 h) : x(x), s(s), b(b), h(h) {
+  __device__ ScoreOf(const Question& x, const DeviceSequence& s, Int32 b, Int32 h) :
+      x(x), s(s), b(b), h(h), factor(config.softcap ? x.scale / x.softcap : x.scale * log2e) {
     if constexpr (config.alibi) slope = x.slopes[b * x.slope_batch + h * x.slope_head] * log2e;
-    if constexpr (config.dropout) key = x.rng ? dropout_key(UInt64(x.rng[0]), UInt64(x.rng[x.rng_stride])) : x.key;
+    if constexpr (config.dropout) stream = x.rng ? dropout_key(UInt64(x.rng[0]), UInt64(x.rng[x.rng_stride])) : x.key;
   }
 
-  // What q is multiplied by on loading: products then come out in units of log2(e), or of the softcap.
-  __device__ float q_factor() const { return config.softcap ? x.scale / x.softcap : x.scale * log2e; }
-
-  // `masked`: this tile needs the band. derivative: of the softcap, for the backward pass.
-  __device__ float operator()(float product, Int64 i, Int64 j, bool masked, float* derivative = nullptr) const {
-    float S = product;
+  // The score of a product, times log2e, before the band. derivative: of the softcap, for the backward pass.
+  __device__ float operator()(float product, const ScoreTile& tile, int query, int key,
+                              float* derivative = nullptr) const {
+    float S = product * factor;
     if constexpr (config.softcap) {
-      const float t = tanhf(product);
+      const float t = tanhf(S);
       S = x.softcap * log2e * t;
       if (derivative) *derivative = 1 - t * t;
     }
+    const Int64 i = tile.i0 + query, j = tile.j0 + key;
     if constexpr (config.alibi) S -= slope * fabsf(float(j - i - s.shift));
-    if (masked && !s.mask.visible(i, j)) return minus_infinity<float>;
-    if (i >= s.nq || j >= s.nk) return minus_infinity<float>;  // beyond memory: bias and mask must not be read
+    if constexpr (config.bias != Element::none || config.mask)
+      if (!tile.exists(query, key)) return minus_infinity<float>;
     if constexpr (config.bias != Element::none) {
       using T = typename Stored<config.bias>::Type;
       S += to_float(static_cast<const T*>(x.bias.data)[pair_index(x.bias, i, j)]) * log2e;
@@ -43,12 +94,12 @@ struct ScoreOf {
     return S;
   }
 
-  // z / (1 - p_drop)
-  __device__ float keep(Int64 i, Int64 j) const {
+  // The dropout factor: 0, or 1 / (1 - p_drop).
+  __device__ float keep(const ScoreTile& tile, int query, int key) const {
     if constexpr (!config.dropout) return 1;
-    const Int64 row = i + x.row0, col = j + x.col0;
-    const Philox4 block = dropout_block(key, b + x.batch0, h + x.head0, row, col);
-    return dropout_value(block, row, col) >= x.dropout_threshold ? x.keep_scale : 0;
+    const Int64 i = tile.i0 + query + x.row0, j = tile.j0 + key + x.col0;
+    const Philox4 block = dropout_block(stream, b + x.batch0, h + x.head0, i, j);
+    return dropout_value(block, i, j) >= x.dropout_threshold ? x.keep_scale : 0;
   }
 
  private:

@@ -17,6 +17,16 @@ __device__ inline void copy_async(float* to, const void* from, int bytes) {
 #endif
 }
 
+// One number in the background; 0 unless `inside`.
+__device__ inline void copy_number_async(float* to, const float* from, bool inside) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((UInt32)__cvta_generic_to_shared(to)), "l"(from),
+               "r"(inside ? 4 : 0));
+#else
+  *to = inside ? *from : 0.0f;
+#endif
+}
+
 // PTX ISA, "cp.async.commit_group" and "cp.async.wait_group".
 __device__ inline void commit_copies() {
 #if __CUDA_ARCH__ >= 800
@@ -36,54 +46,48 @@ struct alignas(16) Eight {
   T x[8];
 };
 
-// to[r][d] = row (first + r), element d, for r < rows and d < width; 0 beyond `valid` rows and beyond D.
-template <Config config, Element element, int width, int D, int rows, int stride>
-__device__ inline void load_tile(float (&to)[rows][stride], const TokenRef& t, Int32 b, Int64 first, Int64 valid,
-                                 Int32 h) {
-  using T = typename Stored<element>::Type;
-  const T* base = row_of<element>(t, b, first, h);
-  if constexpr (config.wide_loads && element == Element::f32 && D % 4 == 0) {
-    for (int n = threadIdx.x; n < rows * (width / 4); n += config.threads) {
-      const int r = n / (width / 4), d = n % (width / 4) * 4;
-      const bool inside = r < valid && d < D;
-      copy_async(&to[r][d], inside ? base + r * t.token + d : base, inside ? 16 : 0);
-    }
-  } else if constexpr (config.wide_loads && element != Element::f32 && D % 8 == 0) {
-    for (int n = threadIdx.x; n < rows * (width / 8); n += config.threads) {
-      const int r = n / (width / 8), d = n % (width / 8) * 8;
-      Eight<T> values{};
-      if (r < valid && d < D) values = *reinterpret_cast<const Eight<T>*>(base + r * t.token + d);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) to[r][d + e] = to_float(values.x[e]);
-    }
-  } else {
-    for (int n = threadIdx.x; n < rows * width; n += config.threads) {
-      const int r = n / width, d = n % width;
-      to[r][d] = r < valid && d < D ? to_float(base[r * t.token + d]) : 0.0f;
-    }
-  }
-}
-
 __device__ inline float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+__device__ inline void store4(float* p, float4 x) { *reinterpret_cast<float4*>(p) = x; }
 
-__device__ inline float dot4(float4 a, float4 b, float sum) {
-  sum = fmaf(a.x, b.x, sum);
-  sum = fmaf(a.y, b.y, sum);
-  sum = fmaf(a.z, b.z, sum);
-  return fmaf(a.w, b.w, sum);
-}
+// A thread's part of a tile of `rows` rows of `pieces` pieces each: one piece of every step-th row.
+template <int threads, int pieces>
+struct TileShare {
+  static_assert(pieces <= threads);
+  static constexpr int step = threads / pieces;
+  const int piece = threadIdx.x % pieces;
+  const int first_row = threadIdx.x / pieces < step ? threadIdx.x / pieces : 1 << 20;  // the last few may have none
+};
 
-// Over the 16 lanes that share a row, by butterfly exchange: every lane ends with the same bits.
-__device__ inline float row_max(float x) {
+// to[r][d] = row (first + r), element d; 0 beyond `valid` rows and beyond D. Ends in the background: commit and wait.
+template <Config config, Element element, int D, int rows, int pitch>
+__device__ inline void load_tile(float (&to)[rows][pitch], const TokenRef& t, Int32 b, Int64 first, Int64 valid,
+                                 Int32 h) {
+  constexpr int width = tile_width(config, D);
+  constexpr int at_once = !config.wide_loads                      ? 1
+                          : element == Element::f32 && D % 4 == 0 ? 4
+                          : element != Element::f32 && D % 8 == 0 ? 8
+                                                                  : 1;
+  using T = typename Stored<element>::Type;
+  const TileShare<config.threads, lesser(width / at_once, config.threads)> share;
+  const T* row = row_of<element>(t, b, first + share.first_row, h);
+  // Rows beyond a thread's share and pieces beyond D count as invalid; addresses go up row by row, which is cheap.
+#pragma unroll 2
+  for (int r = share.first_row; r < rows; r += share.step, row += share.step * t.token)
 #pragma unroll
-  for (int distance = lanes_per_row / 2; distance > 0; distance /= 2)
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-  return x;
-}
-__device__ inline float row_sum(float x) {
-#pragma unroll
-  for (int distance = lanes_per_row / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-  return x;
+    for (int d = share.piece * at_once; d < width; d += at_once * config.threads) {
+      const bool inside = r < valid && d < D;
+      if constexpr (at_once == 4) {
+        copy_async(&to[r][d], inside ? row + d : static_cast<T*>(t.data), inside ? 16 : 0);
+      } else if constexpr (at_once == 8) {
+        Eight<T> values{};
+        if (inside) values = *reinterpret_cast<const Eight<T>*>(row + d);
+        store4(&to[r][d], {to_float(values.x[0]), to_float(values.x[1]), to_float(values.x[2]), to_float(values.x[3])});
+        store4(&to[r][d + 4],
+               {to_float(values.x[4]), to_float(values.x[5]), to_float(values.x[6]), to_float(values.x[7])});
+      } else {
+        to[r][d] = inside ? to_float(row[d]) : 0.0f;
+      }
+    }
 }
 
 }  // namespace tessera::simt

@@ -1,7 +1,7 @@
-// The ladder's general rung, backward, without atomics: one kernel owns blocks of queries and sums dQ over the keys,
-// one owns blocks of keys and sums dK and dV over the queries (and the query heads of a KV head). Both are the same
-// text: P and dS are recomputed from rows that a block owns and columns that stream past. Every option of the contract
-// but dBias. Device text; implements docs/algorithm.md, "Backward, tile by tile".
+// The ladder's general rung, backward: one kernel per side, each block the only writer of its rows, so deterministic.
+// A block owns queries (dQ) and streams keys, or owns keys (dK, dV) and streams the queries of every head of the group.
+// Both recompute P and dS from rows that stay and columns that stream past. Device text; implements docs/algorithm.md,
+// "Backward, tile by tile".
 #pragma once
 
 #include "simt/kernel/product.cuh"
@@ -11,85 +11,111 @@ namespace tessera::simt {
 
 enum class Side { queries, keys };  // what the rows are
 
-// LSE (times log2e) and delta of one query; a query that does not exist gets P = 0.
-struct RowState {
-  float lse2 = -minus_infinity<float>, delta = 0;
-};
-
-__device__ inline RowState row_state(const BackwardParams& p, const DeviceSequence& s, Int32 b, Int32 h, Int64 i) {
-  if (i >= s.nq) return {};
-  const Int64 at = h * p.row_head + b * p.row_batch + s.q_begin + i;
-  return {p.lse2[at], p.delta[at]};
-}
-
 template <Config config, Side side>
 struct VectorBackward {
-  static constexpr int rows = config.rows_per_thread, cols = config.block_cols / lanes_per_row;
-  static constexpr int D = padded_to_4(config.D), Dv = padded_to_4(config.Dv);
-  static constexpr int wide_D = padded_to_64(config.D), wide_Dv = padded_to_64(config.Dv);
+  static constexpr bool owns_queries = side == Side::queries;
+  static constexpr bool wants_dX = (owns_queries ? config.dq : config.dk) != Element::none;
+  static constexpr bool wants_dY = !owns_queries && config.dv != Element::none;
+  static constexpr bool wants_dS = wants_dX || config.dbias != Element::none;
+  static constexpr int rows = Product<config>::rows, cols = Product<config>::cols;
   using Shared = VectorBackwardShared<config>;
   static_assert(sizeof(Shared) == vector_backward_shared_bytes(config));
-  static_assert(config.block_rows == config.threads / lanes_per_row * rows);
 
   Shared& shared;
   const BackwardParams& p;
-  const int row0 = threadIdx.x / lanes_per_row * rows, lane = threadIdx.x % lanes_per_row;
+  const QueryPlace& place;
+  Product<config> product;
   float P[rows][cols], dS[rows][cols];
-  float dX[rows][wide_D / lanes_per_row] = {};                            // dQ, or dK
-  float dY[side == Side::keys ? rows : 1][wide_Dv / lanes_per_row] = {};  // dV
+  float dX[wants_dX ? rows : 1][outs_of<config>(config.D)] = {};   // dQ, or dK
+  float dY[wants_dY ? rows : 1][outs_of<config>(config.Dv)] = {};  // dV
 
-  __device__ VectorBackward(Shared& shared, const BackwardParams& p) : shared(shared), p(p) {}
+  __device__ VectorBackward(Shared& shared, const BackwardParams& p, const QueryPlace& place) :
+      shared(shared), p(p), place(place) {}
 
-  // P (times the dropout factors) and dS of one tile, from the operands in shared memory.
-  __device__ void recompute(const ScoreOf<config>& score, Int64 row_first, Int64 col_first, bool masked) {
-    multiply_over_dims<D>(shared.X, shared.x, row0, lane, P);
-    multiply_over_dims<Dv>(shared.Y, shared.y, row0, lane, dS);
-    const float factor = score.q_factor();
+  // --- loading; all of it ends in the background
+
+  // q, dO, LSE and delta of queries into tiles of theirs; a query that does not exist gets zeros.
+  template <int count, int pitch, int pitch_v, int states>
+  __device__ void load_queries(float (&q)[count][pitch], float (&d_o)[count][pitch_v], float (&lse2)[states],
+                               float (&delta)[states], Int64 first, Int32 h) {
+    const DeviceSequence& s = place.s;
+    const Int64 token = s.q_begin + first, valid = s.nq - first;
+    load_tile<config, config.element, config.D>(q, p.x.q, place.b, token, valid, h);
+    load_tile<config, config.d_o, config.Dv>(d_o, p.d_o, place.b, token, valid, h);
+    const Int64 at = h * p.row_head + place.b * p.row_batch + token;
+    for (int n = threadIdx.x; n < count; n += config.threads) {
+      copy_number_async(&lse2[n], p.lse2 + (n < valid ? at + n : 0), n < valid);
+      copy_number_async(&delta[n], p.delta + (n < valid ? at + n : 0), n < valid);
+    }
+  }
+
+  template <int count, int pitch, int pitch_v>
+  __device__ void load_keys(float (&k)[count][pitch], float (&v)[count][pitch_v], Int64 first) {
+    const DeviceSequence& s = place.s;
+    load_tile<config, config.element, config.D>(k, p.x.k, place.b, s.k_begin + first, s.nk - first, place.kv);
+    load_tile<config, config.element, config.Dv>(v, p.x.v, place.b, s.k_begin + first, s.nk - first, place.kv);
+  }
+
+  // Queries that see nothing have P = 0, but their q and dO may hold NaN, and 0 NaN is NaN: they become 0. Called by
+  // every thread once the queries are here; ends synchronised.
+  template <int count, int pitch, int pitch_v>
+  __device__ void clear_blind_queries(float (&q)[count][pitch], float (&d_o)[count][pitch_v], int stage) {
+    const auto blind = [&](int n) { return shared.lse2[stage][n] == -minus_infinity<float>; };
+    if (!__syncthreads_or(threadIdx.x < count && blind(threadIdx.x))) return;
+    for (int n = threadIdx.x; n < count * pitch; n += config.threads)
+      if (blind(n / pitch)) q[n / pitch][n % pitch] = 0;
+    for (int n = threadIdx.x; n < count * pitch_v; n += config.threads)
+      if (blind(n / pitch_v)) d_o[n / pitch_v][n % pitch_v] = 0;
+    __syncthreads();
+  }
+
+  // --- one tile
+
+  // The thread's values [r][c], and which query and key of the tile each belongs to.
+  template <class Body>
+  __device__ void for_each(Body body) const {
 #pragma unroll
     for (int r = 0; r < rows; ++r)
 #pragma unroll
       for (int c = 0; c < cols; ++c) {
-        const Int64 row = row_first + row0 + r, col = col_first + lane + lanes_per_row * c;
-        const Int64 i = side == Side::queries ? row : col, j = side == Side::queries ? col : row;
-        const RowState state = row_state(p, score.s, score.b, score.h, i);
-        float derivative = 1;
-        const float S = score(P[r][c] * factor, i, j, masked, &derivative);
-        const float probability = exp2f(S - state.lse2), keep = score.keep(i, j);
-        dS[r][c] = probability * (keep * dS[r][c] - state.delta) * derivative;
-        P[r][c] = probability * keep;
+        const int row = product.row(r), col = product.col(c);
+        body(r, c, owns_queries ? row : col, owns_queries ? col : row);
       }
   }
 
-  // A tile in registers becomes rows in shared memory, which the same half warp reads.
-  __device__ void share(const float (&tile)[rows][cols]) {
-    __syncwarp();
-#pragma unroll
-    for (int r = 0; r < rows; ++r)
-#pragma unroll
-      for (int c = 0; c < cols; ++c) shared.P[row0 + r][lane + lanes_per_row * c] = tile[r][c];
-    __syncwarp();
+  // P (times the dropout factors) and dS. dBias is dS before the softcap's derivative.
+  template <bool before_softcap = false>
+  __device__ void recompute(const ScoreOf<config>& score, const ScoreTile& tile, int stage) {
+    constexpr Element X = config.element, Y = owns_queries ? config.d_o : config.element;
+    constexpr Element y = owns_queries ? config.element : config.d_o;
+    product.template over_dims<config.D, X, config.element>(shared.X, shared.x[stage], P);
+    if constexpr (wants_dS) product.template over_dims<config.Dv, Y, y>(shared.Y, shared.y[stage], dS);
+    float derivative[config.softcap ? rows : 1][config.softcap ? cols : 1];
+    for_each([&](int r, int c, int query, int key) {
+      P[r][c] = score(P[r][c], tile, query, key, config.softcap ? &derivative[r][c] : nullptr);
+    });
+    const TileBand band(score.s.mask, tile, config.block_rows, config.block_cols, !owns_queries);
+    if (band.cuts) band.hide(product, P);
+    const int query_stage = owns_queries ? 0 : stage;
+    for_each([&](int r, int c, int query, int key) {
+      const float probability = fast_exp2(P[r][c] - shared.lse2[query_stage][query]);
+      const float keep = score.keep(tile, query, key);
+      if constexpr (wants_dS) {
+        dS[r][c] = probability * (keep * dS[r][c] - shared.delta[query_stage][query]);
+        if constexpr (config.softcap && !before_softcap) dS[r][c] *= derivative[r][c];
+      }
+      P[r][c] = probability * keep;
+    });
   }
 
-  __device__ void accumulate() {
+  __device__ void accumulate(int stage) {
     float one[rows];
 #pragma unroll
     for (int r = 0; r < rows; ++r) one[r] = 1;
-    if constexpr (side == Side::keys) {
-      share(P);
-      multiply_over_columns<config.block_cols>(shared.P, shared.y, row0, lane, one, dY);
-    }
-    share(dS);
-    multiply_over_columns<config.block_cols>(shared.P, shared.x, row0, lane, one, dX);
+    if constexpr (wants_dY) product.template over_columns<config.d_o>(P, shared.P, shared.y[stage], one, dY);
+    if constexpr (wants_dX) product.template over_columns<config.element>(dS, shared.P, shared.x[stage], one, dX);
   }
 };
-
-// Queries that see nothing have P = 0, but their q and dO may hold NaN: they become 0.
-template <Config config, int rows, int stride>
-__device__ inline void clear_dead_rows(float (&tile)[rows][stride], const BackwardParams& p, const DeviceSequence& s,
-                                       Int32 b, Int32 h, Int64 first) {
-  for (int n = threadIdx.x; n < rows * stride; n += config.threads)
-    if (row_state(p, s, b, h, first + n / stride).lse2 == -minus_infinity<float>) tile[n / stride][n % stride] = 0;
-}
 
 template <Config config>
 __device__ void vector_backward_queries(const BackwardParams& p) {
@@ -100,38 +126,36 @@ __device__ void vector_backward_queries(const BackwardParams& p) {
   if (!query_place(p.x, config.block_rows, place)) return;
   const DeviceSequence& s = place.s;
   const ScoreOf<config> score(p.x, s, place.b, place.h);
-  Kernel kernel(shared, p);
+  Kernel kernel(shared, p, place);
 
-  const Range queries{place.first, lesser(place.first + config.block_rows, s.nq)};
-  const Int64 first_row = s.q_begin + place.first;
-  load_tile<config, config.element, Kernel::D, config.D>(shared.X, p.x.q, place.b, first_row, queries.size(), place.h);
-  load_tile<config, config.d_o, Kernel::Dv, config.Dv>(shared.Y, p.d_o, place.b, first_row, queries.size(), place.h);
-  const Range seen = visible_keys(s.mask, queries);
+  const Range seen = visible_keys(s.mask, {place.first, lesser(place.first + config.block_rows, s.nq)});
   constexpr Int64 block = config.block_cols;
-  for (Int64 n = seen.begin / block; n * block < seen.end; ++n) {
-    load_tile<config, config.element, Kernel::wide_D, config.D>(shared.x, p.x.k, place.b, s.k_begin + n * block,
-                                                                s.nk - n * block, place.kv);
-    load_tile<config, config.element, Kernel::wide_Dv, config.Dv>(shared.y, p.x.v, place.b, s.k_begin + n * block,
-                                                                  s.nk - n * block, place.kv);
+  const Int64 first = seen.begin / block, end = seen.empty() ? first : ceil_div(seen.end, block);
+  const auto load = [&](Int64 n) {
+    if (n < end) kernel.load_keys(shared.x[n % config.stages], shared.y[n % config.stages], n * block);
     commit_copies();
+  };
+
+  kernel.load_queries(shared.X, shared.Y, shared.lse2[0], shared.delta[0], place.first, place.h);
+  load(first);
+  for (Int64 n = first; n < end; ++n) {
+    const int stage = int(n % config.stages);
     wait_copies<0>();
-    __syncthreads();
-    if (n == seen.begin / block) {
-      clear_dead_rows<config>(shared.X, p, s, place.b, place.h, place.first);
-      clear_dead_rows<config>(shared.Y, p, s, place.b, place.h, place.first);
+    __syncthreads();  // this tile is here, and nobody reads the one before any more
+    if (n == first) kernel.clear_blind_queries(shared.X, shared.Y, 0);
+    if constexpr (config.stages == 2) load(n + 1);
+    kernel.recompute(score, ScoreTile(s, place.first, config.block_rows, n * block, block), stage);
+    kernel.accumulate(stage);
+    if constexpr (config.stages == 1) {
       __syncthreads();
+      load(n + 1);
     }
-    const Range keys{n * block, (n + 1) * block};
-    kernel.recompute(score, place.first, keys.begin, tile_class(s.mask, queries, keys) != TileClass::full);
-    kernel.accumulate();
-    __syncthreads();
   }
-  wait_copies<0>();
 #pragma unroll
   for (int r = 0; r < Kernel::rows; ++r) {
-    const Int64 i = place.first + kernel.row0 + r;
+    const Int64 i = place.first + kernel.product.row(r);
     if (i < s.nq)
-      store_row<config.D>(kernel.dX[r], kernel.lane, p.x.scale, p.accumulate,
+      store_row<config.D>(kernel.product, kernel.dX[r], p.x.scale, p.accumulate,
                           row_of<config.dq>(p.dq, place.b, s.q_begin + i, place.h));
   }
 }
@@ -144,43 +168,46 @@ __device__ void vector_backward_keys(const BackwardParams& p) {
   QueryPlace place;
   if (!key_place(p.x, config.block_rows, place)) return;
   const DeviceSequence& s = place.s;
-  Kernel kernel(shared, p);
+  Kernel kernel(shared, p, place);
 
-  const Range keys{place.first, lesser(place.first + config.block_rows, s.nk)};
-  const Int64 first_row = s.k_begin + place.first;
-  load_tile<config, config.element, Kernel::D, config.D>(shared.X, p.x.k, place.b, first_row, keys.size(), place.kv);
-  load_tile<config, config.element, Kernel::Dv, config.Dv>(shared.Y, p.x.v, place.b, first_row, keys.size(), place.kv);
-  const Range seen = visible_queries(s.mask, keys);
+  const Range seen = visible_queries(s.mask, {place.first, lesser(place.first + config.block_rows, s.nk)});
   constexpr Int64 block = config.block_cols;
-  for (Int32 h = place.h; h < place.h + p.x.Hq / p.x.Hk; ++h) {
-    const ScoreOf<config> score(p.x, s, place.b, h);
-    for (Int64 n = seen.begin / block; n * block < seen.end; ++n) {
-      load_tile<config, config.element, Kernel::wide_D, config.D>(shared.x, p.x.q, place.b, s.q_begin + n * block,
-                                                                  s.nq - n * block, h);
-      load_tile<config, config.d_o, Kernel::wide_Dv, config.Dv>(shared.y, p.d_o, place.b, s.q_begin + n * block,
-                                                                s.nq - n * block, h);
-      commit_copies();
-      wait_copies<0>();
+  const Int64 first = seen.begin / block, tiles = seen.empty() ? 0 : ceil_div(seen.end, block) - first;
+  const Int64 end = tiles * (p.x.Hq / p.x.Hk);  // of the group's heads, one after another
+  const auto head = [&](Int64 n) { return Int32(place.h + n / tiles); };
+  const auto query = [&](Int64 n) { return (first + n % tiles) * block; };
+  const auto load = [&](Int64 n) {
+    const int stage = int(n % config.stages);
+    if (n < end)
+      kernel.load_queries(shared.x[stage], shared.y[stage], shared.lse2[stage], shared.delta[stage], query(n), head(n));
+    commit_copies();
+  };
+
+  kernel.load_keys(shared.X, shared.Y, place.first);
+  load(0);
+  for (Int64 n = 0; n < end; ++n) {
+    const int stage = int(n % config.stages);
+    wait_copies<0>();
+    __syncthreads();  // this tile is here, and nobody reads the one before any more
+    kernel.clear_blind_queries(shared.x[stage], shared.y[stage], stage);
+    if constexpr (config.stages == 2) load(n + 1);
+    const ScoreOf<config> score(p.x, s, place.b, head(n));
+    kernel.recompute(score, ScoreTile(s, query(n), block, place.first, config.block_rows), stage);
+    kernel.accumulate(stage);
+    if constexpr (config.stages == 1) {
       __syncthreads();
-      clear_dead_rows<config>(shared.x, p, s, place.b, h, n * block);
-      clear_dead_rows<config>(shared.y, p, s, place.b, h, n * block);
-      __syncthreads();
-      const Range queries{n * block, lesser((n + 1) * block, s.nq)};
-      kernel.recompute(score, place.first, n * block, tile_class(s.mask, queries, keys) != TileClass::full);
-      kernel.accumulate();
-      __syncthreads();
+      load(n + 1);
     }
   }
-  wait_copies<0>();
 #pragma unroll
   for (int r = 0; r < Kernel::rows; ++r) {
-    const Int64 j = place.first + kernel.row0 + r;
+    const Int64 j = place.first + kernel.product.row(r);
     if (j >= s.nk) continue;
-    if (p.dk.data)
-      store_row<config.D>(kernel.dX[r], kernel.lane, p.x.scale, p.accumulate,
+    if constexpr (Kernel::wants_dX)
+      store_row<config.D>(kernel.product, kernel.dX[r], p.x.scale, p.accumulate,
                           row_of<config.dk>(p.dk, place.b, s.k_begin + j, place.kv));
-    if (p.dv.data)
-      store_row<config.Dv>(kernel.dY[r], kernel.lane, 1, p.accumulate,
+    if constexpr (Kernel::wants_dY)
+      store_row<config.Dv>(kernel.product, kernel.dY[r], 1, p.accumulate,
                            row_of<config.dv>(p.dv, place.b, s.k_begin + j, place.kv));
   }
 }

@@ -1,0 +1,41 @@
+// What the suites of `tessera bench` share: the arguments, a shape and its operations; and the suites that run on a
+// GPU. Included by cli/bench.cpp and cli/bench_*.cpp. Method: docs/benchmarks.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cli/array.hpp"
+#include "cli/options.hpp"
+#include "cli/report.hpp"
+
+namespace tessera::cli {
+
+struct BenchArguments {
+  std::string suite = "cpu", json;
+  int repeat = 0;  // 0: until the median means something
+  ExecutionFlags execution;
+};
+
+// One pass of one shape; measured full and causal.
+struct BenchShape {
+  Type type;
+  std::int64_t N, D;
+  bool backward;
+  std::int64_t B = 1, H = 8;
+
+  // 4 B H Nq Nk D operations forward; the backward pass has five matrix products instead of two.
+  double operations() const { return (backward ? 2.5 : 1.0) * 4.0 * static_cast<double>(B * H * N * N * D); }
+  double operations(bool causal) const { return operations() / (causal ? 2 : 1); }
+  const char* pass() const { return backward ? "backward" : "forward"; }
+};
+
+int bench_ladder(const BenchArguments& arguments);      // every kernel of the GPU beside the slowest; bench_ladder.cpp
+int bench_gpu(const BenchArguments& arguments);         // one kernel in every type; bench_ladder.cpp
+int bench_first_call(const BenchArguments& arguments);  // this process's first call; bench_host.cpp
+
+// What the host pays, as printed and as JSON: seconds of a first call, microseconds of a repeated one; bench_host.cpp.
+Json measure_first_calls();
+Json measure_repeated_calls();
+
+}  // namespace tessera::cli

@@ -1,0 +1,157 @@
+// What a GPU call costs the host: the first one, which compiles or loads kernels, and a repeated one, which only
+// enqueues. Parts of `tessera bench --suite ladder`, and `--suite first-call`.
+// Nobody includes this; see cli/bench.hpp. Method: docs/benchmarks.md.
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "cli/bench.hpp"
+#include "cli/failure.hpp"
+#include "cli/gpu.hpp"
+#include "cli/timing.hpp"
+#include "cuda/device.hpp"
+#include "cuda/jit/cache.hpp"
+
+extern char** environ;
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A head dimension that no pack holds.
+constexpr std::int64_t unpacked_dim = 72;
+
+GpuAttention small_problem(std::int64_t N, std::int64_t D) {
+  const std::vector<std::int64_t> size{1, N, 1, D};
+  return {random_normal(Type::f32, size, 1), random_normal(Type::f32, size, 2), random_normal(Type::f32, size, 3),
+          random_normal(Type::f32, size, 4)};
+}
+
+// Plan, run, wait: what a program's first call does.
+double first_seconds(const GpuAttention& tensors, bool backward) {
+  return seconds_of([&] {
+    const GpuPass pass(tensors, backward, {}, nullptr);
+    pass.enqueue();
+    wait_for_gpu();
+  });
+}
+
+std::size_t cached_kernels() {
+  std::size_t count = 0;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(cuda::cache_folder(), none))
+    count += entry.path().extension() == ".cubin";
+  return count;
+}
+
+// A folder that is gone at the end.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "tessera_bench_XXXXXX").string();
+    if (!mkdtemp(name.data()))
+      throw Failure("no temporary folder could be made in " + fs::temp_directory_path().string() + ".");
+    path = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code none;
+    fs::remove_all(path, none);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  fs::path path;
+};
+
+// `tessera bench --suite first-call` in a process of its own, with its own cache folder.
+Json run_first_call(const fs::path& cache, const fs::path& report) {
+  std::vector<std::string> arguments{"tessera", "bench", "--suite", "first-call", "--json", report.string()};
+  std::vector<std::string> variables{"TESSERA_CACHE=" + cache.string()};
+  for (char** variable = environ; *variable; ++variable)
+    if (std::strncmp(*variable, "TESSERA_CACHE=", 14) != 0) variables.push_back(*variable);
+  const auto pointers = [](std::vector<std::string>& texts) {
+    std::vector<char*> list;
+    for (std::string& text : texts) list.push_back(text.data());
+    list.push_back(nullptr);
+    return list;
+  };
+  posix_spawn_file_actions_t quiet;
+  posix_spawn_file_actions_init(&quiet);
+  posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  pid_t child = 0;
+  const int failed =
+      posix_spawn(&child, "/proc/self/exe", &quiet, nullptr, pointers(arguments).data(), pointers(variables).data());
+  posix_spawn_file_actions_destroy(&quiet);
+  int status = 1;
+  if (failed == 0) waitpid(child, &status, 0);
+  if (failed != 0 || status != 0) throw Failure("`tessera bench --suite first-call` failed in a process of its own.");
+  std::ifstream in(report);
+  return Json::parse(in);
+}
+
+}  // namespace
+
+int bench_first_call(const BenchArguments& a) {
+  require_gpu("bench --suite first-call");
+  const GpuAttention tensors = small_problem(256, unpacked_dim);  // the driver has started, the context exists
+  wait_for_gpu();
+  const std::size_t before = cached_kernels();
+  Json json;
+  json["gpu"] = gpu_name();
+  for (const bool backward : {false, true}) {
+    const double seconds = first_seconds(tensors, backward);
+    const double again = first_seconds(tensors, backward);
+    json[backward ? "backward" : "forward"] = {{"seconds", seconds}, {"again", again}};
+    std::printf("%-8s first call %s, second call %s (D=%lld)\n", backward ? "backward" : "forward",
+                time_text(seconds).c_str(), time_text(again).c_str(), static_cast<long long>(unpacked_dim));
+  }
+  json["compiled"] = cached_kernels() - before;
+  std::printf("%zu kernels were added to the cache %s\n", json["compiled"].get<std::size_t>(),
+              cuda::cache_folder().c_str());
+  save_json(a.json, json);
+  return 0;
+}
+
+Json measure_first_calls() {
+  const TemporaryFolder folder;
+  const fs::path cache = folder.path / "cache", report = folder.path / "report.json";
+  const Json compiled = run_first_call(cache, report), loaded = run_first_call(cache, report);
+  if (compiled["compiled"] == 0) throw Failure("first call: the kernels of D=72 were not compiled; are they packed?");
+  if (loaded["compiled"] != 0) throw Failure("first call: a second process found nothing in the cache of the first.");
+  Json json{{"kernels", compiled["compiled"]}};
+  for (const char* pass : {"forward", "backward"}) {
+    const double first = compiled[pass]["seconds"].get<double>(), disk = loaded[pass]["seconds"].get<double>();
+    json[pass] = {{"compiled_seconds", first}, {"from_disk_seconds", disk}};
+    std::printf("%-8s first call: %s compiled, %s from the disk cache\n", pass, time_text(first).c_str(),
+                time_text(disk).c_str());
+  }
+  return json;
+}
+
+Json measure_repeated_calls() {
+  constexpr int batches = 60, calls = 50;  // fewer in flight than the driver's queue holds
+  const GpuAttention tensors = small_problem(64, 64);
+  const cuda::CurrentDevice current(first_gpu.id);  // as in a program that uses the CUDA runtime
+  Json json;
+  for (const bool backward : {false, true}) {
+    const GpuPass pass(tensors, backward, {}, nullptr);
+    std::vector<double> times;
+    for (int batch = 0; batch < batches; ++batch) {
+      for (int call = 0; call < calls; ++call) times.push_back(seconds_of([&] { pass.enqueue(); }));
+      wait_for_gpu();
+    }
+    const double seconds = median(times);
+    json[backward ? "backward" : "forward"] = seconds;
+    std::printf("%-8s repeated call: %.1f us on the host (median of %zu)\n", backward ? "backward" : "forward",
+                seconds * 1e6, times.size());
+  }
+  return json;
+}
+
+}  // namespace tessera::cli

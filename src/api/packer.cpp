@@ -1,0 +1,43 @@
+// The program that cmake/pack.cmake runs while the library is built: `tessera_packer FILE` writes the pack of common
+// kernels. What the file already holds is kept, so that only changed device text is compiled again.
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+
+#include "api/units.hpp"
+#include "core/parallel.hpp"
+#include "cuda/jit/cache.hpp"
+#include "cuda/jit/nvrtc.hpp"
+
+using namespace tessera;
+
+static void pack(const std::string& path) {
+  const bool exists = std::filesystem::exists(path);
+  const cuda::Pack old = exists ? cuda::read_pack_file(path) : cuda::Pack{};
+  auto units = api::plain_units(cuda::target_named(api::common_architecture), api::common_types, api::common_dims);
+  const auto& found = cuda::find_nvrtc();
+  if (!found.nvrtc) std::erase_if(units, [&](const auto& u) { return !old.contains(cuda::unit_key(u.unit)); });
+
+  double seconds = 0;
+  const auto pack = cuda::make_pack(units, old, resolve_threads(0),
+                                    [&](const auto&, const auto& compiled) { seconds += compiled.seconds; });
+  if (exists && pack == old) return;
+  cuda::write_pack_file(path, pack);
+  std::printf("%zu GPU kernels for %s are packed into the library", pack.size(), api::common_architecture);
+  if (found.nvrtc) std::printf("; compiling took %.1f s of processor time.\n", seconds);
+  if (!found.nvrtc) std::printf(": %s. Remove %s to try again.\n", found.reason.c_str(), path.c_str());
+}
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fputs("usage: tessera_packer FILE\n", stderr);
+    return 2;
+  }
+  try {
+    pack(argv[1]);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "tessera_packer: %s\n", error.what());
+    return 1;
+  }
+}

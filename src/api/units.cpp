@@ -1,0 +1,51 @@
+// The GPU kernels' units; see units.hpp.
+#include "api/units.hpp"
+
+#include <cmath>
+
+#include "core/failure.hpp"
+#include "core/tensor.hpp"
+#include "simt/ladder.hpp"
+
+namespace tessera::api {
+
+std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& target) {
+  const std::string variant = text(name_of(problem.q_type), " D=", text_of(HeadDims{problem.D, problem.Dv}));
+  std::vector<GpuPlan> plans;
+  for (const simt::Rung& rung : simt::rungs()) {
+    GpuPlan& plan = plans.emplace_back(GpuPlan{rung.name, {}, simt::common_refusal(problem)});
+    if (!plan.reason.empty()) continue;
+    const simt::Steps steps = rung.steps(problem, target);
+    plan.reason = steps.reason;
+    for (const simt::Step& step : steps.list)
+      plan.units.push_back(
+          {step.function.name, variant, {simt::unit_text(step.function, step.config), target.architecture()}});
+  }
+  return plans;
+}
+
+std::string text_of(HeadDims dims) { return dims.D == dims.Dv ? text(dims.D) : text(dims.D, "/", dims.Dv); }
+
+Problem plain_problem(Pass pass, Type type, HeadDims dims) {
+  Problem p{.pass = pass, .device = {DeviceType::cuda, 0}, .q_type = type, .kv_type = type, .o_type = type};
+  p.B = 2, p.Nq = p.Nk = 4096, p.Hq = p.Hk = 8, p.D = dims.D, p.Dv = dims.Dv, p.lse = true;
+  p.options.scale = 1.0 / std::sqrt(static_cast<double>(dims.D));
+  if (pass == Pass::backward) p.d_o = p.dq = p.dk = p.dv = type;
+  return p;
+}
+
+std::vector<cuda::NamedUnit> plain_units(const cuda::Target& target, const std::vector<Type>& types,
+                                         const std::vector<HeadDims>& dims) {
+  std::vector<cuda::NamedUnit> units;
+  for (const HeadDims dim : dims)
+    for (const Type type : types)
+      for (const Pass pass : {Pass::forward, Pass::backward})
+        for (const GpuPlan& plan : gpu_plans(plain_problem(pass, type, dim), target)) {
+          if (!plan.reason.empty()) continue;
+          units.insert(units.end(), plan.units.begin(), plan.units.end());
+          break;
+        }
+  return units;
+}
+
+}  // namespace tessera::api

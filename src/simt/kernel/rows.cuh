@@ -1,0 +1,113 @@
+// Rows in shared memory: loading them, products of them, sums over lanes, and the state of a row's softmax. Device
+// text; included by tiled_*.cuh and warp_*.cuh.
+#pragma once
+
+#include "simt/kernel/common.cuh"
+
+namespace tessera::simt {
+
+// Chains of additions longer than this drift when their terms have one sign (docs/numerics.md, "Where rounding
+// happens"): longer sums are made of pieces.
+inline constexpr int longest_chain = 64;
+
+__device__ inline float4 four_at(const float* p) { return *reinterpret_cast<const float4*>(p); }
+
+// The tiles of `size` rows that a range touches.
+__device__ inline Range tiles_of(Range range, Int64 size) {
+  return range.empty() ? Range{} : Range{range.begin / size, ceil_div(range.end, size)};
+}
+
+// The mask inside a tile whose first query and key are i0 and j0, in numbers of 32 bits: tiles are small.
+struct TileMask {
+  static constexpr Int64 far = 1 << 20;
+  int low, high, keys;
+
+  __device__ TileMask(const BandMask& mask, Int64 i0, Int64 j0) :
+      low(int(clamp(mask.low + i0 - j0, -far, far))), high(int(clamp(mask.high + i0 - j0, -far, far))),
+      keys(int(clamp(mask.keys - j0, -far, far))) {}
+  __device__ bool visible(int i, int j) const { return j < keys && low <= j - i && j - i <= high; }
+};
+
+// to[r][d] = from[r * distance + d] * factor for d < width; 0 beyond `dims` and in rows that are not used.
+template <Config config, int width, int rows, int pitch, class T, class Used>
+__device__ inline void load_rows(float (&to)[rows][pitch], const T* from, Int64 distance, int dims, Used is_used,
+                                 float factor = 1) {
+  constexpr int batch = 4;  // loads under way at once
+#pragma unroll 1
+  for (int first = threadIdx.x; first < rows * width; first += batch * config.threads) {
+    float values[batch];
+#pragma unroll
+    for (int e = 0; e < batch; ++e) {
+      const int n = first + e * config.threads, r = n / width, d = n % width;
+      values[e] = r < rows && d < dims && is_used(r) ? to_float(from[r * distance + d]) * factor : 0.0f;
+    }
+#pragma unroll
+    for (int e = 0; e < batch; ++e) {
+      const int n = first + e * config.threads, r = n / width, d = n % width;
+      if (r < rows) to[r][d] = values[e];
+    }
+  }
+}
+
+// sum[n] += a row n . b, over `width` floats (a multiple of 4) in one chain. Rows of a are `distance` floats apart.
+template <int distance, int rows>
+__device__ inline void add_products(const float* a, const float* b, int width, float (&sum)[rows]) {
+  float part[rows] = {};
+#pragma unroll 2
+  for (int d = 0; d < width; d += 4) {
+    const float4 y = four_at(b + d);
+#pragma unroll
+    for (int n = 0; n < rows; ++n) {
+      const float4 x = four_at(a + n * distance + d);
+      part[n] = fmaf(x.w, y.w, fmaf(x.z, y.z, fmaf(x.y, y.y, fmaf(x.x, y.x, part[n]))));
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < rows; ++n) sum[n] += part[n];
+}
+
+// Over groups of `lanes` neighbouring lanes, by butterfly exchange: all of them end with the same bits. Several numbers
+// go step by step together, because a step must wait for the one before it.
+template <int lanes, int count>
+__device__ inline void sum_over_lanes(float (&x)[count]) {
+#pragma unroll
+  for (int distance = lanes / 2; distance > 0; distance /= 2)
+#pragma unroll
+    for (int n = 0; n < count; ++n) x[n] += __shfl_xor_sync(0xffffffffu, x[n], distance);
+}
+template <int lanes, int count>
+__device__ inline void max_over_lanes(float (&x)[count]) {
+#pragma unroll
+  for (int distance = lanes / 2; distance > 0; distance /= 2)
+#pragma unroll
+    for (int n = 0; n < count; ++n) x[n] = fmaxf(x[n], __shfl_xor_sync(0xffffffffu, x[n], distance));
+}
+
+// A row's running maximum m and sum l of exponentials relative to it. The sum is compensated (Kahan): thousands of
+// equal terms would drift.
+struct SoftmaxRow {
+  float m = minus_infinity<float>, l = 0, lost = 0;
+
+  // A tile whose largest score is `top` comes in; returns alpha, by which everything summed so far shrinks.
+  __device__ float raise(float top) {
+    const float before = m;
+    m = fmaxf(m, top);
+    const float alpha = exp2f(before - exponent_base(m));
+    l *= alpha, lost *= alpha;
+    return alpha;
+  }
+  __device__ float P(float S) const { return exp2f(S - exponent_base(m)); }
+  __device__ void add(float sum) {
+    const float term = sum - lost, next = l + term;
+    lost = (next - l) - term;
+    l = next;
+  }
+
+  __device__ float inverse() const { return l == 0 ? 0 : 1 / l; }
+  // In double: m and log2(l) may each be rounded by more than LSE may be off.
+  __device__ float lse() const {
+    return float(log_sum_exp(double(m), double(l), [](double x) { return log2(x); }) * 0.693147180559945309417);
+  }
+};
+
+}  // namespace tessera::simt

@@ -1,0 +1,64 @@
+// `tiled`: tiles in shared memory with a barrier between steps; its backward pass adds dK and dV with float atomics.
+// See simt/ladder.hpp; the kernels are simt/kernel/tiled_*.cuh.
+#include "simt/ladder.hpp"
+
+namespace tessera::simt {
+namespace {
+
+constexpr Function forward{"simt/kernel/tiled_forward.cuh", "tiled_forward", "ForwardParams"};
+constexpr Function backward{"simt/kernel/tiled_backward.cuh", "tiled_backward", "BackwardParams"};
+
+struct Tile {
+  int rows, cols, threads;
+};
+constexpr Tile tiles[] = {{32, 32, 256}, {16, 16, 128}, {8, 8, 64}, {8, 4, 32}};
+
+constexpr Config with_tile(Config c, const Tile& tile) {
+  c.block_rows = tile.rows, c.block_cols = tile.cols, c.threads = tile.threads;
+  return c;
+}
+
+// Ancestor B's problem has its 32 x 32 tiles in 48 KB, and the widest heads have some tile on every GPU: sm_75 has 64
+// KB, the later ones more.
+constexpr Config ancestor_b = with_tile({.D = 32, .Dv = 32}, tiles[0]);
+static_assert(tiled_forward_shared_bytes(ancestor_b) <= 48 << 10);
+static_assert(tiled_backward_shared_bytes(ancestor_b) <= 48 << 10);
+constexpr Config widest = with_tile({.D = 576, .Dv = 512}, tiles[std::size(tiles) - 1]);
+static_assert(tiled_forward_shared_bytes(widest) <= 64 << 10);
+static_assert(tiled_backward_shared_bytes(widest) <= 64 << 10);
+
+// The largest tile that fits the GPU's shared memory.
+Config fitting_config(const Problem& p, const cuda::Target& target, int (*shared_bytes)(const Config&)) {
+  Config c;
+  for (const Tile& tile : tiles) {
+    c = with_tile(config_of(p, tile.threads), tile);
+    if (shared_bytes(c) <= target.shared_bytes) break;
+  }
+  return c;
+}
+
+}  // namespace
+
+Steps tiled_steps(const Problem& p, const cuda::Target& target) {
+  Steps steps;
+  steps.reason = early_refusal(p);
+  if (steps.reason.empty() && p.pass == Pass::backward && p.options.deterministic)
+    steps.reason =
+        "deterministic is true; this rung's backward pass adds with float atomics, whose order changes from run to run";
+  if (!steps.reason.empty()) return steps;
+
+  if (p.pass == Pass::forward) {
+    const Config c = fitting_config(p, target, tiled_forward_shared_bytes);
+    steps.add(forward, c, query_blocks(p, c.block_rows), tiled_forward_shared_bytes(c));
+    return steps;
+  }
+  steps.accumulators = {.dk = p.dk ? 1 : 0, .dv = p.dv ? 1 : 0};
+  add_backward_start(steps, p);
+  Config c = fitting_config(p, target, tiled_backward_shared_bytes);
+  if (p.D + p.Dv <= 256) c.blocks_per_sm = 2;  // as many as the registers allow
+  steps.add(backward, c, query_blocks(p, c.block_rows), tiled_backward_shared_bytes(c));
+  add_conversion(steps, p);
+  return steps;
+}
+
+}  // namespace tessera::simt

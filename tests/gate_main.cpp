@@ -1,0 +1,45 @@
+// `gate quick` and `gate full` (of kernels whose name contains WORD): the compile gate as a program; see gate.hpp.
+// `--list` counts without compiling. Exit status: 0 all pass, 1 faults, 2 wrong usage, 77 skipped for want of NVRTC.
+// Run by ctest and by `make gate`.
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+#include "core/parallel.hpp"
+#include "tests/gate.hpp"
+#include "tests/nvrtc.hpp"
+
+using namespace tessera;
+
+static int run(bool full, const char* word, bool list) {
+  gate::UnitSet set = full ? gate::all_units() : gate::quick_units();
+  if (word) std::erase_if(set.units, [&](const auto& u) { return u.named.kernel.find(word) == std::string::npos; });
+  std::printf("%zu problems need %zu different units.\nCovered: %s.\n", set.problems, set.units.size(),
+              set.covers.c_str());
+  std::printf("%zu problems are taken by no GPU kernel%s\n", set.refused.size(),
+              set.refused.empty() ? "." : ", such as");
+  for (std::size_t i = 0; i < set.refused.size(); i += 1 + set.refused.size() / 5)
+    std::printf("  %s\n", set.refused[i].c_str());
+  if (list) return 0;
+  return gate::run_gate(set.units, resolve_threads(0)) == 0 ? 0 : 1;
+}
+
+int main(int argc, char** argv) {
+  const bool full = argc > 1 && !std::strcmp(argv[1], "full"), quick = argc > 1 && !std::strcmp(argv[1], "quick");
+  const bool list = argc > 2 && !std::strcmp(argv[argc - 1], "--list");
+  const int words = argc - 2 - list;
+  if ((!full && !quick) || words > 1) {
+    std::fputs("usage: gate quick|full [WORD] [--list]\n", stderr);
+    return 2;
+  }
+  if (const std::string reason = test::nvrtc_missing(); !list && !reason.empty()) {
+    std::printf("The gate cannot run. %s.\n", reason.c_str());
+    return test::nvrtc_required() ? 1 : 77;
+  }
+  try {
+    return run(full, words ? argv[2] : nullptr, list);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gate: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,259 @@
+// The problems whose kernels the compile gate compiles: options, head dims, types, architectures. See gate.hpp.
+#include <functional>
+#include <set>
+
+#include "api/units.hpp"
+#include "core/failure.hpp"
+#include "core/tensor.hpp"
+#include "tests/gate.hpp"
+
+namespace tessera::gate {
+namespace {
+
+using api::HeadDims;
+
+// The control group is meant to be what comes out without care for registers.
+bool may_spill(const std::string& kernel) { return kernel.starts_with("naive"); }
+
+enum class Concerns { all, forward, backward, sixteen_bit };
+
+// One way in which a problem departs from the plain one. Options that change nothing in the code give the same units,
+// which are compiled once, so the list may be long.
+struct Option {
+  const char* name;
+  Concerns concerns;
+  bool together;  // part of "all together"
+  void (*apply)(Problem& p);
+};
+
+bool concerns(const Option& option, const Problem& p) {
+  switch (option.concerns) {
+    case Concerns::forward:
+      return p.pass == Pass::forward;
+    case Concerns::backward:
+      return p.pass == Pass::backward;
+    case Concerns::sixteen_bit:
+      return p.q_type != Type::f32;
+    default:
+      return true;
+  }
+}
+
+std::array<std::int64_t, 4> full(const Problem& p) { return {p.B, p.Hq, p.Nq, p.Nk}; }
+
+void set_bias_and_gradient(Problem& p, std::array<std::int64_t, 4> shape) {
+  p.bias = Broadcast{p.q_type, shape};
+  if (p.pass == Pass::backward) p.dbias = p.q_type;
+}
+
+void write_f32(Problem& p) {
+  for (auto* gradient : {&p.dq, &p.dk, &p.dv, &p.dbias})
+    if (*gradient) *gradient = Type::f32;
+}
+
+const Option any_order{"any order", Concerns::backward, false, [](Problem& p) { p.options.deterministic = false; }};
+
+// In this order: what sets the gradients' types comes after what asks for them.
+const Option options[] = {
+    {"gqa", Concerns::all, true, [](Problem& p) { p.Hk = 2; }},
+    {"packed", Concerns::all, true, [](Problem& p) { p.packed = true; }},
+    {"seqused", Concerns::all, true, [](Problem& p) { p.seqused_q = p.seqused_k = true; }},
+    {"one query", Concerns::all, false, [](Problem& p) { p.Nq = 1; }},
+    {"short", Concerns::all, false, [](Problem& p) { p.B = 1, p.Nq = p.Nk = 77; }},
+    {"causal", Concerns::all, true, [](Problem& p) { p.options.causal = true; }},
+    {"window", Concerns::all, true, [](Problem& p) { p.options.window_left = 100, p.options.window_right = 3; }},
+    {"softcap", Concerns::all, true, [](Problem& p) { p.options.softcap = 30; }},
+    {"alibi", Concerns::all, true, [](Problem& p) { p.slopes = 1; }},
+    {"mask", Concerns::all, true,
+     [](Problem& p) {
+       p.mask = Broadcast{Type::u8, full(p)};
+     }},
+    {"dropout", Concerns::all, true, [](Problem& p) { p.options.dropout = 0.1; }},
+    {"bias", Concerns::all, true,
+     [](Problem& p) {
+       p.bias = Broadcast{p.q_type, full(p)};
+     }},
+    {"f32 bias", Concerns::sixteen_bit, false,
+     [](Problem& p) {
+       p.bias = Broadcast{Type::f32, full(p)};
+     }},
+    {"dBias", Concerns::backward, true, [](Problem& p) { set_bias_and_gradient(p, full(p)); }},
+    {"dBias of keys", Concerns::backward, false,
+     [](Problem& p) {
+       set_bias_and_gradient(p, {1, p.Hq, 1, p.Nk});
+     }},
+    {"dBias of pairs", Concerns::backward, false,
+     [](Problem& p) {
+       set_bias_and_gradient(p, {1, 1, p.Nq, p.Nk});
+     }},
+    {"sinks", Concerns::all, true,
+     [](Problem& p) {
+       p.sinks = true;
+       if (p.pass == Pass::backward) p.dsinks = Type::f32;
+     }},
+    {"no LSE", Concerns::forward, false, [](Problem& p) { p.lse = false; }},
+    {"dLSE", Concerns::backward, true, [](Problem& p) { p.d_lse = true; }},
+    {"no dQ", Concerns::backward, false, [](Problem& p) { p.dq.reset(); }},
+    {"no dK", Concerns::backward, false, [](Problem& p) { p.dk.reset(); }},
+    {"no dV", Concerns::backward, false, [](Problem& p) { p.dv.reset(); }},
+    any_order,
+    {"narrow", Concerns::all, true, [](Problem& p) { p.alignment = static_cast<int>(size_of(p.q_type)); }},
+    {"f32 out", Concerns::sixteen_bit, true, [](Problem& p) { p.o_type = Type::f32, write_f32(p); }},
+    {"accumulate", Concerns::backward, true, [](Problem& p) { p.options.accumulate = true, write_f32(p); }},
+};
+
+// Where the planners choose other tiles, and where rows end in the middle of a load.
+const HeadDims dim_classes[] = {{1, 1},     {40, 40},   {64, 64},   {80, 80},   {96, 96},   {128, 128},
+                                {160, 160}, {192, 192}, {192, 128}, {256, 256}, {512, 512}, {576, 512}};
+const Type types[] = {Type::f32, Type::f16, Type::bf16};
+const Pass passes[] = {Pass::forward, Pass::backward};
+const char* const newest_architecture = "sm_90a";
+const char* const architectures[] = {"sm_80", newest_architecture};
+const char* const old_architecture = "sm_75";  // no cp.async, a quarter of the shared memory
+
+void for_pairs(const std::function<void(const Option& a, const Option& b, int turn)>& action) {
+  int turn = 0;
+  for (const Option* a = options; a != std::end(options); ++a)
+    for (const Option* b = a + 1; b != std::end(options); ++b) action(*a, *b, turn++);
+}
+
+// Whose kernels are looked at: those of every rung, or of the one that a call gets.
+enum class Rungs { all, best };
+
+class Collector {
+ public:
+  UnitSet set;
+
+  Collector(std::string covers) { set.covers = std::move(covers); }
+
+  // A plain problem with options, which are named one by one unless there is a name for them together. Nothing happens
+  // if one of them does not concern it.
+  void add(Rungs rungs, const char* architecture, Pass pass, Type type, HeadDims dims,
+           const std::vector<const Option*>& chosen, const char* name = nullptr) {
+    Problem p = api::plain_problem(pass, type, dims);
+    std::string variant = text(name_of(type), " ", api::text_of(dims));
+    for (const Option* option : chosen) {
+      if (!concerns(*option, p)) return;
+      option->apply(p);
+      if (!name) variant += text(", ", option->name);
+    }
+    if (name) variant += text(", ", name);
+    ++set.problems;
+    const std::vector<api::GpuPlan> plans = api::gpu_plans(p, cuda::target_named(architecture));
+    bool taken = false;
+    for (const api::GpuPlan& plan : plans) {
+      if (!plan.reason.empty() || (taken && rungs == Rungs::best)) continue;
+      taken = true;
+      for (const cuda::NamedUnit& unit : plan.units) add_unit(unit, variant);
+    }
+    if (!taken)
+      set.refused.push_back(text(architecture, ", ", pass == Pass::forward ? "forward" : "backward", ", ", variant,
+                                 ": ", plans.front().reason));
+  }
+
+  // Of every rung, also of one that sums in any order.
+  void plain(const char* architecture, Pass pass, Type type, HeadDims dims) {
+    add(Rungs::all, architecture, pass, type, dims, {});
+    add(Rungs::all, architecture, pass, type, dims, {&any_order});
+  }
+
+  void alone(const char* architecture, Pass pass, Type type, HeadDims dims) {
+    for (const Option& option : options) add(Rungs::best, architecture, pass, type, dims, {&option});
+  }
+
+  void pairs(const char* architecture, Pass pass, Type type, HeadDims dims) {
+    for_pairs([&](const Option& a, const Option& b, int) {
+      add(Rungs::best, architecture, pass, type, dims, {&a, &b});
+    });
+  }
+
+  // Each pair once only, taking turns between a newer GPU with f32 and an older one with 16 bits.
+  void pairs_in_turn(Pass pass, HeadDims dims) {
+    for_pairs([&](const Option& a, const Option& b, int turn) {
+      const bool narrow = turn % 2 || a.concerns == Concerns::sixteen_bit || b.concerns == Concerns::sixteen_bit;
+      add(Rungs::best, narrow ? "sm_80" : newest_architecture, pass, narrow ? Type::bf16 : Type::f32, dims, {&a, &b});
+    });
+  }
+
+  // With wide loads and without.
+  void together(Rungs rungs, const char* architecture, Pass pass, Type type, HeadDims dims) {
+    std::vector<const Option*> all, aligned;
+    for (const Option& option : options) {
+      if (!option.together || !concerns(option, api::plain_problem(pass, type, dims))) continue;
+      all.push_back(&option);
+      if (option.name != std::string("narrow")) aligned.push_back(&option);
+    }
+    add(rungs, architecture, pass, type, dims, all, "all options");
+    add(rungs, architecture, pass, type, dims, aligned, "all options, aligned");
+  }
+
+ private:
+  void add_unit(const cuda::NamedUnit& unit, const std::string& variant) {
+    if (!known.insert({unit.unit.architecture, unit.unit.text}).second) return;
+    set.units.push_back({{unit.kernel, variant, unit.unit}, may_spill(unit.kernel)});
+  }
+
+  std::set<std::pair<std::string, std::string>> known;
+};
+
+constexpr HeadDims usual{64, 64};
+
+}  // namespace
+
+// Four minutes on two processors are the limit, so f16, which differs from bf16 by two conversions, is left to the full
+// set where it can be, and pairs take turns.
+UnitSet quick_units() {
+  Collector c(
+      "D=64: no option and all options, every rung, every type; each option alone, the best rung, f32 and bf16; all "
+      "pairs, the best rung, in f32 for sm_90a or in bf16 for sm_80; other head dims: no option, the best rung, f32; "
+      "sm_80 and sm_90a, with a little of sm_75");
+  for (const Pass pass : passes) {
+    for (const char* architecture : architectures) {
+      for (const Type type : types) {
+        c.plain(architecture, pass, type, usual);
+        c.together(Rungs::all, architecture, pass, type, usual);
+        if (type != Type::f16) c.alone(architecture, pass, type, usual);
+      }
+      for (const HeadDims dims : dim_classes) c.add(Rungs::best, architecture, pass, Type::f32, dims, {});
+    }
+    c.pairs_in_turn(pass, usual);
+    c.plain(old_architecture, pass, Type::f32, usual);
+    c.together(Rungs::best, old_architecture, pass, Type::f16, usual);
+  }
+  return std::move(c.set);
+}
+
+// Bounded by what continuous integration has time for.
+UnitSet all_units() {
+  Collector c(
+      "every head-dim class: no option, every rung, every type, and all options, the best rung, f32 and bf16; D=64, "
+      "128 "
+      "and 256: each option alone, the best rung, f32 and bf16; D=64: all options, every rung, every type; all that "
+      "for "
+      "sm_80 and sm_90a; D=64, all pairs, the best rung: f32 and bf16 for sm_90a, half of them for sm_80; for sm_75 "
+      "every "
+      "class: no option and all options, f32 and f16");
+  for (const Pass pass : passes) {
+    for (const char* architecture : architectures)
+      for (const Type type : types) {
+        for (const HeadDims dims : dim_classes) {
+          c.plain(architecture, pass, type, dims);
+          if (type != Type::f16) c.together(Rungs::best, architecture, pass, type, dims);
+        }
+        c.together(Rungs::all, architecture, pass, type, usual);
+        if (type == Type::f16) continue;
+        for (const HeadDims dims : {usual, HeadDims{128, 128}, HeadDims{256, 256}})
+          c.alone(architecture, pass, type, dims);
+        if (architecture == newest_architecture) c.pairs(architecture, pass, type, usual);
+      }
+    c.pairs_in_turn(pass, usual);
+    for (const Type type : {Type::f32, Type::f16})
+      for (const HeadDims dims : dim_classes) {
+        c.add(Rungs::best, old_architecture, pass, type, dims, {});
+        c.together(Rungs::best, old_architecture, pass, type, dims);
+      }
+  }
+  return std::move(c.set);
+}
+
+}  // namespace tessera::gate
