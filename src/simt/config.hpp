@@ -17,13 +17,14 @@ struct Config {
   Element dq = Element::f32, dk = Element::f32, dv = Element::f32;  // `vector`: none where this kernel leaves it out
   Element dbias = Element::none;
 
-  // `vector` only: the tile, and the options that change the code. What is off costs nothing. Rows are what a block
-  // owns (queries, or the keys whose gradients it computes); columns are what streams past.
+  // The tile, in all rungs but `naive`, and the options that change the code of `vector`. What is off costs nothing.
+  // There rows are what a block owns (queries, or the keys whose gradients it computes); columns are what streams past.
   int block_rows = 0, block_cols = 0, rows_per_thread = 0;
   int stages = 1;             // tiles of columns in shared memory: with 2, one arrives while the other is worked on
   int blocks_per_sm = 1;      // the compiler keeps registers few enough for this many
   bool tensor_cores = false;  // products by TF32 tensor cores, f32 operands split in two; otherwise by FMA
   bool wide_loads = false;    // rows are aligned to 16 bytes
+  bool own_delta = false;     // the kernel for dQ prepares delta and LSE, also for those after it: a launch less
   bool softcap = false, alibi = false, mask = false, dropout = false;
   Element bias = Element::none;
 

@@ -15,8 +15,19 @@ constexpr Function clear_sums{"simt/kernel/clear.cuh", "clear_sums", "BackwardPa
 constexpr Function convert_queries{"simt/kernel/convert.cuh", "convert_queries", "BackwardParams"};
 constexpr Function convert_keys{"simt/kernel/convert.cuh", "convert_keys", "BackwardParams"};
 
-// Of the kernels that come before and after a rung's own: a warp per row.
-constexpr int row_warps = 4;
+// The kernels that come before and after a rung's own have a warp per row. They read some types and dims and nothing
+// else: with the rest left at its defaults, one compiled kernel serves every option.
+constexpr int row_warps = 4, row_threads = 32 * row_warps;
+
+Config delta_config(const Problem& p) {
+  const Config c = config_of(p, row_threads);
+  return {.threads = row_threads, .Dv = c.Dv, .o = c.o, .d_o = c.d_o};
+}
+
+Config gradient_config(const Problem& p) {
+  const Config c = config_of(p, row_threads);
+  return {.threads = row_threads, .D = c.D, .Dv = c.Dv, .dq = c.dq, .dk = c.dk, .dv = c.dv};
+}
 
 constexpr Rung list[] = {{"vector", vector_steps},
                          {"vector_fma", vector_fma_steps},
@@ -28,18 +39,17 @@ constexpr Rung list[] = {{"vector", vector_steps},
 
 std::span<const Rung> rungs() { return list; }
 
-void add_backward_start(Steps& steps, const Problem& p) {
-  const Config c = config_of(p, 32 * row_warps);
+void add_backward_start(Steps& steps, const Problem& p, bool with_delta) {
   const std::int64_t rows = std::max(p.Hq * p.Nq, p.Hk * p.Nk) * (p.packed ? 1 : p.B);
   const bool has_unused = p.packed || p.seqused_q || p.seqused_k;
-  if (has_unused && !p.options.accumulate) steps.add(clear, c, ceil_div(rows, row_warps));
+  if (has_unused && !p.options.accumulate) steps.add(clear, gradient_config(p), ceil_div(rows, row_warps));
   const std::size_t sum_bytes = workspace_bytes(p, steps.accumulators) - workspace_bytes(p, {});
-  steps.add(clear_sums, c, ceil_div(static_cast<std::int64_t>(sum_bytes), 16 * c.threads));
-  steps.add(delta, c, query_blocks(p, row_warps));
+  steps.add(clear_sums, {.threads = row_threads}, ceil_div(static_cast<std::int64_t>(sum_bytes), 16 * row_threads));
+  if (with_delta) steps.add(delta, delta_config(p), query_blocks(p, row_warps));
 }
 
 void add_conversion(Steps& steps, const Problem& p) {
-  const Config c = config_of(p, 32 * row_warps);
+  const Config c = gradient_config(p);
   const Accumulators& a = steps.accumulators;
   if (a.dq > 0) steps.add(convert_queries, c, query_blocks(p, row_warps));
   if (a.dk > 0 || a.dv > 0) steps.add(convert_keys, c, key_blocks(p, row_warps));

@@ -44,8 +44,8 @@ std::span<const Rung> rungs();  // best first
 // --- what rungs share (ladder.cpp)
 
 // What every backward pass begins with: rows that no sequence uses and the accumulators that the steps ask for are
-// cleared, delta and LSE prepared.
-void add_backward_start(Steps& steps, const Problem& problem);
+// cleared, delta and LSE prepared, unless a kernel of the rung does that.
+void add_backward_start(Steps& steps, const Problem& problem, bool with_delta = true);
 
 // The end of a backward pass with accumulators: the gradients are written from them.
 void add_conversion(Steps& steps, const Problem& problem);

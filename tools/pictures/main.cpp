@@ -1,5 +1,6 @@
-// Draws docs/pictures/*.svg. Usage: draw_pictures FOLDER
+// Draws docs/pictures/*.svg. Usage: draw_pictures FOLDER, which holds data/timeline.json (see record_timeline.cpp)
 #include <exception>
+#include <filesystem>
 
 #include "tools/pictures/pictures.hpp"
 
@@ -13,6 +14,16 @@ int main(int argc, char** argv) {
     backward_groups().save(folder + "/backward_groups.svg");
     score_tile().save(folder + "/score_tile.svg");
     ancestor_b_bug().save(folder + "/ancestor_b.svg");
+    pass_flow().save(folder + "/pass_flow.svg");
+    thread_blocks().save(folder + "/thread_blocks.svg");
+    memory_access().save(folder + "/memory_access.svg");
+    shared_banks().save(folder + "/shared_banks.svg");
+    butterfly().save(folder + "/butterfly.svg");
+    const std::string recording = folder + "/data/timeline.json";
+    if (std::filesystem::exists(recording))
+      sync_timeline(recording).save(folder + "/sync_timeline.svg");
+    else
+      std::fprintf(stderr, "draw_pictures: no sync_timeline: record_timeline makes %s on a GPU\n", recording.c_str());
   } catch (const std::exception& error) {
     return std::fprintf(stderr, "draw_pictures: %s\n", error.what()), 1;
   }

@@ -1,4 +1,4 @@
-// The pictures of docs/pictures, each drawn from what the library or its own headers compute.
+// The pictures of docs/pictures, each drawn from what the library or its own text computes, or from a recorded run.
 // Included by tools/pictures/*.cpp only. `cmake --build build --target pictures` redraws them all.
 #pragma once
 
@@ -11,5 +11,13 @@ Sheet online_softmax();   // docs/algorithm.md, "Online softmax"
 Sheet backward_groups();  // docs/algorithm.md, "Backward, tile by tile"
 Sheet score_tile();       // docs/architecture.md, "CPU kernels"
 Sheet ancestor_b_bug();   // docs/numerics.md, "The story of ancestor B's O"
+
+// docs/architecture.md, "GPU kernels"
+Sheet pass_flow();
+Sheet thread_blocks();
+Sheet memory_access();
+Sheet shared_banks();
+Sheet butterfly();
+Sheet sync_timeline(const std::string& path);  // from the file that record_timeline wrote on a GPU
 
 }  // namespace tessera::pictures

@@ -94,6 +94,7 @@ Compiled compile(const Unit& unit) {
   if (std::getenv("TESSERA_DUMP") && nvrtc.get_ptx_size(program, &bytes) == 0) {
     out.ptx.resize(bytes);
     nvrtc.get_ptx(program, out.ptx.data());
+    if (!out.ptx.empty()) out.ptx.pop_back();  // the terminator
   }
   out.resources = read_resources(out.log);
   out.seconds = thread_seconds() - start;

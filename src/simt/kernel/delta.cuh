@@ -1,6 +1,6 @@
-// delta = rowsum(dO * O) - dLSE, the first kernel of every backward pass: a warp per query row. Rows that see no key
-// get delta 0 and, in the copy of LSE that the other kernels read, +inf, so that their P = exp(S - LSE) is 0. Device
-// text; implements docs/algorithm.md, "Backward, tile by tile".
+// delta = rowsum(dO * O) - dLSE, what every backward pass begins with: a warp per query row. Rows that see no key get
+// delta 0 and, in the copy of LSE that the other kernels read, +inf, so that their P = exp(S - LSE) is 0. Device text;
+// implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
 #include "simt/kernel/common.cuh"
@@ -13,15 +13,10 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
+// Query i of a head, by the lanes of one warp.
 template <Config config>
-__device__ void delta(const BackwardParams& p) {
-  constexpr int rows = config.threads / 32;
-  QueryPlace place;
-  if (!query_place(p.x, rows, place)) return;
-  const Int64 i = place.first + threadIdx.x / 32;
+__device__ void prepare_row(const BackwardParams& p, const QueryPlace& place, Int64 i) {
   const int lane = threadIdx.x % 32;
-  if (i >= place.s.nq) return;
-
   const Int64 token = place.s.q_begin + i;
   const float lse = *number_of(p.lse, place.b, token, place.h);
   float sum = 0;
@@ -36,6 +31,14 @@ __device__ void delta(const BackwardParams& p) {
   const Int64 at = place.h * p.row_head + place.b * p.row_batch + token;
   p.delta[at] = sum;
   p.lse2[at] = lse == minus_infinity<float> ? -minus_infinity<float> : lse * log2e;
+}
+
+template <Config config>
+__device__ void delta(const BackwardParams& p) {
+  QueryPlace place;
+  if (!query_place(p.x, config.threads / 32, place)) return;
+  const Int64 i = place.first + threadIdx.x / 32;
+  if (i < place.s.nq) prepare_row<config>(p, place, i);
 }
 
 }  // namespace tessera::simt

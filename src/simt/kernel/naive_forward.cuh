@@ -17,7 +17,7 @@ __device__ void naive_forward(const ForwardParams& p) {
   float q[config.D], O[config.Dv] = {}, m = minus_infinity<float>;
   float l = 0, lost = 0;  // with Kahan's compensation: many equal terms would drift
   const auto* q_row = row_of<config.element>(p.x.q, place.b, s.q_begin + i, place.h);
-  for (int d = 0; d < config.D; ++d) q[d] = to_float(q_row[d]) * p.x.scale * log2e;
+  for (int d = 0; d < config.D; ++d) q[d] = to_float(q_row[d]);
 
   const Range keys = visible_keys(s.mask, {i, i + 1});
   constexpr Int64 chain = 64;  // longer chains of additions drift when the terms have one sign (docs/numerics.md)
@@ -27,6 +27,7 @@ __device__ void naive_forward(const ForwardParams& p) {
       const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
       float S = 0;
       for (int d = 0; d < config.D; ++d) S += q[d] * to_float(k[d]);
+      S *= p.x.scale * log2e;
       if (S > m) {  // a new maximum: what was summed so far is relative to the old one
         const float alpha = exp2f(m - S);
         l *= alpha, lost *= alpha;
@@ -46,8 +47,7 @@ __device__ void naive_forward(const ForwardParams& p) {
   const float inverse = l == 0 ? 0 : 1 / l;
   auto* o = row_of<config.o>(p.o, place.b, s.q_begin + i, place.h);
   for (int d = 0; d < config.Dv; ++d) from_float(O[d] * inverse, o[d]);
-  if (p.lse.data)
-    *number_of(p.lse, place.b, s.q_begin + i, place.h) = natural_lse(m, double(l) - double(lost));
+  if (p.lse.data) *number_of(p.lse, place.b, s.q_begin + i, place.h) = natural_lse(m, double(l) - double(lost));
 }
 
 }  // namespace tessera::simt

@@ -68,7 +68,7 @@ __device__ inline void multiply(float (&c)[4], const Operand<4, A> (&a)[steps], 
 // as long as both operands agree; these choices let every lane load 16 bytes at a time, without bank conflicts, from
 // tiles whose rows are 4 modulo 32 numbers apart, and let P go from the result of one product into the operand of the
 // next without moving between lanes:
-//   row or column n of 8 is row or column `spread(n)`: 0 4 1 5 2 6 3 7 backwards, so lanes 2 t and 2 t + 1 are 4 apart
+//   row or column n of 8 is row or column `spread(n)`, 0 4 1 5 2 6 3 7: numbers 2 t and 2 t + 1 are 4 apart
 //   of 16 dims, lane t has 4 t ... 4 t + 3: the first two are k = t and t + 4 of one instruction, the others of another
 //   of 32 columns of a result, column n of instruction e is 4 spread(n) + e
 template <Config config>

@@ -105,9 +105,7 @@ struct SoftmaxRow {
 
   __device__ float inverse() const { return l == 0 ? 0 : 1 / l; }
   // In double: m and log2(l) may each be rounded by more than LSE may be off.
-  __device__ float lse() const {
-    return float(log_sum_exp(double(m), double(l), [](double x) { return log2(x); }) * 0.693147180559945309417);
-  }
+  __device__ float lse() const { return natural_lse(m, l); }
 };
 
 }  // namespace tessera::simt

@@ -13,6 +13,15 @@ __device__ inline float fast_exp2(float x) {
   return y;
 }
 
+// The tiles of `block` rows (or columns) that a range touches. 32 bits: 64-bit counters would cost registers, and tiles
+// are too few to need them.
+struct TileRange {
+  Int32 first, end;
+  __device__ TileRange(Range range, int block) :
+      first(Int32(range.begin / block)), end(range.empty() ? first : Int32(ceil_div(range.end, block))) {}
+  __device__ bool empty() const { return first >= end; }
+};
+
 // A tile of scores: where it lies, and how much of it exists.
 struct ScoreTile {
   Int64 i0, j0;

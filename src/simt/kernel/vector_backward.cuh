@@ -4,6 +4,7 @@
 // "Backward, tile by tile".
 #pragma once
 
+#include "simt/kernel/delta.cuh"
 #include "simt/kernel/product.cuh"
 #include "simt/kernel/scores.cuh"
 
@@ -117,6 +118,14 @@ struct VectorBackward {
   }
 };
 
+// A tile of queries of one of the heads that share a KV head.
+struct HeadTile {
+  Int32 h, tile;
+  __device__ HeadTile next(const TileRange& tiles) const {
+    return tile + 1 < tiles.end ? HeadTile{h, tile + 1} : HeadTile{h + 1, tiles.first};
+  }
+};
+
 template <Config config>
 __device__ void vector_backward_queries(const BackwardParams& p) {
   using Kernel = VectorBackward<config, Side::queries>;
@@ -129,22 +138,28 @@ __device__ void vector_backward_queries(const BackwardParams& p) {
   Kernel kernel(shared, p, place);
 
   const Range seen = visible_keys(s.mask, {place.first, lesser(place.first + config.block_rows, s.nq)});
-  constexpr Int64 block = config.block_cols;
-  const Int64 first = seen.begin / block, end = seen.empty() ? first : ceil_div(seen.end, block);
-  const auto load = [&](Int64 n) {
-    if (n < end) kernel.load_keys(shared.x[n % config.stages], shared.y[n % config.stages], n * block);
+  constexpr int block = config.block_cols;
+  const TileRange tiles(seen, block);
+  const auto load = [&](Int32 n) {
+    if (n < tiles.end) kernel.load_keys(shared.x[n % config.stages], shared.y[n % config.stages], Int64(n) * block);
     commit_copies();
   };
 
+  if constexpr (config.own_delta) {
+    const Int64 last = lesser(place.first + config.block_rows, s.nq);
+#pragma unroll 4
+    for (Int64 i = place.first + threadIdx.x / 32; i < last; i += config.threads / 32) prepare_row<config>(p, place, i);
+    __syncthreads();
+  }
   kernel.load_queries(shared.X, shared.Y, shared.lse2[0], shared.delta[0], place.first, place.h);
-  load(first);
-  for (Int64 n = first; n < end; ++n) {
-    const int stage = int(n % config.stages);
+  load(tiles.first);
+  for (Int32 n = tiles.first; n < tiles.end; ++n) {
+    const int stage = n % config.stages;
     wait_copies<0>();
     __syncthreads();  // this tile is here, and nobody reads the one before any more
-    if (n == first) kernel.clear_blind_queries(shared.X, shared.Y, 0);
+    if (n == tiles.first) kernel.clear_blind_queries(shared.X, shared.Y, 0);
     if constexpr (config.stages == 2) load(n + 1);
-    kernel.recompute(score, ScoreTile(s, place.first, config.block_rows, n * block, block), stage);
+    kernel.recompute(score, ScoreTile(s, place.first, config.block_rows, Int64(n) * block, block), stage);
     kernel.accumulate(stage);
     if constexpr (config.stages == 1) {
       __syncthreads();
@@ -171,33 +186,34 @@ __device__ void vector_backward_keys(const BackwardParams& p) {
   Kernel kernel(shared, p, place);
 
   const Range seen = visible_queries(s.mask, {place.first, lesser(place.first + config.block_rows, s.nk)});
-  constexpr Int64 block = config.block_cols;
-  const Int64 first = seen.begin / block, tiles = seen.empty() ? 0 : ceil_div(seen.end, block) - first;
-  const Int64 end = tiles * (p.x.Hq / p.x.Hk);  // of the group's heads, one after another
-  const auto head = [&](Int64 n) { return Int32(place.h + n / tiles); };
-  const auto query = [&](Int64 n) { return (first + n % tiles) * block; };
-  const auto load = [&](Int64 n) {
-    const int stage = int(n % config.stages);
-    if (n < end)
-      kernel.load_queries(shared.x[stage], shared.y[stage], shared.lse2[stage], shared.delta[stage], query(n), head(n));
+  constexpr int block = config.block_cols;
+  const TileRange tiles(seen, block);
+  // The group's heads, one after another, each with all the tiles of queries that see these keys.
+  const Int32 end_head = place.h + (tiles.empty() ? 0 : p.x.Hq / p.x.Hk);
+  const auto load = [&](const HeadTile& at, int stage) {
+    if (at.h < end_head)
+      kernel.load_queries(shared.x[stage], shared.y[stage], shared.lse2[stage], shared.delta[stage],
+                          Int64(at.tile) * block, at.h);
     commit_copies();
   };
 
   kernel.load_keys(shared.X, shared.Y, place.first);
-  load(0);
-  for (Int64 n = 0; n < end; ++n) {
-    const int stage = int(n % config.stages);
+  HeadTile now{place.h, tiles.first};
+  load(now, 0);
+  for (int stage = 0; now.h < end_head; stage = (stage + 1) % config.stages) {
     wait_copies<0>();
     __syncthreads();  // this tile is here, and nobody reads the one before any more
     kernel.clear_blind_queries(shared.x[stage], shared.y[stage], stage);
-    if constexpr (config.stages == 2) load(n + 1);
-    const ScoreOf<config> score(p.x, s, place.b, head(n));
-    kernel.recompute(score, ScoreTile(s, query(n), block, place.first, config.block_rows), stage);
+    const HeadTile next = now.next(tiles);
+    if constexpr (config.stages == 2) load(next, 1 - stage);
+    const ScoreOf<config> score(p.x, s, place.b, now.h);
+    kernel.recompute(score, ScoreTile(s, Int64(now.tile) * block, block, place.first, config.block_rows), stage);
     kernel.accumulate(stage);
     if constexpr (config.stages == 1) {
       __syncthreads();
-      load(n + 1);
+      load(next, 0);
     }
+    now = next;
   }
 #pragma unroll
   for (int r = 0; r < Kernel::rows; ++r) {

@@ -77,8 +77,7 @@ struct VectorForward {
       if (i >= place.s.nq) continue;
       const float inverse = sum == 0 ? 0 : 1 / float(sum);
       store_row<config.Dv>(product, O[r], inverse, false, row_of<config.o>(p.o, place.b, token, place.h));
-      if (product.col(0) == 0 && p.lse.data)
-        *number_of(p.lse, place.b, token, place.h) = natural_lse(m[r], sum);
+      if (product.col(0) == 0 && p.lse.data) *number_of(p.lse, place.b, token, place.h) = natural_lse(m[r], sum);
     }
   }
 };
@@ -96,11 +95,11 @@ __device__ void vector_forward(const ForwardParams& p) {
 
   const Range queries{place.first, lesser(place.first + config.block_rows, s.nq)};
   const Range seen = visible_keys(s.mask, queries);
-  constexpr Int64 block = config.block_cols;
-  const Int64 first = seen.begin / block, end = seen.empty() ? first : ceil_div(seen.end, block);
-  const auto load_tiles = [&](Int64 n) {
-    if (n >= end) return;
-    const Int64 token = s.k_begin + n * block, valid = s.nk - n * block;
+  constexpr int block = config.block_cols;
+  const TileRange tiles(seen, block);
+  const auto load_tiles = [&](Int32 n) {
+    if (n >= tiles.end) return;
+    const Int64 token = s.k_begin + Int64(n) * block, valid = s.nk - Int64(n) * block;
     load_tile<config, config.element, config.D>(shared.K[n % config.stages], p.x.k, place.b, token, valid, place.kv);
     load_tile<config, config.element, config.Dv>(shared.V[n % config.stages], p.x.v, place.b, token, valid, place.kv);
     commit_copies();
@@ -108,14 +107,14 @@ __device__ void vector_forward(const ForwardParams& p) {
 
   load_tile<config, config.element, config.D>(shared.Q, p.x.q, place.b, s.q_begin + place.first, queries.size(),
                                               place.h);
-  load_tiles(first);
-  for (Int64 n = first; n < end; ++n) {
-    const int stage = int(n % config.stages);
+  load_tiles(tiles.first);
+  for (Int32 n = tiles.first; n < tiles.end; ++n) {
+    const int stage = n % config.stages;
     wait_copies<0>();
     __syncthreads();  // this tile is here, and nobody reads the one before any more
     if constexpr (config.stages == 2) load_tiles(n + 1);
     kernel.multiply_QK(stage);
-    kernel.softmax(score, ScoreTile(s, place.first, config.block_rows, n * block, block));
+    kernel.softmax(score, ScoreTile(s, place.first, config.block_rows, Int64(n) * block, block));
     kernel.multiply_PV(stage);
     if constexpr (config.stages == 1) {
       __syncthreads();

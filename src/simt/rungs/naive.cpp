@@ -17,7 +17,8 @@ Steps naive_steps(const Problem& p, const cuda::Target&) {
   if (!steps.reason.empty()) return steps;
 
   constexpr int rows = 64;
-  const Config c = config_of(p, rows);
+  Config c = config_of(p, rows);
+  c.wide_loads = false;  // of no use to it
   if (p.pass == Pass::forward) {
     steps.add(forward, c, query_blocks(p, rows));
     return steps;

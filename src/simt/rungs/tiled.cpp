@@ -15,6 +15,7 @@ constexpr Tile tiles[] = {{32, 32, 256}, {16, 16, 128}, {8, 8, 64}, {8, 4, 32}};
 
 constexpr Config with_tile(Config c, const Tile& tile) {
   c.block_rows = tile.rows, c.block_cols = tile.cols, c.threads = tile.threads;
+  c.wide_loads = false;  // of no use to it
   return c;
 }
 

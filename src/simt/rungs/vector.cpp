@@ -27,11 +27,11 @@ constexpr TileShape forward_tiles[] = {{128, 64, 1, 2, 2, 64},  {128, 64, 2, 2, 
                                        {128, 32, 1, 2, 1, 144}, {256, 32, 1, 1, 1, 144}, {128, 32, 1, 1, 1, 144},
                                        {64, 32, 1, 1, 1, 144}};
 constexpr TileShape query_tiles[] = {{128, 64, 1, 2, 1, 112},
-                                     {128, 32, 2, 2, 1, 128},
-                                     {128, 32, 1, 2, 1, 128},
-                                     {128, 32, 1, 1, 1, 128},
-                                     {64, 32, 1, 1, 1, 128}};
-constexpr TileShape key_tiles[] = {{128, 64, 1, 2, 1, 48},
+                                     {128, 32, 2, 2, 1, 112},
+                                     {128, 32, 1, 2, 1, 112},
+                                     {128, 32, 1, 1, 1, 112},
+                                     {64, 32, 1, 1, 1, 112}};
+constexpr TileShape key_tiles[] = {{128, 64, 1, 2, 1, 64},
                                    {128, 32, 2, 2, 1, 128},
                                    {128, 32, 1, 2, 1, 128},
                                    {128, 32, 1, 1, 1, 128},
@@ -104,9 +104,11 @@ struct Planner {
 
   bool add_dq(Steps& steps) const {
     const int fma_rows = p.D <= 64 ? 8 : p.D <= 128 ? 4 : 2;
-    const std::optional<Config> c = config(query_tiles, p.D, fma_rows, vector_backward_shared_bytes);
-    if (c) steps.add(backward_queries, *c, query_blocks(p, c->block_rows), vector_backward_shared_bytes(*c));
-    return c.has_value();
+    std::optional<Config> c = config(query_tiles, p.D, fma_rows, vector_backward_shared_bytes);
+    if (!c) return false;
+    c->own_delta = true;
+    steps.add(backward_queries, *c, query_blocks(p, c->block_rows), vector_backward_shared_bytes(*c));
+    return true;
   }
 
   bool add_dk_dv(Steps& steps, bool dk, bool dv) const {
@@ -138,11 +140,11 @@ struct Planner {
 
   Steps backward_steps() const {
     Steps steps;
-    add_backward_start(steps, p);
+    add_backward_start(steps, p, !p.dq);
     if (p.dq && !add_dq(steps)) return no_tile();
     if ((p.dk || p.dv) && !add_dk_dv(steps, p.dk.has_value(), p.dv.has_value())) return no_tile();
     if (p.dbias && !add_dbias(steps)) return no_tile();
-    if (p.dsinks) steps.add(sink_gradient, config_of(p, 256), p.Hq);
+    if (p.dsinks) steps.add(sink_gradient, {.threads = 256}, p.Hq);
     return steps;
   }
 };

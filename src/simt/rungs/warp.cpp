@@ -21,7 +21,7 @@ constexpr std::int64_t most_splits = 16;
 Config forward_config(const Problem& p) {
   constexpr int warp_rows = 4;
   Config c = config_of(p, 32 * warps);
-  c.block_rows = warps * warp_rows, c.block_cols = 32;
+  c.block_rows = warps * warp_rows, c.block_cols = 32, c.wide_loads = false;  // the last is of no use to it
   while (warp_forward_shared_bytes(c) > shared_limit) c.threads /= 2, c.block_rows /= 2;
   return c;
 }
@@ -31,7 +31,7 @@ Config backward_config(const Problem& p) {
   const std::int64_t width = p.D + p.Dv;
   const int warp_keys = width <= 256 ? 4 : width <= 512 ? 2 : 1;
   Config c = config_of(p, 32 * warps);
-  c.block_rows = 32, c.block_cols = warps * warp_keys;
+  c.block_rows = 32, c.block_cols = warps * warp_keys, c.wide_loads = false;
   c.blocks_per_sm = width <= 160 ? 2 : 1;  // as many as the registers allow
   while (warp_backward_shared_bytes(c) > shared_limit) c.block_rows /= 2;
   return c;

@@ -1,0 +1,26 @@
+// The tile of `vector_forward` whose memory accesses are drawn, as a constant for templates; checked against the plan.
+// Included by the pictures of memory, after device_text.hpp.
+#pragma once
+
+#include "tools/pictures/device_text.hpp"
+#include "tools/pictures/plans.hpp"
+
+namespace tessera::pictures {
+
+inline constexpr simt::Config drawn_tile{.threads = 128,
+                                         .D = 64,
+                                         .Dv = 64,
+                                         .block_rows = 128,
+                                         .block_cols = 64,
+                                         .rows_per_thread = 4,
+                                         .stages = 1,
+                                         .blocks_per_sm = 2,
+                                         .tensor_cores = true,
+                                         .wide_loads = true};
+
+inline void check_drawn_tile() {
+  if (step_of(steps_of("vector", drawn_problem(Pass::forward)), "vector_forward").config != drawn_tile)
+    throw std::runtime_error("drawn_tile.hpp: the planner has come to choose another tile");
+}
+
+}  // namespace tessera::pictures

@@ -1,0 +1,43 @@
+// The problem that the pictures of the GPU kernels show, and the ladder's real plans for it on an H100 or H200.
+// Included by tools/pictures/*.cpp only.
+#pragma once
+
+#include <stdexcept>
+
+#include "api/units.hpp"
+#include "simt/ladder.hpp"
+
+namespace tessera::pictures {
+
+inline constexpr const char* drawn_architecture = "sm_90a";
+
+// One sequence, two heads of 64 dims, f32, causal.
+inline Problem drawn_problem(Pass pass, std::int64_t N = 1024) {
+  Problem p = api::plain_problem(pass, Type::f32, {64, 64});
+  p.B = 1, p.Hq = p.Hk = 2, p.Nq = p.Nk = N, p.alignment = 16;
+  p.options.causal = true;
+  return p;
+}
+
+inline simt::Steps steps_of(const std::string& rung, const Problem& problem) {
+  for (const simt::Rung& one : simt::rungs())
+    if (rung == one.name) return one.steps(problem, cuda::target_named(drawn_architecture));
+  throw std::runtime_error("there is no rung " + rung);
+}
+
+inline simt::Step step_of(const simt::Steps& steps, const std::string& function) {
+  for (const simt::Step& step : steps.list)
+    if (function == step.function.name) return step;
+  throw std::runtime_error("the plan has no " + function + ": " + steps.reason);
+}
+
+// The question that the kernels of such a problem are asked, without memory.
+inline simt::Question question_of(const Problem& p) {
+  simt::Question x{};
+  x.B = Int32(p.B), x.Hq = Int32(p.Hq), x.Hk = Int32(p.Hk), x.Nq = p.Nq, x.Nk = p.Nk;
+  x.causal = p.options.causal, x.alignment = Int32(p.options.alignment);
+  x.window_left = p.options.window_left, x.window_right = p.options.window_right;
+  return x;
+}
+
+}  // namespace tessera::pictures
