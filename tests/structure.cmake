@@ -9,6 +9,7 @@ tessera_test(NAME parallel_test SOURCES parallel_test.cpp LABELS threads)
 tessera_test(NAME plan_test SOURCES plan_test.cpp)
 tessera_test(NAME simd_test SOURCES simd_test.cpp)
 tessera_test(NAME jit_test SOURCES jit_test.cpp)
+tessera_test(NAME sm90_test SOURCES sm90_test.cpp)
 
 # Headers of src/math stand alone, and so does their test.
 add_executable(mask_test mask_test.cpp)

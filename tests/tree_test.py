@@ -37,6 +37,10 @@ for folder in sorted((ROOT / "src").iterdir()):
     if folder.is_dir() and folder.name != "api" and name not in MAY_INCLUDE:
         MAY_INCLUDE[name] = CORE + ["src/cuda", name]
         MAY_INCLUDE[name + "/kernel"] = MATH + [name, name + "/kernel"]
+# The Hopper kernels have the ladder's parameters, addresses and elements, and fall back on it for everything else.
+for name, base in [("src/sm90", "src/simt"), ("src/sm90/kernel", "src/simt/kernel")]:
+    MAY_INCLUDE[name] = MAY_INCLUDE[name] + [base]
+MAY_INCLUDE["src/sm90/kernel"] += ["src/simt"]
 inside = {p for group, may in MAY_INCLUDE.items() if group.startswith("src/") for p in [group, *may]}
 MAY_INCLUDE["src/api"] = sorted(inside - {"hwy"} | {"src/api"})
 MAY_INCLUDE["tests"] = CASES + MAY_INCLUDE["src/api"] + ["cli", "tests"]

@@ -1,19 +1,24 @@
 #!/usr/bin/env bash
-# Installs what the build (setup.sh build) or the tests as well (setup.sh test) need and do not find. Called by the
-# Makefile before everything else, so it is instant when nothing is missing. It looks for the tools and headers
+# Installs what the build (setup.sh build), the tests as well (setup.sh test) or the Python package (setup.sh python)
+# need and do not find. Called by the Makefile before everything else, so it is instant when nothing is missing. It looks for the tools and headers
 # themselves, not for packages: on another distribution, or with everything built by hand, it has nothing to do.
 # For the tests it also looks for NVRTC, the compiler of GPU kernels, and otherwise fetches it into build-nvrtc/.
 set -euo pipefail
 
 purpose=${1:-test}
 case $purpose in
-  build | test) ;;
-  *) echo "usage: tools/setup.sh [build|test]" >&2; exit 2 ;;
+  build | test | python) ;;
+  *) echo "usage: tools/setup.sh [build|test|python]" >&2; exit 2 ;;
 esac
 
 # Debian's package for each tool, and for each header.
 tools=("cmake cmake" "ninja ninja-build")
-headers=("hwy/highway.h libhwy-dev" "CLI/CLI.hpp libcli11-dev" "nlohmann/json.hpp nlohmann-json3-dev")
+headers=("hwy/highway.h libhwy-dev")
+if [[ $purpose == python ]]; then
+  tools+=("python3 python3")
+else
+  headers+=("CLI/CLI.hpp libcli11-dev" "nlohmann/json.hpp nlohmann-json3-dev")
+fi
 if [[ $purpose == test ]]; then
   tools+=("python3 python3" "pkg-config pkgconf")
   headers+=("gtest/gtest.h libgtest-dev")
@@ -25,6 +30,7 @@ find_missing() {
   for entry in "${tools[@]}"; do
     command -v "${entry% *}" > /dev/null || missing+=("${entry#* }")
   done
+  if [[ $purpose == python ]] && ! python3 -c 'import ensurepip' 2> /dev/null; then missing+=(python3-venv); fi
   if ! command -v "${compiler%% *}" > /dev/null || ! command -v "${CC:-cc}" > /dev/null; then
     missing+=(g++)
     compiler=

@@ -6,12 +6,14 @@
 #include "cpu/kernels.hpp"
 #include "reference/kernel.hpp"
 #include "simt/kernels.hpp"
+#include "sm90/kernels.hpp"
 
 namespace tessera::api {
 
 std::span<const Kernel* const> kernels() {
   static const std::vector<const Kernel*> list = [] {
-    std::vector<const Kernel*> all = simt::kernels();
+    std::vector<const Kernel*> all = sm90::kernels();
+    for (const Kernel* kernel : simt::kernels()) all.push_back(kernel);
     for (const Kernel* kernel : cpu::kernels()) all.push_back(kernel);
     all.push_back(&reference::kernel());
     return all;

@@ -6,6 +6,8 @@
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
 #include "simt/ladder.hpp"
+#include "sm90/plan.hpp"
+#include "sm90/unit.hpp"
 
 namespace tessera::api {
 
@@ -21,6 +23,12 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
       plan.units.push_back(
           {step.function.name, variant, {simt::unit_text(step.function, step.config), target.architecture()}});
   }
+  // Last: a call gets it only by its name.
+  const sm90::ForwardPlan hopper = sm90::plan_forward(problem, target);
+  plans.push_back({"hopper", {}, hopper.reason});
+  if (hopper.reason.empty())
+    plans.back().units.push_back(
+        {"hopper_forward", variant, {sm90::forward_unit_text(hopper.config), target.architecture()}});
   return plans;
 }
 

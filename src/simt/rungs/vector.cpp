@@ -58,8 +58,8 @@ struct Planner {
     return c;
   }
 
-  // `width`: columns of the results that a block keeps. `fma_rows`: rows of a thread where products are by FMA, which
-  // takes what tensor cores have no tile for.
+  // `width`: columns of the results that a block keeps. `fma_rows`: rows of a thread, at most, where products are by
+  // FMA, which takes what tensor cores have no tile for.
   std::optional<Config> config(std::span<const TileShape> shapes, std::int64_t width, int fma_rows,
                                int (*shared_bytes)(const Config&)) const {
     if (!tensor_cores) shapes = {};
@@ -72,12 +72,13 @@ struct Planner {
       const std::int64_t results = c.rows_per_thread * width / tensor_lanes;
       if (results + 16 * options <= shape.registers && fits_shared(c, shared_bytes)) return c;
     }
-    for (const TileShape& shape : fma_tiles) {
-      Config c = config_for(shape);
-      c.rows_per_thread = fma_rows;
-      c.block_rows = shape.threads / fma_lanes * fma_rows;
-      if (fits_shared(c, shared_bytes)) return c;
-    }
+    for (int rows = fma_rows; rows >= 1; rows /= 2)
+      for (const TileShape& shape : fma_tiles) {
+        Config c = config_for(shape);
+        c.rows_per_thread = rows;
+        c.block_rows = shape.threads / fma_lanes * rows;
+        if (fits_shared(c, shared_bytes)) return c;
+      }
     return {};
   }
 

@@ -1,0 +1,117 @@
+// The Hopper kernels as kernels of the library: tensor maps and launches; see kernels.hpp.
+#include <cstring>
+
+#include "core/failure.hpp"
+#include "core/tensor.hpp"
+#include "cuda/device.hpp"
+#include "cuda/jit/cache.hpp"
+#include "simt/arguments.hpp"
+#include "simt/unit.hpp"
+#include "sm90/kernels.hpp"
+#include "sm90/params.hpp"
+#include "sm90/plan.hpp"
+#include "sm90/unit.hpp"
+
+namespace tessera::sm90 {
+namespace {
+
+// A [B,N,H,D] tensor of 16-bit elements as {64, N, D / 64, H, B}: a box of `rows` tokens brings all panels of a tile.
+TensorMap tensor_map(const Tensor& t, int rows) {
+  constexpr int bfloat16 = 9, float16 = 6, no_interleave = 0, swizzle_128_bytes = 3, promote_to_128_bytes = 2;
+  const std::int64_t B = t.shape[0], N = t.shape[1], H = t.shape[2], D = t.shape[3];
+  const auto bytes = [&](int dim, std::int64_t size) {  // the stride of a dimension of size 1 does not matter
+    return static_cast<std::uint64_t>(size == 1 ? stride(t, 1) : stride(t, dim)) * 2;
+  };
+  const std::uint64_t shape[] = {64, static_cast<std::uint64_t>(N), static_cast<std::uint64_t>(D / 64),
+                                 static_cast<std::uint64_t>(H), static_cast<std::uint64_t>(B)};
+  const std::uint64_t strides[] = {bytes(1, 0), 128, bytes(2, H), bytes(0, B)};
+  const std::uint32_t box[] = {64, static_cast<std::uint32_t>(rows), static_cast<std::uint32_t>(D / 64), 1, 1};
+  const std::uint32_t steps[] = {1, 1, 1, 1, 1};
+  cuda::TensorMap map;
+  cuda::check(
+      cuda::driver().tensor_map_encode_tiled(&map, t.type == Type::bf16 ? bfloat16 : float16, 5, t.data, shape, strides,
+                                             box, steps, no_interleave, swizzle_128_bytes, promote_to_128_bytes, 0),
+      "cuTensorMapEncodeTiled");
+  TensorMap out;
+  static_assert(sizeof(out) == sizeof(map));
+  std::memcpy(&out, &map, sizeof(out));
+  return out;
+}
+
+class HopperPlan : public KernelPlan {
+ public:
+  HopperPlan(const Problem& problem, const ForwardPlan& plan) :
+      problem(problem), plan(plan),
+      kernel(cuda::find_kernel(forward_unit_text(plan.config), simt::kernel_symbol, problem.device.id)) {
+    kernel->allow_shared(static_cast<unsigned>(layout_of(plan.config).bytes));
+  }
+
+  std::size_t workspace_bytes() const override { return 0; }
+
+  std::string describe() const override {
+    const Config& c = plan.config;
+    return text(cuda::properties(problem.device.id).name, ", tiles of ", rows_of(c), " queries x ", c.block_keys,
+                " keys, ", c.warpgroups, " warpgroups, ", plan.grid, " blocks for ", plan.tiles, " tiles, ",
+                layout_of(c).bytes, " bytes of shared memory");
+  }
+
+  void run(const Call& call) const override {
+    if (plan.tiles == 0) return;
+    const cuda::CurrentDevice current(problem.device.id);
+    ForwardParams params{.q = tensor_map(call.inputs.q, 64),
+                         .k = tensor_map(call.inputs.k, plan.config.block_keys),
+                         .v = tensor_map(call.inputs.v, plan.config.block_keys),
+                         .o = tensor_map(call.outputs.o, 64),
+                         .call = simt::forward_params(problem, call),
+                         .tiles = static_cast<Int32>(plan.tiles),
+                         .tiles_per_head = plan.tiles_per_head,
+                         .section = plan.section};
+    void* arguments[] = {&params};
+    kernel->launch({.grid = {static_cast<unsigned>(plan.grid)},
+                    .block = {static_cast<unsigned>(threads_of(plan.config))},
+                    .shared_bytes = static_cast<unsigned>(layout_of(plan.config).bytes),
+                    .stream = static_cast<cuda::StreamHandle>(call.execution.stream)},
+                   arguments);
+  }
+
+ private:
+  Problem problem;
+  ForwardPlan plan;
+  const cuda::LoadedKernel* kernel;
+};
+
+class HopperKernel : public Kernel {
+ public:
+  const char* name() const override { return "hopper"; }
+  PlanOrReason plan(const Problem& p, const Execution& execution) const override {
+    ForwardPlan plan = plan_for(p, execution);
+    if (!plan.reason.empty()) return {nullptr, std::move(plan.reason)};
+    return {std::make_unique<HopperPlan>(p, plan), ""};
+  }
+  std::string refusal(const Problem& p, const Execution& execution) const override {
+    return plan_for(p, execution).reason;
+  }
+
+ private:
+  static ForwardPlan plan_for(const Problem& p, const Execution& execution) {
+    ForwardPlan plan;
+    if (p.device.type != DeviceType::cuda)
+      plan.reason = text("device is ", name_of(p.device), "; this kernel runs on cuda");
+    else if (!execution.kernel)
+      plan.reason = "kernel is not given; this one is new, and taken only when asked for by its name";
+    else if (const std::string& missing = cuda::find_driver().reason; !missing.empty())
+      plan.reason = missing;
+    else
+      plan = plan_forward(p, cuda::properties(p.device.id));
+    return plan;
+  }
+};
+
+}  // namespace
+
+std::vector<const Kernel*> kernels() {
+  static const HopperKernel hopper;
+  return {&hopper};
+}
+
+}  // namespace tessera::sm90

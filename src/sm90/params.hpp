@@ -1,0 +1,22 @@
+// What a Hopper kernel is given: tensor maps for the tiles it copies, and the ladder's own parameters for the rest.
+// Shared by host and device text.
+#pragma once
+
+#include "simt/params.hpp"
+
+namespace tessera::sm90 {
+
+// CUtensorMap: 128 opaque bytes that the hardware reads.
+struct alignas(64) TensorMap {
+  UInt64 words[16];
+};
+
+struct ForwardParams {
+  TensorMap q, k, v, o;
+  simt::ForwardParams call;
+  // Tiles of queries over all heads and sequences, in the order of their numbers: sections of `section` heads, which
+  // share the L2 cache, and in a section the longest tiles first.
+  Int32 tiles, tiles_per_head, section;
+};
+
+}  // namespace tessera::sm90

@@ -1,0 +1,64 @@
+// Barriers in shared memory (mbarrier), named barriers, and the registers that roles hand to each other. Thin: one
+// function, one instruction of the PTX ISA, whose section each comment names. Device text.
+#pragma once
+
+#include "math/types.hpp"
+
+namespace tessera::sm90 {
+
+__device__ inline UInt32 shared_address(const void* p) { return UInt32(__cvta_generic_to_shared(p)); }
+
+// A place in a ring of stages: the parity of the phase that its barriers are in.
+template <int stages>
+struct RingPlace {
+  int stage = 0;
+  UInt32 parity = 0;
+  __device__ void advance() {
+    if (++stage < stages) return;
+    stage = 0, parity ^= 1;
+  }
+};
+
+// "mbarrier": a phase ends when `count` arrivals and all announced bytes are in.
+struct Barrier {
+  UInt64 state;
+
+  __device__ UInt32 address() const { return shared_address(this); }
+  __device__ void init(int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(count) : "memory");
+  }
+  __device__ void arrive() { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory"); }
+  // The one arrival of a load, which announces the bytes to come.
+  __device__ void expect(int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
+  }
+  // Until the phase of this parity has ended. A barrier that is new counts as having ended the phase of parity 1.
+  __device__ void wait(UInt32 parity) const {
+    UInt32 done = 0;
+    while (!done)
+      asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                   : "=r"(done)
+                   : "r"(address()), "r"(parity)
+                   : "memory");
+  }
+};
+
+// "fence.mbarrier_init": the asynchronous copies see barriers as initialised.
+__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// "bar.sync" on one of the 15 named barriers, by `threads` threads.
+__device__ inline void sync_threads(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+// "setmaxnreg".
+template <int registers>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+}  // namespace tessera::sm90

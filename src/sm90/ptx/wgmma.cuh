@@ -1,0 +1,39 @@
+// Products on the tensor cores by a warpgroup of 128 threads (wgmma), which run in the background. Device text. The
+// instructions name every register of their result, so their text is generated for the shapes that a kernel uses
+// (sm90/unit.cpp): specialisations of Wgmma<n>, 64 rows by n columns by 16.
+#pragma once
+
+#include "sm90/layout.hpp"
+
+namespace tessera::sm90 {
+
+//   static void add(float (&d)[n / 2], Operand a, Operand b)               d += a b^T, both along their rows
+//   static void set(float (&d)[n / 2], Operand a, Operand b)               d  = a b^T
+//   static void add(float (&d)[n / 2], const UInt32* a, Operand b)         d += a b, a in four registers, b over its
+//   rows
+template <int n>
+struct Wgmma;
+
+// "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group".
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending>
+__device__ inline void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// After waiting: the compiler may not have read these values before.
+template <int count>
+__device__ inline void arrived(float (&x)[count]) {
+#pragma unroll
+  for (int n = 0; n < count; ++n) asm volatile("" : "+f"(x[n])::"memory");
+}
+
+// "stmatrix": four registers of this warp's 16 rows and 16 columns.
+__device__ inline void store_matrix(UInt32 address, UInt32 a, UInt32 b, UInt32 c, UInt32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
+}  // namespace tessera::sm90

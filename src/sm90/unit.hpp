@@ -1,0 +1,13 @@
+// The generated text of a Hopper kernel: its configuration, and the wgmma instructions for its shapes. Included by
+// src/sm90, the compile gate and `tessera pack`.
+#pragma once
+
+#include <string>
+
+#include "sm90/config.hpp"
+
+namespace tessera::sm90 {
+
+std::string forward_unit_text(const Config& config);
+
+}  // namespace tessera::sm90
