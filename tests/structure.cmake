@@ -10,6 +10,9 @@ tessera_test(NAME plan_test SOURCES plan_test.cpp)
 tessera_test(NAME simd_test SOURCES simd_test.cpp)
 tessera_test(NAME jit_test SOURCES jit_test.cpp)
 tessera_test(NAME sm90_test SOURCES sm90_test.cpp)
+tessera_test(NAME sm90_machine_test SOURCES sm90_machine_test.cpp)
+target_include_directories(sm90_machine_test BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
+target_compile_options(sm90_machine_test PRIVATE -Wno-unknown-pragmas -O2)  # device text says `#pragma unroll`
 
 # Headers of src/math stand alone, and so does their test.
 add_executable(mask_test mask_test.cpp)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the build (setup.sh build), the tests as well (setup.sh test) or the Python package (setup.sh python)
-# need and do not find. Called by the Makefile before everything else, so it is instant when nothing is missing. It looks for the tools and headers
-# themselves, not for packages: on another distribution, or with everything built by hand, it has nothing to do.
+# need and do not find. Called by the Makefile before everything else, so it is instant when nothing is missing. It
+# looks for the tools and headers themselves, not for packages: on another distribution, or with everything built by
+# hand, it has nothing to do.
 # For the tests it also looks for NVRTC, the compiler of GPU kernels, and otherwise fetches it into build-nvrtc/.
 set -euo pipefail
 

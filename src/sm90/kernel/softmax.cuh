@@ -7,23 +7,9 @@
 #include "sm90/config.hpp"
 #include "sm90/kernel/work.cuh"
 #include "sm90/layout.hpp"
+#include "sm90/ptx/math.cuh"
 
 namespace tessera::sm90 {
-
-__device__ inline float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Two numbers in one register, the first in its low half.
-template <Element element>
-__device__ inline UInt32 packed(float first, float second) {
-  UInt32 y;
-  if constexpr (element == Element::bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
-  if constexpr (element == Element::f16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
-  return y;
-}
 
 // Over the four lanes that share a row.
 __device__ inline float quad_max(float x) {

@@ -1,0 +1,23 @@
+// Exponentials, and pairs of 16-bit numbers in one register: one function, one instruction of the PTX ISA. Device text.
+#pragma once
+
+#include "sm90/config.hpp"
+
+namespace tessera::sm90 {
+
+__device__ inline float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two numbers in one register, the first in its low half.
+template <Element element>
+__device__ inline UInt32 packed(float first, float second) {
+  UInt32 y;
+  if constexpr (element == Element::bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+  if constexpr (element == Element::f16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+  return y;
+}
+
+}  // namespace tessera::sm90

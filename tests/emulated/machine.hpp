@@ -1,0 +1,180 @@
+// A multiprocessor on the host: the threads of a block as fibers, in random order, and what they do together: barriers,
+// exchanges within a warp, asynchronous copies, products of warpgroups. Device text compiled by the host's compiler
+// runs on it; the headers beside this file stand in for those of the same name in src/. Included by
+// tests/sm90_machine_test.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "math/types.hpp"
+
+// --- what CUDA C++ has and C++ has not
+
+#define __device__
+#define __shared__
+#define __align__(bytes) __attribute__((aligned(bytes)))
+
+struct ThreadPlace {
+  int x = 0;
+};
+inline ThreadPlace threadIdx, blockIdx, gridDim;
+
+namespace tessera::emulated {
+
+// Threads that wait for each other: all leave after all have come. What each brought stays until the next meeting.
+struct Meeting {
+  int size = 0, inside = 0, round = 0;
+  std::vector<UInt64> brought[2];
+};
+
+// mbarrier: a phase ends when `count` arrivals and all announced bytes are in.
+struct PhaseBarrier {
+  int count = 0, arrived = 0, bytes = 0;
+  UInt32 phase = 0;
+};
+
+class Machine {
+ public:
+  static Machine& here() {
+    static Machine machine;
+    return machine;
+  }
+
+  // Runs a kernel's blocks one after another. Throws if a block's threads wait for each other for ever.
+  void run(int blocks, int threads, const std::function<void()>& kernel) {
+    gridDim.x = blocks;
+    for (int b = 0; b < blocks; ++b) {
+      blockIdx.x = b;
+      std::memset(memory, 0xff, memory_bytes);  // NaN
+      meetings.clear(), phase_barriers.clear();
+      run_block(threads, kernel);
+    }
+  }
+
+  void wait_until(const std::function<bool()>& done) {
+    while (!done()) swapcontext(&fibers[current].context, &scheduler);
+    ++progress;
+  }
+
+  // Meets the other threads of group `name`; returns what all of them brought, by their number in the group.
+  const std::vector<UInt64>& meet(int name, int size, int number, UInt64 brings = 0) {
+    Meeting& m = meetings[name];
+    m.size = size;
+    const int round = m.round;
+    std::vector<UInt64>& values = m.brought[round % 2];
+    values.resize(static_cast<std::size_t>(size));
+    values[static_cast<std::size_t>(number)] = brings;
+    ++progress;
+    if (++m.inside == size) m.inside = 0, ++m.round;
+    wait_until([&] { return m.round != round; });
+    return values;
+  }
+  int warp_name() const { return 1000 + threadIdx.x / 32; }
+  int warpgroup_name() const { return 2000 + threadIdx.x / 128; }
+
+  PhaseBarrier& phase_barrier(const void* at) { return phase_barriers[at]; }
+  void settle(PhaseBarrier& b) {
+    ++progress;
+    if (b.arrived > b.count) throw std::runtime_error("a barrier has more arrivals than it counts");
+    if (b.arrived == b.count && b.bytes == 0) b.arrived = 0, ++b.phase;
+  }
+
+  static constexpr std::size_t memory_bytes = 232448;
+  unsigned char* memory = nullptr;  // of the block
+  int block_threads = 0;
+  std::mt19937 random{1};
+
+ private:
+  struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    bool done = false;
+  };
+
+  static void enter() {
+    Machine& m = here();
+    try {
+      (*m.kernel)();
+    } catch (...) {
+      m.failure = std::current_exception();
+    }
+    m.fibers[m.current].done = true;
+    ++m.progress;
+    swapcontext(&m.fibers[m.current].context, &m.scheduler);
+  }
+
+  void run_block(int threads, const std::function<void()>& run) {
+    kernel = &run, block_threads = threads, failure = nullptr;
+    fibers.clear();
+    fibers.resize(static_cast<std::size_t>(threads));
+    for (Fiber& f : fibers) {
+      f.stack.resize(256 << 10);
+      getcontext(&f.context);
+      f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
+      f.context.uc_link = nullptr;
+      makecontext(&f.context, &Machine::enter, 0);
+    }
+    std::vector<std::size_t> order(fibers.size());
+    for (std::size_t n = 0; n < order.size(); ++n) order[n] = n;
+    for (bool running = true; running;) {
+      std::shuffle(order.begin(), order.end(), random);
+      const long before = progress;
+      running = false;
+      for (const std::size_t n : order) {
+        if (fibers[n].done) continue;
+        running = true, current = n, threadIdx.x = static_cast<int>(n);
+        swapcontext(&scheduler, &fibers[n].context);
+        if (failure) std::rethrow_exception(failure);
+      }
+      if (running && progress == before) throw std::runtime_error("all threads of the block wait");
+    }
+  }
+
+  std::vector<Fiber> fibers;
+  std::size_t current = 0;
+  ucontext_t scheduler{};
+  const std::function<void()>* kernel = nullptr;
+  std::exception_ptr failure;
+  long progress = 0;
+  std::map<int, Meeting> meetings;
+  std::map<const void*, PhaseBarrier> phase_barriers;
+};
+
+inline UInt64 bits_of(float x) { return __builtin_bit_cast(UInt32, x); }
+inline float float_of(UInt64 bits) { return __builtin_bit_cast(float, static_cast<UInt32>(bits)); }
+
+}  // namespace tessera::emulated
+
+// --- CUDA's functions that device text calls
+
+inline void __syncthreads() {
+  auto& m = tessera::emulated::Machine::here();
+  m.meet(0, m.block_threads, threadIdx.x);
+}
+
+template <class Number>
+inline Number __shfl_sync(unsigned, Number x, int from) {
+  auto& m = tessera::emulated::Machine::here();
+  return static_cast<Number>(
+      m.meet(m.warp_name(), 32, threadIdx.x % 32, static_cast<tessera::UInt64>(x))[static_cast<std::size_t>(from)]);
+}
+
+inline float __shfl_xor_sync(unsigned, float x, int distance) {
+  auto& m = tessera::emulated::Machine::here();
+  const auto& all = m.meet(m.warp_name(), 32, threadIdx.x % 32, tessera::emulated::bits_of(x));
+  return tessera::emulated::float_of(all[static_cast<std::size_t>(threadIdx.x % 32 ^ distance)]);
+}
+
+inline bool __any_sync(unsigned, bool x) {
+  auto& m = tessera::emulated::Machine::here();
+  for (const tessera::UInt64 one : m.meet(m.warp_name(), 32, threadIdx.x % 32, x))
+    if (one) return true;
+  return false;
+}

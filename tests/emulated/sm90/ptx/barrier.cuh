@@ -1,0 +1,48 @@
+// Stands in for src/sm90/ptx/barrier.cuh on the host; see tests/emulated/machine.hpp. A new barrier counts as having
+// ended the phase of parity 1.
+#pragma once
+
+#include "tests/emulated/machine.hpp"
+
+namespace tessera::sm90 {
+
+using emulated::Machine;
+
+inline UInt32 shared_address(const void* p) {
+  return UInt32(static_cast<const unsigned char*>(p) - Machine::here().memory);
+}
+
+template <int stages>
+struct RingPlace {
+  int stage = 0;
+  UInt32 parity = 0;
+  void advance() {
+    if (++stage < stages) return;
+    stage = 0, parity ^= 1;
+  }
+};
+
+struct Barrier {
+  UInt64 state;
+
+  UInt32 address() const { return shared_address(this); }
+  void init(int count) { model() = {.count = count}; }
+  void arrive() { ++model().arrived, Machine::here().settle(model()); }
+  void expect(int bytes) { model().bytes += bytes, arrive(); }
+  void complete(int bytes) const { model().bytes -= bytes, Machine::here().settle(model()); }
+  void wait(UInt32 parity) const {
+    Machine::here().wait_until([&] { return model().phase % 2 != parity; });
+  }
+
+ private:
+  emulated::PhaseBarrier& model() const { return Machine::here().phase_barrier(this); }
+};
+
+inline void publish_barriers() {}
+inline void sync_threads(int name, int threads) { Machine::here().meet(name, threads, threadIdx.x % threads); }
+template <int registers>
+void give_registers() {}
+template <int registers>
+void take_registers() {}
+
+}  // namespace tessera::sm90

@@ -1,0 +1,24 @@
+// Stands in for src/sm90/ptx/math.cuh on the host.
+#pragma once
+
+#include <cmath>
+
+#include "sm90/config.hpp"
+
+namespace tessera::sm90 {
+
+inline float exp2_of(float x) { return std::exp2(x); }
+
+template <Element element>
+UInt32 packed(float first, float second) {
+  if constexpr (element == Element::bf16) return narrow<BF16>(first).bits | UInt32(narrow<BF16>(second).bits) << 16;
+  if constexpr (element == Element::f16) return narrow<F16>(first).bits | UInt32(narrow<F16>(second).bits) << 16;
+}
+
+template <Element element>
+float unpacked(UInt32 bits) {
+  if constexpr (element == Element::bf16) return widen(BF16{UInt16(bits)});
+  if constexpr (element == Element::f16) return widen(F16{UInt16(bits)});
+}
+
+}  // namespace tessera::sm90

@@ -1,0 +1,76 @@
+// Stands in for src/sm90/ptx/wgmma.cuh on the host: products happen at once. Operands are fetched from the addresses
+// that their descriptors mean, and from the registers of the lanes that hold them.
+#pragma once
+
+#include "sm90/layout.hpp"
+#include "sm90/ptx/barrier.cuh"
+#include "sm90/ptx/math.cuh"
+
+namespace tessera::sm90 {
+
+inline Element emulated_element = Element::bf16;  // of all operands
+
+inline float number_at(UInt32 byte) {
+  byte ^= (byte >> 7 & 7) << 4;
+  UInt16 bits;
+  std::memcpy(&bits, Machine::here().memory + byte, 2);
+  return emulated_element == Element::bf16 ? unpacked<Element::bf16>(bits) : unpacked<Element::f16>(bits);
+}
+inline UInt32 field(Operand o, int shift) { return UInt32(o.bits >> shift & 0x3fff) * 16; }
+inline float along_rows_at(Operand o, int row, int k) {
+  return number_at(field(o, 0) + UInt32(row / 8) * field(o, 32) + UInt32(row % 8 * 128 + k * 2));
+}
+inline float over_rows_at(Operand o, int k, int column) {
+  return number_at(field(o, 0) + UInt32(column / 64) * field(o, 16) + UInt32(k / 8) * field(o, 32) +
+                   UInt32(k % 8 * 128 + column % 64 * 2));
+}
+
+template <int n>
+struct Wgmma {
+  static void set(float (&d)[n / 2], Operand a, Operand b) {
+    for (float& x : d) x = 0;
+    add(d, a, b);
+  }
+  static void add(float (&d)[n / 2], Operand a, Operand b) {
+    const int thread = threadIdx.x % 128;
+    for (int i = 0; i < n / 2; ++i)
+      for (int k = 0; k < 16; ++k)
+        d[i] += along_rows_at(a, accumulator_row(thread, i), k) * along_rows_at(b, accumulator_column(thread, i), k);
+  }
+  static void add(float (&d)[n / 2], const UInt32* a, Operand b) {
+    const int thread = threadIdx.x % 128;
+    float rows[2][16];  // of this thread's two rows: its own columns, and those of the three lanes beside it
+    for (int r = 0; r < 4; ++r) {
+      const auto& all = Machine::here().meet(Machine::here().warp_name(), 32, thread % 32, a[r]);
+      for (int lane = 0; lane < 4; ++lane)
+        for (int half = 0; half < 2; ++half) {
+          const auto bits = UInt32(all[std::size_t(thread % 32 / 4 * 4 + lane)] >> 16 * half & 0xffff);
+          rows[r % 2][8 * (r / 2) + 2 * lane + half] =
+              emulated_element == Element::bf16 ? unpacked<Element::bf16>(bits) : unpacked<Element::f16>(bits);
+        }
+    }
+    for (int i = 0; i < n / 2; ++i)
+      for (int k = 0; k < 16; ++k) d[i] += rows[i / 2 % 2][k] * over_rows_at(b, k, accumulator_column(thread, i));
+  }
+};
+
+inline void begin_products() {}
+inline void commit_products() {}
+// A product is one of the whole warpgroup: it ends only after all four warps have begun it.
+template <int pending>
+void wait_products() {
+  Machine::here().meet(Machine::here().warpgroup_name(), 128, threadIdx.x % 128);
+}
+template <int count>
+void arrived(float (&)[count]) {}
+
+inline void store_matrix(UInt32 address, UInt32 a, UInt32 b, UInt32 c, UInt32 d) {
+  Machine& m = Machine::here();
+  const int lane = threadIdx.x % 32;
+  const UInt32 registers[] = {a, b, c, d};
+  const std::vector<UInt64> addresses = m.meet(m.warp_name(), 32, lane, address);
+  for (int r = 0; r < 4; ++r)
+    std::memcpy(m.memory + addresses[std::size_t(8 * r + lane / 4)] + 4 * (lane % 4), &registers[r], 4);
+}
+
+}  // namespace tessera::sm90

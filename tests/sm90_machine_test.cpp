@@ -1,0 +1,185 @@
+// The Hopper forward kernel's own text, run on the host (tests/emulated): producer, consumers, barriers, layouts,
+// masks, softmax and epilogue, against float64. What the hardware does in the background happens at once here. Links
+// tessera_static; its include path puts tests/emulated before src.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "tests/emulated/machine.hpp"
+// The machine comes first: device text needs it.
+#include "sm90/kernel/forward.cuh"
+
+namespace tessera::sm90 {
+
+alignas(1024) unsigned char memory[emulated::Machine::memory_bytes];
+
+namespace {
+
+struct Shape {
+  Int32 B = 1, Hq = 2, Hk = 1;
+  Int64 Nq = 100, Nk = 200;
+  bool causal = false;
+  Int64 left = -1, right = -1;
+  int grid = 0;      // 0: a block per tile
+  float growth = 0;  // keys grow by this factor of their position: scores jump from tile to tile
+};
+
+template <Config config>
+class Problem {
+ public:
+  explicit Problem(const Shape& s) : s(s) {
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    const auto fill = [&](std::vector<UInt16>& x, Int64 n) {
+      x.resize(std::size_t(n));
+      for (UInt16& one : x) one = UInt16(packed<config.element>(normal(random), 0));
+    };
+    fill(q, s.B * s.Nq * s.Hq * config.D), fill(k, s.B * s.Nk * s.Hk * config.D),
+        fill(v, s.B * s.Nk * s.Hk * config.Dv);
+    if (s.growth > 0)
+      for (std::size_t n = 0; n < k.size(); ++n) {
+        const auto token = Int64(n) / (s.Hk * config.D) % s.Nk;
+        k[n] = UInt16(packed<config.element>(number(k[n]) * (1 + s.growth * float(token)), 0));
+      }
+    o.assign(std::size_t(s.B * s.Nq * s.Hq * config.Dv), UInt16(packed<config.element>(NAN, 0)));
+    lse.assign(std::size_t(s.B * s.Hq * s.Nq), NAN);
+  }
+
+  void run() {
+    ForwardParams p{};
+    p.q = emulated_map(q.data(), s.B, s.Nq, s.Hq, config.D, 64);
+    p.k = emulated_map(k.data(), s.B, s.Nk, s.Hk, config.D, config.block_keys);
+    p.v = emulated_map(v.data(), s.B, s.Nk, s.Hk, config.Dv, config.block_keys);
+    p.o = emulated_map(o.data(), s.B, s.Nq, s.Hq, config.Dv, 64);
+    simt::Question& x = p.call.x;
+    x.B = s.B, x.Hq = s.Hq, x.Hk = s.Hk, x.Nq = s.Nq, x.Nk = s.Nk;
+    x.scale = scale(), x.causal = s.causal, x.window_left = s.left, x.window_right = s.right;
+    p.call.o = {o.data(), s.Nq * s.Hq * config.Dv, s.Hq * config.Dv, config.Dv};
+    p.call.lse = {lse.data(), s.Hq * s.Nq, s.Nq, 1};
+    p.tiles_per_head = Int32(ceil_div(s.Nq, rows_of(config)));
+    p.tiles = s.B * s.Hq * p.tiles_per_head, p.section = s.B * s.Hq % 2 == 0 ? 2 : 1;
+    emulated_element = config.element;
+    emulated::Machine& machine = emulated::Machine::here();
+    machine.memory = memory;
+    machine.run(s.grid ? s.grid : p.tiles, threads_of(config), [&] { forward<config>(p); });
+  }
+
+  void compare() const {
+    double off = 0, norm = 0, worst_lse = 0;
+    for (Int32 b = 0; b < s.B; ++b)
+      for (Int32 h = 0; h < s.Hq; ++h)
+        for (Int64 i = 0; i < s.Nq; ++i) {
+          const std::vector<double> row = exact(b, h, i);
+          const float got = lse[std::size_t((b * s.Hq + h) * s.Nq + i)];
+          const double wanted = row.back();
+          ASSERT_EQ(std::isinf(got), std::isinf(wanted)) << "query " << i << ": " << got << " for " << wanted;
+          if (!std::isinf(wanted))
+            worst_lse = std::max(worst_lse, std::abs(got - wanted) / std::max(1.0, std::abs(wanted)));
+          for (int d = 0; d < config.Dv; ++d) {
+            const float x = number(o[std::size_t(((b * s.Nq + i) * s.Hq + h) * config.Dv + d)]);
+            ASSERT_FALSE(std::isnan(x)) << "query " << i << " of head " << h << ", dim " << d;
+            ASSERT_TRUE(x == 0 || !std::isinf(wanted));
+            off += (x - row[std::size_t(d)]) * (x - row[std::size_t(d)]),
+                norm += row[std::size_t(d)] * row[std::size_t(d)];
+          }
+        }
+    EXPECT_LT(std::sqrt(off / norm), config.element == Element::bf16 ? 4e-3 : 5e-4);
+    EXPECT_LT(worst_lse, 1e-6);
+  }
+
+ private:
+  static float number(UInt16 bits) { return unpacked<config.element>(bits); }
+  float scale() const { return 1 / std::sqrt(float(config.D)); }
+
+  // A row of O, and LSE.
+  std::vector<double> exact(Int32 b, Int32 h, Int64 i) const {
+    const Int64 off = s.Nk - s.Nq, kv = h / (s.Hq / s.Hk);
+    std::vector<double> scores(std::size_t(s.Nk), -INFINITY), out(config.Dv + 1, 0.0);
+    double top = -INFINITY, sum = 0;
+    for (Int64 j = 0; j < s.Nk; ++j) {
+      if (s.causal && j > i + off) continue;
+      if ((s.left >= 0 && j < i + off - s.left) || (s.right >= 0 && j > i + off + s.right)) continue;
+      double dot = 0;
+      for (int d = 0; d < config.D; ++d)
+        dot += double(number(q[std::size_t(((b * s.Nq + i) * s.Hq + h) * config.D + d)])) *
+               number(k[std::size_t(((b * s.Nk + j) * s.Hk + kv) * config.D + d)]);
+      top = std::max(top, scores[std::size_t(j)] = dot * double(scale()));
+    }
+    for (Int64 j = 0; j < s.Nk && top > -INFINITY; ++j) {
+      const double p = std::exp(scores[std::size_t(j)] - top);
+      sum += p;
+      for (int d = 0; d < config.Dv; ++d)
+        out[std::size_t(d)] += p * number(v[std::size_t(((b * s.Nk + j) * s.Hk + kv) * config.Dv + d)]);
+    }
+    for (int d = 0; d < config.Dv && sum > 0; ++d) out[std::size_t(d)] /= sum;
+    out.back() = sum > 0 ? top + std::log(sum) : -INFINITY;
+    return out;
+  }
+
+  Shape s;
+  std::vector<UInt16> q, k, v, o;
+  std::vector<float> lse;
+};
+
+template <Config config>
+void check(const Shape& shape) {
+  Problem<config> problem(shape);
+  problem.run();
+  problem.compare();
+}
+
+constexpr Config narrow_heads{.D = 64, .Dv = 64, .warpgroups = 3, .block_keys = 96};
+constexpr Config usual{};
+constexpr Config halves{.D = 64, .Dv = 64, .element = Element::f16, .warpgroups = 3, .block_keys = 96};
+constexpr Config unequal{.D = 192, .Dv = 128, .block_keys = 96};
+constexpr Config wide{.D = 256, .Dv = 256, .block_keys = 64, .O_in_Q = true};
+
+TEST(HopperForward, Full) {
+  check<narrow_heads>({.Nq = 250, .Nk = 500});
+  check<usual>({.Nq = 129, .Nk = 400});
+  check<unequal>({.Nq = 64, .Nk = 193});
+  check<wide>({.Nq = 70, .Nk = 130});
+}
+
+TEST(HopperForward, Halves) {
+  check<halves>({.Nq = 65, .Nk = 300});
+  check<halves>({.Nq = 65, .Nk = 300, .causal = true, .growth = 0.1f});
+}
+
+TEST(HopperForward, OneToManyTilesOfKeys) {
+  for (const Int64 Nk : {1, 95, 96, 97, 192, 193, 289, 385}) check<narrow_heads>({.Hq = 1, .Nq = 3, .Nk = Nk});
+}
+
+TEST(HopperForward, Causal) {
+  check<narrow_heads>({.Nq = 300, .Nk = 300, .causal = true});
+  check<usual>({.Nq = 200, .Nk = 330, .causal = true});
+  check<wide>({.Nq = 130, .Nk = 130, .causal = true});
+}
+
+TEST(HopperForward, QueriesThatSeeNothing) {
+  check<usual>({.Nq = 400, .Nk = 130, .causal = true});  // the first tiles see no key at all, one sees some
+  check<wide>({.Nq = 300, .Nk = 40, .causal = true, .grid = 1});
+}
+
+TEST(HopperForward, Windows) {
+  check<narrow_heads>({.Nq = 300, .Nk = 300, .left = 100, .right = 20});
+  check<narrow_heads>({.Nq = 200, .Nk = 500, .causal = true, .left = 10});
+  check<usual>({.Nq = 130, .Nk = 600, .left = 0, .right = 0});
+}
+
+TEST(HopperForward, BlocksThatTakeSeveralTiles) {
+  check<narrow_heads>({.B = 2, .Hq = 4, .Hk = 2, .Nq = 200, .Nk = 200, .grid = 3});
+  check<wide>({.B = 2, .Hq = 2, .Hk = 2, .Nq = 140, .Nk = 100, .causal = true, .grid = 2});
+}
+
+// Scores that grow from tile to tile, so that the maximum of the first tile does not do for the others.
+TEST(HopperForward, GrowingScores) {
+  check<narrow_heads>({.Nq = 64, .Nk = 700, .growth = 0.3f});
+  check<usual>({.Nq = 64, .Nk = 700, .growth = 3});
+}
+
+}  // namespace
+}  // namespace tessera::sm90
