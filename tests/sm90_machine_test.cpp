@@ -25,6 +25,8 @@ struct Shape {
   Int64 left = -1, right = -1;
   int grid = 0;      // 0: a block per tile
   float growth = 0;  // keys grow by this factor of their position: scores jump from tile to tile
+  std::vector<Int32> cu_q{}, cu_k{}, used_q{}, used_k{};  // packed: Nq and Nk are the totals; used lengths
+  std::vector<float> sinks{};
 };
 
 template <Config config>
@@ -44,23 +46,29 @@ class Problem {
         const auto token = Int64(n) / (s.Hk * config.D) % s.Nk;
         k[n] = UInt16(packed<config.element>(number(k[n]) * (1 + s.growth * float(token)), 0));
       }
+    spoil_unused();
     o.assign(std::size_t(s.B * s.Nq * s.Hq * config.Dv), UInt16(packed<config.element>(NAN, 0)));
     lse.assign(std::size_t(s.B * s.Hq * s.Nq), NAN);
   }
 
   void run() {
     ForwardParams p{};
-    p.q = emulated_map(q.data(), s.B, s.Nq, s.Hq, config.D, 64);
-    p.k = emulated_map(k.data(), s.B, s.Nk, s.Hk, config.D, config.block_keys);
-    p.v = emulated_map(v.data(), s.B, s.Nk, s.Hk, config.Dv, config.block_keys);
-    p.o = emulated_map(o.data(), s.B, s.Nq, s.Hq, config.Dv, 64);
+    const Int32 batch = packed_input() ? 1 : s.B;
+    p.q = emulated_map(q.data(), batch, s.Nq, s.Hq, config.D, 64);
+    p.k = emulated_map(k.data(), batch, s.Nk, s.Hk, config.D, config.block_keys);
+    p.v = emulated_map(v.data(), batch, s.Nk, s.Hk, config.Dv, config.block_keys);
+    p.o = emulated_map(o.data(), batch, s.Nq, s.Hq, config.Dv, 64);
     simt::Question& x = p.call.x;
     x.B = s.B, x.Hq = s.Hq, x.Hk = s.Hk, x.Nq = s.Nq, x.Nk = s.Nk;
     x.scale = scale(), x.causal = s.causal, x.window_left = s.left, x.window_right = s.right;
-    p.call.o = {o.data(), s.Nq * s.Hq * config.Dv, s.Hq * config.Dv, config.Dv};
-    p.call.lse = {lse.data(), s.Hq * s.Nq, s.Nq, 1};
-    p.tiles_per_head = Int32(ceil_div(s.Nq, rows_of(config)));
-    p.tiles = s.B * s.Hq * p.tiles_per_head, p.section = s.B * s.Hq % 2 == 0 ? 2 : 1;
+    const auto lengths = [](const std::vector<Int32>& x) { return simt::LengthRef{x.empty() ? nullptr : x.data(), 1}; };
+    x.cu_seqlens_q = lengths(s.cu_q), x.cu_seqlens_k = lengths(s.cu_k);
+    x.seqused_q = lengths(s.used_q), x.seqused_k = lengths(s.used_k);
+    if (!s.sinks.empty()) x.sinks = s.sinks.data(), x.sink_head = 1;
+    p.call.o = {o.data(), packed_input() ? 0 : s.Nq * s.Hq * config.Dv, s.Hq * config.Dv, config.Dv};
+    p.call.lse = {lse.data(), packed_input() ? 0 : s.Hq * s.Nq, s.Nq, 1};
+    p.tiles_per_head = Int32(simt::block_count(packed_input(), s.Nq, rows_of(config), packed_input() ? s.B : 1));
+    p.tiles = batch * s.Hq * p.tiles_per_head, p.section = batch * s.Hq % 2 == 0 ? 2 : 1;
     emulated_element = config.element;
     emulated::Machine& machine = emulated::Machine::here();
     machine.memory = memory;
@@ -71,48 +79,87 @@ class Problem {
     double off = 0, norm = 0, worst_lse = 0;
     for (Int32 b = 0; b < s.B; ++b)
       for (Int32 h = 0; h < s.Hq; ++h)
-        for (Int64 i = 0; i < s.Nq; ++i) {
+        for (Int64 i = 0; i < rows(b, s.cu_q, s.Nq); ++i) {
+          const Int64 token = first_token(b, s.cu_q, s.Nq) + i;
+          const Int64 lse_at = packed_input() ? h * s.Nq + token : (b * s.Hq + h) * s.Nq + i;
+          const float got = lse[std::size_t(lse_at)];
+          if (i >= used(b, s.cu_q, s.used_q, s.Nq)) {
+            ASSERT_TRUE(std::isnan(got)) << "LSE of query " << i << " was written: " << got;
+            for (int d = 0; d < config.Dv; ++d) ASSERT_TRUE(std::isnan(number(o[element(token, h, d)]))) << i;
+            continue;
+          }
           const std::vector<double> row = exact(b, h, i);
-          const float got = lse[std::size_t((b * s.Hq + h) * s.Nq + i)];
           const double wanted = row.back();
           ASSERT_EQ(std::isinf(got), std::isinf(wanted)) << "query " << i << ": " << got << " for " << wanted;
           if (!std::isinf(wanted))
             worst_lse = std::max(worst_lse, std::abs(got - wanted) / std::max(1.0, std::abs(wanted)));
           for (int d = 0; d < config.Dv; ++d) {
-            const float x = number(o[std::size_t(((b * s.Nq + i) * s.Hq + h) * config.Dv + d)]);
+            const float x = number(o[element(token, h, d)]);
             ASSERT_FALSE(std::isnan(x)) << "query " << i << " of head " << h << ", dim " << d;
             ASSERT_TRUE(x == 0 || !std::isinf(wanted));
-            off += (x - row[std::size_t(d)]) * (x - row[std::size_t(d)]),
-                norm += row[std::size_t(d)] * row[std::size_t(d)];
+            const double y = row[std::size_t(d)];
+            off += (x - y) * (x - y), norm += y * y;
           }
         }
-    EXPECT_LT(std::sqrt(off / norm), config.element == Element::bf16 ? 4e-3 : 5e-4);
+    EXPECT_LT(std::sqrt(off), (config.element == Element::bf16 ? 4e-3 : 5e-4) * std::sqrt(norm) + 1e-30);
     EXPECT_LT(worst_lse, 1e-6);
   }
 
  private:
   static float number(UInt16 bits) { return unpacked<config.element>(bits); }
   float scale() const { return 1 / std::sqrt(float(config.D)); }
+  bool packed_input() const { return !s.cu_q.empty(); }
+
+  // Of sequence b: its first token in memory, the rows that memory holds, and those in use.
+  static Int64 first_token(Int32 b, const std::vector<Int32>& cu, Int64 N) {
+    return cu.empty() ? b * N : cu[std::size_t(b)];
+  }
+  static Int64 rows(Int32 b, const std::vector<Int32>& cu, Int64 N) {
+    return cu.empty() ? N : cu[std::size_t(b) + 1] - cu[std::size_t(b)];
+  }
+  static Int64 used(Int32 b, const std::vector<Int32>& cu, const std::vector<Int32>& used, Int64 N) {
+    return used.empty() ? rows(b, cu, N) : used[std::size_t(b)];
+  }
+  std::size_t element(Int64 token, Int32 h, int d) const { return std::size_t((token * s.Hq + h) * config.Dv + d); }
+
+  // Tokens beyond used lengths hold NaN.
+  void spoil_unused() {
+    const auto spoil = [&](std::vector<UInt16>& x, Int64 width, const std::vector<Int32>& cu,
+                           const std::vector<Int32>& lengths, Int64 N) {
+      for (Int32 b = 0; b < s.B; ++b)
+        for (Int64 i = used(b, cu, lengths, N); i < rows(b, cu, N); ++i)
+          for (Int64 n = 0; n < width; ++n)
+            x[std::size_t((first_token(b, cu, N) + i) * width + n)] = UInt16(packed<config.element>(NAN, 0));
+    };
+    spoil(q, s.Hq * config.D, s.cu_q, s.used_q, s.Nq), spoil(k, s.Hk * config.D, s.cu_k, s.used_k, s.Nk);
+    spoil(v, s.Hk * config.Dv, s.cu_k, s.used_k, s.Nk);
+  }
 
   // A row of O, and LSE.
   std::vector<double> exact(Int32 b, Int32 h, Int64 i) const {
-    const Int64 off = s.Nk - s.Nq, kv = h / (s.Hq / s.Hk);
-    std::vector<double> scores(std::size_t(s.Nk), -INFINITY), out(config.Dv + 1, 0.0);
-    double top = -INFINITY, sum = 0;
-    for (Int64 j = 0; j < s.Nk; ++j) {
+    const Int64 nq = used(b, s.cu_q, s.used_q, s.Nq), nk = used(b, s.cu_k, s.used_k, s.Nk);
+    const Int64 off = nk - nq, kv = h / (s.Hq / s.Hk);
+    const Int64 query = first_token(b, s.cu_q, s.Nq) + i, first_key = first_token(b, s.cu_k, s.Nk);
+    std::vector<double> scores(std::size_t(nk), -INFINITY), out(config.Dv + 1, 0.0);
+    double top = s.sinks.empty() ? -INFINITY : double(s.sinks[std::size_t(h)]);
+    double sum = s.sinks.empty() ? 0 : 1;
+    const double sink = top;
+    for (Int64 j = 0; j < nk; ++j) {
       if (s.causal && j > i + off) continue;
       if ((s.left >= 0 && j < i + off - s.left) || (s.right >= 0 && j > i + off + s.right)) continue;
       double dot = 0;
       for (int d = 0; d < config.D; ++d)
-        dot += double(number(q[std::size_t(((b * s.Nq + i) * s.Hq + h) * config.D + d)])) *
-               number(k[std::size_t(((b * s.Nk + j) * s.Hk + kv) * config.D + d)]);
+        dot += double(number(q[std::size_t((query * s.Hq + h) * config.D + d)])) *
+               number(k[std::size_t(((first_key + j) * s.Hk + kv) * config.D + d)]);
       top = std::max(top, scores[std::size_t(j)] = dot * double(scale()));
     }
-    for (Int64 j = 0; j < s.Nk && top > -INFINITY; ++j) {
+    if (sum > 0) sum = std::exp(sink - top);
+    for (Int64 j = 0; j < nk && top > -INFINITY; ++j) {
       const double p = std::exp(scores[std::size_t(j)] - top);
+      if (p == 0) continue;
       sum += p;
       for (int d = 0; d < config.Dv; ++d)
-        out[std::size_t(d)] += p * number(v[std::size_t(((b * s.Nk + j) * s.Hk + kv) * config.Dv + d)]);
+        out[std::size_t(d)] += p * number(v[std::size_t(((first_key + j) * s.Hk + kv) * config.Dv + d)]);
     }
     for (int d = 0; d < config.Dv && sum > 0; ++d) out[std::size_t(d)] /= sum;
     out.back() = sum > 0 ? top + std::log(sum) : -INFINITY;
@@ -173,6 +220,34 @@ TEST(HopperForward, Windows) {
 TEST(HopperForward, BlocksThatTakeSeveralTiles) {
   check<narrow_heads>({.B = 2, .Hq = 4, .Hk = 2, .Nq = 200, .Nk = 200, .grid = 3});
   check<wide>({.B = 2, .Hq = 2, .Hk = 2, .Nq = 140, .Nk = 100, .causal = true, .grid = 2});
+}
+
+TEST(HopperForward, PackedSequences) {
+  const Shape packed{.B = 4, .Nq = 300, .Nk = 420, .cu_q = {0, 70, 70, 230, 300}, .cu_k = {0, 130, 140, 300, 420}};
+  check<narrow_heads>(packed);
+  check<usual>(packed);
+  Shape causal = packed;
+  causal.causal = true;
+  check<usual>(causal);
+  check<wide>(causal);
+  causal.cu_k = {0, 130, 130, 130, 420}, causal.grid = 3;  // two sequences without keys
+  check<wide>(causal);
+}
+
+// With NaN behind the used lengths, in memory that belongs to the tensors.
+TEST(HopperForward, UsedLengths) {
+  const Shape padded{.B = 3, .Nq = 150, .Nk = 260, .used_q = {150, 20, 64}, .used_k = {100, 260, 129}};
+  check<narrow_heads>(padded);
+  check<wide>(padded);
+  Shape packed{.B = 3, .Nq = 300, .Nk = 420, .causal = true, .cu_q = {0, 70, 230, 300}, .cu_k = {0, 130, 300, 420}};
+  packed.used_q = {0, 130, 65}, packed.used_k = {100, 3, 119};
+  check<usual>(packed);
+  check<wide>(packed);
+}
+
+TEST(HopperForward, Sinks) {
+  check<usual>({.Nq = 64, .Nk = 300, .sinks = {1.5f, -3}});
+  check<narrow_heads>({.Nq = 300, .Nk = 100, .causal = true, .sinks = {20, 0.1f}});  // some queries see the sink only
 }
 
 // Scores that grow from tile to tile, so that the maximum of the first tile does not do for the others.

@@ -300,7 +300,6 @@ TEST(Plan, RefusalsNameWhatIsInTheWay) {
             "pointers and strides are aligned to 8 bytes; tensor copies need 16");
   EXPECT_EQ(reason([](Problem& p) { p.D = p.Dv = 80; }), "D is 80 and Dv is 80; this kernel has no tile for them");
   EXPECT_EQ(reason([](Problem& p) { p.options.scale = -1; }), "scale is -1; this kernel takes positive ones");
-  EXPECT_EQ(reason([](Problem& p) { p.packed = true; }), "packed sequences are given; this kernel takes padded ones");
   EXPECT_EQ(plan_forward(api::plain_problem(Pass::forward, Type::bf16, {128, 128}), cuda::target_named("sm_80")).reason,
             "the GPU is sm_80; this kernel needs sm_90a");
 }

@@ -117,7 +117,7 @@ def comment_at_the_top(lines):
 
 
 def check_text():
-    folders = ["include", "src", "cases", "cli", "tests", "examples", "bench", "tools", "cmake"]
+    folders = ["include", "src", "cases", "cli", "tests", "examples", "bench", "tools", "cmake", "python"]
     for path in files(COMMENTED_ENDINGS, *folders):
         lines = path.read_text().splitlines()
         if len(lines) > MAX_LINES:

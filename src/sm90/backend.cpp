@@ -15,17 +15,19 @@
 namespace tessera::sm90 {
 namespace {
 
-// A [B,N,H,D] tensor of 16-bit elements as {64, N, D / 64, H, B}: a box of `rows` tokens brings all panels of a tile.
+// A [B,N,H,D] or packed [T,H,D] tensor of 16-bit elements as {64, N, D / 64, H, B}: a box of `rows` tokens brings all
+// panels of a tile.
 TensorMap tensor_map(const Tensor& t, int rows) {
   constexpr int bfloat16 = 9, float16 = 6, no_interleave = 0, swizzle_128_bytes = 3, promote_to_128_bytes = 2;
-  const std::int64_t B = t.shape[0], N = t.shape[1], H = t.shape[2], D = t.shape[3];
-  const auto bytes = [&](int dim, std::int64_t size) {  // the stride of a dimension of size 1 does not matter
-    return static_cast<std::uint64_t>(size == 1 ? stride(t, 1) : stride(t, dim)) * 2;
-  };
-  const std::uint64_t shape[] = {64, static_cast<std::uint64_t>(N), static_cast<std::uint64_t>(D / 64),
-                                 static_cast<std::uint64_t>(H), static_cast<std::uint64_t>(B)};
-  const std::uint64_t strides[] = {bytes(1, 0), 128, bytes(2, H), bytes(0, B)};
-  const std::uint32_t box[] = {64, static_cast<std::uint32_t>(rows), static_cast<std::uint32_t>(D / 64), 1, 1};
+  const int token = t.ndim - 3, head = t.ndim - 2;  // dimensions
+  const auto size = [&](int dim) { return static_cast<std::uint64_t>(t.shape[static_cast<std::size_t>(dim)]); };
+  const auto bytes = [&](int dim) { return static_cast<std::uint64_t>(stride(t, dim)) * 2; };
+  const std::uint64_t batch = t.ndim == 4 ? size(0) : 1, panels = size(t.ndim - 1) / 64;
+  const std::uint64_t shape[] = {64, size(token), panels, size(head), batch};
+  // The stride of a dimension of size 1 does not matter, but must be one that the driver accepts.
+  const std::uint64_t strides[] = {bytes(token), 128, size(head) > 1 ? bytes(head) : bytes(token),
+                                   batch > 1 ? bytes(0) : bytes(token)};
+  const std::uint32_t box[] = {64, static_cast<std::uint32_t>(rows), static_cast<std::uint32_t>(panels), 1, 1};
   const std::uint32_t steps[] = {1, 1, 1, 1, 1};
   cuda::TensorMap map;
   cuda::check(

@@ -15,7 +15,7 @@ struct ForwardParams {
   TensorMap q, k, v, o;
   simt::ForwardParams call;
   // Tiles of queries over all heads and sequences, in the order of their numbers: sections of `section` heads, which
-  // share the L2 cache, and in a section the longest tiles first.
+  // share the L2 cache, and in a section the longest tiles first. Packed: a head's tiles are those of all sequences.
   Int32 tiles, tiles_per_head, section;
 };
 

@@ -27,18 +27,15 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
   if (p.q_type != Type::f16 && p.q_type != Type::bf16)
     return text("type is ", name_of(p.q_type), "; this kernel takes f16 and bf16");
   if (p.o_type != p.q_type) return text("o is ", name_of(p.o_type), "; this kernel writes q's type");
-  if (p.packed) return "packed sequences are given; this kernel takes padded ones";
-  if (p.seqused_q || p.seqused_k) return "seqused is given; this kernel takes full lengths";
   if (p.bias) return "a bias is given; this kernel takes none";
   if (p.mask) return "a mask tensor is given; this kernel takes causal and window";
   if (p.slopes) return "ALiBi slopes are given; this kernel takes none";
-  if (p.sinks) return "sinks are given; this kernel takes none";
   if (o.softcap > 0) return text("softcap is ", o.softcap, "; this kernel takes none");
   if (o.dropout > 0) return text("dropout is ", o.dropout, "; this kernel takes none");
   if (!(o.scale > 0)) return text("scale is ", o.scale, "; this kernel takes positive ones");
   if (p.alignment < 16)
     return text("pointers and strides are aligned to ", p.alignment, " bytes; tensor copies need 16");
-  if (p.Nk == 0) return "Nk is 0; tensor copies need a key";
+  if (p.Nq == 0 || p.Nk == 0) return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; tensor copies need a token of each");
   return "";
 }
 
@@ -57,16 +54,18 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
   plan.config = *entry;
   plan.config.element = simt::element_of(p.q_type);
 
-  const std::int64_t heads = p.B * p.Hq;
-  plan.tiles_per_head = static_cast<int>(ceil_div(p.Nq, rows_of(plan.config)));
+  const int rows = rows_of(plan.config);
+  const std::int64_t heads = p.packed ? p.Hq : p.B * p.Hq;
+  plan.tiles_per_head = static_cast<int>(p.packed ? simt::block_count(true, p.Nq, rows, p.B) : ceil_div(p.Nq, rows));
   plan.tiles = heads * plan.tiles_per_head;
   // Heads whose K and V stay in the cache together; a power of two that divides their number.
   constexpr std::int64_t cache = 32 << 20;
   const std::int64_t head_bytes = p.Nk * (p.D + p.Dv) * 2;
   while (2 * plan.section * head_bytes <= cache && heads % (2 * plan.section) == 0) plan.section *= 2;
   // Where tiles have equal work, a block takes several, and begins to load the next while it finishes one.
-  const bool equal = !p.options.causal && p.options.window_left < 0 && p.options.window_right < 0;
-  plan.grid = static_cast<int>(equal ? std::min<std::int64_t>(plan.tiles, target.multiprocessors) : plan.tiles);
+  const bool varied = p.packed || p.seqused_q || p.seqused_k || p.options.causal || p.options.window_left >= 0 ||
+                      p.options.window_right >= 0;
+  plan.grid = static_cast<int>(varied ? plan.tiles : std::min<std::int64_t>(plan.tiles, target.multiprocessors));
   return plan;
 }
 

@@ -55,20 +55,20 @@ __device__ void produce(const ForwardParams& p, const Shared<config>& shared) {
     const auto load_K = [&](Int32 n) {
       shared.k_empty(k.stage).wait(k.parity ^ 1);
       shared.k_full(k.stage).expect(layout.k_bytes);
-      load_tile(shared.K(k.stage), p.k, shared.k_full(k.stage), {n * config.block_keys, w.kv, w.b}, keep_in_cache);
+      load_tile(shared.K(k.stage), p.k, shared.k_full(k.stage), w.keys(p, n * config.block_keys), keep_in_cache);
       k.advance();
     };
     const auto load_V = [&](Int32 n) {
       shared.v_empty(v.stage).wait(v.parity ^ 1);
       shared.v_full(v.stage).expect(layout.v_bytes);
-      load_tile(shared.V(v.stage), p.v, shared.v_full(v.stage), {n * config.block_keys, w.kv, w.b}, keep_in_cache);
+      load_tile(shared.V(v.stage), p.v, shared.v_full(v.stage), w.keys(p, n * config.block_keys), keep_in_cache);
       v.advance();
     };
     load_K(w.begin);
     for (int g = 0; g < config.warpgroups; ++g) {
       shared.q_empty(g).wait(q_parity ^ 1);
       shared.q_full(g).expect(layout.q_bytes);
-      load_tile(shared.Q(g), p.q, shared.q_full(g), {Int32(w.first) + 64 * g, w.h, w.b}, pass_through_cache);
+      load_tile(shared.Q(g), p.q, shared.q_full(g), w.queries(p, 64 * g), pass_through_cache);
     }
     q_parity ^= 1;
     for (Int32 n = w.begin + 1; n < w.end; ++n) load_K(n), load_V(n - 1);
@@ -151,13 +151,34 @@ struct Consumer {
     release_V();
   }
 
-  __device__ void finish_PV(const State& rows, const Probabilities& P) {
+  // The last tile's rows beyond the sequence have P = 0, but memory may hold NaN there, and 0 NaN is NaN: they become
+  // 0. Every warpgroup does this for itself.
+  __device__ void clear_unused_V(Int64 valid) {
+    shared.v_full(v.stage).wait(v.parity);
+    const UInt32 tile = shared.V(v.stage);
+    constexpr int chunks = config.Dv / chunk_columns;
+    for (int n = int(valid) * chunks + thread; n < keys * chunks; n += 128)
+      clear_chunk(tile + tile_byte(keys, n / chunks, n % chunks * chunk_columns));
+    publish_shared();
+    sync_threads(1 + warpgroup, 128);
+  }
+
+  __device__ void finish_PV(const State& rows, const Probabilities& P, const Work& w) {
     if (leads && !config.O_in_Q) shared.q_empty(warpgroup).arrive();
     if (rows.shifted) scale_O(rows.alpha[0], rows.alpha[1]);
+    const Int64 valid = w.s.nk - Int64(w.end - 1) * keys;
+    if (valid < keys && w.s.k_begin + w.s.nk < p.call.x.Nk) clear_unused_V(valid);
     begin_PV(P);
     wait_products<0>();
     arrived(O);
     release_V();
+  }
+
+  // A sink is a key with this score and no value; one lane of each row counts it.
+  __device__ void add_sink(State& rows, float sink) {
+    if (sink == minus_infinity<float>) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.m[r] = sink * simt::log2e, rows.l[r] = thread % 4 == 0 ? 1 : 0;
   }
 
   __device__ void attend(State& rows, const Work& w) {
@@ -177,9 +198,9 @@ struct Consumer {
     for (; n + 1 < w.end; n += 2) step(rows, band, n, P, other), step(rows, band, n + 1, other, P);
     if (n < w.end) {
       step(rows, band, n, P, other);
-      finish_PV(rows, other);
+      finish_PV(rows, other, w);
     } else {
-      finish_PV(rows, P);
+      finish_PV(rows, P, w);
     }
   }
 
@@ -208,16 +229,30 @@ struct Consumer {
     }
     publish_shared();
     sync_threads(1 + warpgroup, 128);
+    const Int64 valid = w.s.nq - w.first - 64 * warpgroup;
+    const bool partly = valid < 64 && w.s.q_begin + w.s.nq < p.call.x.Nq;  // what follows in memory is not ours
+    if (partly) copy_rows(tile, w, valid);
+    if (partly && config.O_in_Q) sync_threads(1 + warpgroup, 128);
     if (!leads) return;
-    store_tile(p.o, tile, {Int32(w.first) + 64 * warpgroup, w.h, w.b});
+    if (!partly) store_tile(p.o, tile, w.queries(p, 64 * warpgroup));
     if constexpr (config.O_in_Q) {
       wait_stores_read();
       shared.q_empty(warpgroup).arrive();
     }
   }
 
-  // Queries that see no key: O = 0, LSE = -inf. The rings and Q's memory, which the producer may be filling for the
-  // next tile, are left alone.
+  // The first `valid` rows of O's tile, without a tensor copy.
+  __device__ void copy_rows(UInt32 tile, const Work& w, Int64 valid) {
+    constexpr int chunks = config.Dv / chunk_columns;
+    for (int n = thread; n < valid * chunks; n += 128) {
+      const int row = n / chunks, column = n % chunks * chunk_columns;
+      const Int64 token = w.s.q_begin + w.first + 64 * warpgroup + row;
+      copy_chunk(simt::row_of<config.element>(p.call.o, w.b, token, w.h) + column, tile + tile_byte(64, row, column));
+    }
+  }
+
+  // Queries that see no key: O = 0, LSE = -inf, or the sink. The rings and Q's memory, which the producer may be
+  // filling for the next tile, are left alone.
   __device__ void write_nothing(const Work& w) {
     for (int row = thread / 32; row < 64; row += 4) {
       const Int64 i = w.first + 64 * warpgroup + row;
@@ -225,7 +260,8 @@ struct Consumer {
       auto* o = simt::row_of<config.element>(p.call.o, w.b, w.s.q_begin + i, w.h);
       for (int d = thread % 32; d < config.Dv; d += 32) o[d] = {};
       if (thread % 32 == 0 && p.call.lse.data)
-        *simt::number_of(p.call.lse, w.b, w.s.q_begin + i, w.h) = minus_infinity<float>;
+        *simt::number_of(p.call.lse, w.b, w.s.q_begin + i, w.h) =
+            p.call.x.sinks ? p.call.x.sinks[w.h * p.call.x.sink_head] : minus_infinity<float>;
     }
   }
 
@@ -237,6 +273,7 @@ struct Consumer {
         continue;
       }
       State rows{.factor = p.call.x.scale * simt::log2e};
+      if (p.call.x.sinks) add_sink(rows, p.call.x.sinks[work_of<config>(p, number).h * p.call.x.sink_head]);
 #pragma unroll
       for (int n = 0; n < config.Dv / 2; ++n) O[n] = 0;
       attend(rows, work_of<config>(p, number));

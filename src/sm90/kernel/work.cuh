@@ -5,6 +5,7 @@
 #include "simt/kernel/common.cuh"
 #include "sm90/config.hpp"
 #include "sm90/params.hpp"
+#include "sm90/ptx/tma.cuh"
 
 namespace tessera::sm90 {
 
@@ -14,6 +15,14 @@ struct Work {
   simt::DeviceSequence s;
   Int32 begin, end;  // tiles of keys, at absolute positions
   __device__ bool empty() const { return begin >= end; }
+
+  // Tensor copies count tokens from the beginning of a padded sequence, or of all packed ones.
+  __device__ TilePlace queries(const ForwardParams& p, int skip) const {
+    return {Int32(s.q_begin + first) + skip, h, p.call.x.cu_seqlens_q.data ? 0 : b};
+  }
+  __device__ TilePlace keys(const ForwardParams& p, Int32 first_key) const {
+    return {Int32(s.k_begin) + first_key, kv, p.call.x.cu_seqlens_q.data ? 0 : b};
+  }
 };
 
 template <Config config>
@@ -22,9 +31,15 @@ __device__ inline Work work_of(const ForwardParams& p, Int32 number) {
   const Int32 section_tiles = p.section * p.tiles_per_head;
   const Int32 section = number / section_tiles, rest = number % section_tiles;
   const Int32 head = section * p.section + rest % p.section;
+  const Int32 tile = p.tiles_per_head - 1 - rest / p.section;  // the last see the most, when causal
   Work w;
-  w.b = head / x.Hq, w.h = head % x.Hq, w.kv = w.h / (x.Hq / x.Hk);
-  w.first = Int64(p.tiles_per_head - 1 - rest / p.section) * rows_of(config);  // the last see the most, when causal
+  if (x.cu_seqlens_q.data) {
+    const simt::BlockPlace at = simt::place_of(tile, rows_of(config), x.B, x.Nq, x.cu_seqlens_q);
+    w.b = at.b, w.h = head, w.first = at.first;
+  } else {
+    w.b = head / x.Hq, w.h = head % x.Hq, w.first = Int64(tile) * rows_of(config);
+  }
+  w.kv = w.h / (x.Hq / x.Hk);
   w.s = simt::sequence_of(x, w.b);
   const Range queries{w.first, lesser(w.first + rows_of(config), w.s.nq)};
   const Range keys = visible_keys(w.s.mask, queries);

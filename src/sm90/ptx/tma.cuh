@@ -40,6 +40,16 @@ __device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;
 // "fence.proxy.async": what this thread wrote to shared memory is visible to tensor copies and to wgmma.
 __device__ inline void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// 16 bytes of shared memory: to 0, and to global memory. Ordinary instructions, for what tensor copies cannot do.
+__device__ inline void clear_chunk(UInt32 at) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+}
+__device__ inline void copy_chunk(void* to, UInt32 from) {
+  UInt32 a, b, c, d;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 __device__ inline void prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

@@ -52,6 +52,9 @@ inline void store_tile(const TensorMap& map, UInt32 from, const TilePlace& at) {
   });
 }
 
+inline void clear_chunk(UInt32 at) { std::memset(Machine::here().memory + at, 0, 16); }
+inline void copy_chunk(void* to, UInt32 from) { std::memcpy(to, Machine::here().memory + from, 16); }
+
 inline void wait_stores_read() {}
 inline void wait_stores() {}
 inline void publish_shared() {}
