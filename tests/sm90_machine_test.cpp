@@ -21,6 +21,7 @@ namespace {
 struct Shape {
   Int32 B = 1, Hq = 2, Hk = 1;
   Int64 Nq = 100, Nk = 200;
+  int D = 0, Dv = 0;  // 0: the kernel's own; else less, and padded
   bool causal = false;
   Int64 left = -1, right = -1;
   int grid = 0;      // 0: a block per tile
@@ -32,32 +33,31 @@ struct Shape {
 template <Config config>
 class Problem {
  public:
-  explicit Problem(const Shape& s) : s(s) {
+  explicit Problem(const Shape& s) : s(s), D(s.D ? s.D : config.D), Dv(s.Dv ? s.Dv : config.Dv) {
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
     const auto fill = [&](std::vector<UInt16>& x, Int64 n) {
       x.resize(std::size_t(n));
       for (UInt16& one : x) one = UInt16(packed<config.element>(normal(random), 0));
     };
-    fill(q, s.B * s.Nq * s.Hq * config.D), fill(k, s.B * s.Nk * s.Hk * config.D),
-        fill(v, s.B * s.Nk * s.Hk * config.Dv);
+    fill(q, s.B * s.Nq * s.Hq * D), fill(k, s.B * s.Nk * s.Hk * D), fill(v, s.B * s.Nk * s.Hk * Dv);
     if (s.growth > 0)
       for (std::size_t n = 0; n < k.size(); ++n) {
-        const auto token = Int64(n) / (s.Hk * config.D) % s.Nk;
+        const auto token = Int64(n) / (s.Hk * D) % s.Nk;
         k[n] = UInt16(packed<config.element>(number(k[n]) * (1 + s.growth * float(token)), 0));
       }
     spoil_unused();
-    o.assign(std::size_t(s.B * s.Nq * s.Hq * config.Dv), UInt16(packed<config.element>(NAN, 0)));
+    o.assign(std::size_t(s.B * s.Nq * s.Hq * Dv), UInt16(packed<config.element>(NAN, 0)));
     lse.assign(std::size_t(s.B * s.Hq * s.Nq), NAN);
   }
 
   void run() {
     ForwardParams p{};
     const Int32 batch = packed_input() ? 1 : s.B;
-    p.q = emulated_map(q.data(), batch, s.Nq, s.Hq, config.D, 64);
-    p.k = emulated_map(k.data(), batch, s.Nk, s.Hk, config.D, config.block_keys);
-    p.v = emulated_map(v.data(), batch, s.Nk, s.Hk, config.Dv, config.block_keys);
-    p.o = emulated_map(o.data(), batch, s.Nq, s.Hq, config.Dv, 64);
+    p.q = emulated_map(q.data(), batch, s.Nq, s.Hq, D, 64);
+    p.k = emulated_map(k.data(), batch, s.Nk, s.Hk, D, config.block_keys);
+    p.v = emulated_map(v.data(), batch, s.Nk, s.Hk, Dv, config.block_keys);
+    p.o = emulated_map(o.data(), batch, s.Nq, s.Hq, Dv, 64);
     simt::Question& x = p.call.x;
     x.B = s.B, x.Hq = s.Hq, x.Hk = s.Hk, x.Nq = s.Nq, x.Nk = s.Nk;
     x.scale = scale(), x.causal = s.causal, x.window_left = s.left, x.window_right = s.right;
@@ -65,8 +65,9 @@ class Problem {
     x.cu_seqlens_q = lengths(s.cu_q), x.cu_seqlens_k = lengths(s.cu_k);
     x.seqused_q = lengths(s.used_q), x.seqused_k = lengths(s.used_k);
     if (!s.sinks.empty()) x.sinks = s.sinks.data(), x.sink_head = 1;
-    p.call.o = {o.data(), packed_input() ? 0 : s.Nq * s.Hq * config.Dv, s.Hq * config.Dv, config.Dv};
+    p.call.o = {o.data(), packed_input() ? 0 : s.Nq * s.Hq * Dv, s.Hq * Dv, Dv};
     p.call.lse = {lse.data(), packed_input() ? 0 : s.Hq * s.Nq, s.Nq, 1};
+    p.Dv = Dv;
     p.tiles_per_head = Int32(simt::block_count(packed_input(), s.Nq, rows_of(config), packed_input() ? s.B : 1));
     p.tiles = batch * s.Hq * p.tiles_per_head, p.section = batch * s.Hq % 2 == 0 ? 2 : 1;
     emulated_element = config.element;
@@ -85,7 +86,7 @@ class Problem {
           const float got = lse[std::size_t(lse_at)];
           if (i >= used(b, s.cu_q, s.used_q, s.Nq)) {
             ASSERT_TRUE(std::isnan(got)) << "LSE of query " << i << " was written: " << got;
-            for (int d = 0; d < config.Dv; ++d) ASSERT_TRUE(std::isnan(number(o[element(token, h, d)]))) << i;
+            for (int d = 0; d < Dv; ++d) ASSERT_TRUE(std::isnan(number(o[element(token, h, d)]))) << i;
             continue;
           }
           const std::vector<double> row = exact(b, h, i);
@@ -93,7 +94,7 @@ class Problem {
           ASSERT_EQ(std::isinf(got), std::isinf(wanted)) << "query " << i << ": " << got << " for " << wanted;
           if (!std::isinf(wanted))
             worst_lse = std::max(worst_lse, std::abs(got - wanted) / std::max(1.0, std::abs(wanted)));
-          for (int d = 0; d < config.Dv; ++d) {
+          for (int d = 0; d < Dv; ++d) {
             const float x = number(o[element(token, h, d)]);
             ASSERT_FALSE(std::isnan(x)) << "query " << i << " of head " << h << ", dim " << d;
             ASSERT_TRUE(x == 0 || !std::isinf(wanted));
@@ -107,7 +108,7 @@ class Problem {
 
  private:
   static float number(UInt16 bits) { return unpacked<config.element>(bits); }
-  float scale() const { return 1 / std::sqrt(float(config.D)); }
+  float scale() const { return 1 / std::sqrt(float(D)); }
   bool packed_input() const { return !s.cu_q.empty(); }
 
   // Of sequence b: its first token in memory, the rows that memory holds, and those in use.
@@ -120,7 +121,7 @@ class Problem {
   static Int64 used(Int32 b, const std::vector<Int32>& cu, const std::vector<Int32>& used, Int64 N) {
     return used.empty() ? rows(b, cu, N) : used[std::size_t(b)];
   }
-  std::size_t element(Int64 token, Int32 h, int d) const { return std::size_t((token * s.Hq + h) * config.Dv + d); }
+  std::size_t element(Int64 token, Int32 h, int d) const { return std::size_t((token * s.Hq + h) * Dv + d); }
 
   // Tokens beyond used lengths hold NaN.
   void spoil_unused() {
@@ -131,8 +132,8 @@ class Problem {
           for (Int64 n = 0; n < width; ++n)
             x[std::size_t((first_token(b, cu, N) + i) * width + n)] = UInt16(packed<config.element>(NAN, 0));
     };
-    spoil(q, s.Hq * config.D, s.cu_q, s.used_q, s.Nq), spoil(k, s.Hk * config.D, s.cu_k, s.used_k, s.Nk);
-    spoil(v, s.Hk * config.Dv, s.cu_k, s.used_k, s.Nk);
+    spoil(q, s.Hq * D, s.cu_q, s.used_q, s.Nq), spoil(k, s.Hk * D, s.cu_k, s.used_k, s.Nk);
+    spoil(v, s.Hk * Dv, s.cu_k, s.used_k, s.Nk);
   }
 
   // A row of O, and LSE.
@@ -140,7 +141,7 @@ class Problem {
     const Int64 nq = used(b, s.cu_q, s.used_q, s.Nq), nk = used(b, s.cu_k, s.used_k, s.Nk);
     const Int64 off = nk - nq, kv = h / (s.Hq / s.Hk);
     const Int64 query = first_token(b, s.cu_q, s.Nq) + i, first_key = first_token(b, s.cu_k, s.Nk);
-    std::vector<double> scores(std::size_t(nk), -INFINITY), out(config.Dv + 1, 0.0);
+    std::vector<double> scores(std::size_t(nk), -INFINITY), out(std::size_t(Dv) + 1, 0.0);
     double top = s.sinks.empty() ? -INFINITY : double(s.sinks[std::size_t(h)]);
     double sum = s.sinks.empty() ? 0 : 1;
     const double sink = top;
@@ -148,9 +149,9 @@ class Problem {
       if (s.causal && j > i + off) continue;
       if ((s.left >= 0 && j < i + off - s.left) || (s.right >= 0 && j > i + off + s.right)) continue;
       double dot = 0;
-      for (int d = 0; d < config.D; ++d)
-        dot += double(number(q[std::size_t((query * s.Hq + h) * config.D + d)])) *
-               number(k[std::size_t(((first_key + j) * s.Hk + kv) * config.D + d)]);
+      for (int d = 0; d < D; ++d)
+        dot += double(number(q[std::size_t((query * s.Hq + h) * D + d)])) *
+               number(k[std::size_t(((first_key + j) * s.Hk + kv) * D + d)]);
       top = std::max(top, scores[std::size_t(j)] = dot * double(scale()));
     }
     if (sum > 0) sum = std::exp(sink - top);
@@ -158,15 +159,16 @@ class Problem {
       const double p = std::exp(scores[std::size_t(j)] - top);
       if (p == 0) continue;
       sum += p;
-      for (int d = 0; d < config.Dv; ++d)
-        out[std::size_t(d)] += p * number(v[std::size_t(((first_key + j) * s.Hk + kv) * config.Dv + d)]);
+      for (int d = 0; d < Dv; ++d)
+        out[std::size_t(d)] += p * number(v[std::size_t(((first_key + j) * s.Hk + kv) * Dv + d)]);
     }
-    for (int d = 0; d < config.Dv && sum > 0; ++d) out[std::size_t(d)] /= sum;
+    for (int d = 0; d < Dv && sum > 0; ++d) out[std::size_t(d)] /= sum;
     out.back() = sum > 0 ? top + std::log(sum) : -INFINITY;
     return out;
   }
 
   Shape s;
+  int D, Dv;
   std::vector<UInt16> q, k, v, o;
   std::vector<float> lse;
 };
@@ -182,13 +184,19 @@ constexpr Config narrow_heads{.D = 64, .Dv = 64, .warpgroups = 3, .block_keys = 
 constexpr Config usual{};
 constexpr Config halves{.D = 64, .Dv = 64, .element = Element::f16, .warpgroups = 3, .block_keys = 96};
 constexpr Config unequal{.D = 192, .Dv = 128, .block_keys = 96};
-constexpr Config wide{.D = 256, .Dv = 256, .block_keys = 64, .O_in_Q = true};
+constexpr Config wide{.D = 256, .Dv = 256, .block_keys = 48, .O_in_Q = true};
 
 TEST(HopperForward, Full) {
   check<narrow_heads>({.Nq = 250, .Nk = 500});
   check<usual>({.Nq = 129, .Nk = 400});
   check<unequal>({.Nq = 64, .Nk = 193});
   check<wide>({.Nq = 70, .Nk = 130});
+}
+
+TEST(HopperForward, HeadDimsBetweenTiles) {
+  check<narrow_heads>({.Nq = 70, .Nk = 200, .D = 40, .Dv = 40});
+  check<usual>({.Nq = 129, .Nk = 200, .D = 80, .Dv = 72, .causal = true});
+  check<usual>({.B = 2, .Nq = 100, .Nk = 300, .D = 96, .Dv = 99, .used_q = {70, 100}, .used_k = {300, 131}});
 }
 
 TEST(HopperForward, Halves) {

@@ -298,7 +298,8 @@ TEST(Plan, RefusalsNameWhatIsInTheWay) {
   EXPECT_EQ(reason([](Problem& p) { p.q_type = Type::f32; }), "type is f32; this kernel takes f16 and bf16");
   EXPECT_EQ(reason([](Problem& p) { p.alignment = 8; }),
             "pointers and strides are aligned to 8 bytes; tensor copies need 16");
-  EXPECT_EQ(reason([](Problem& p) { p.D = p.Dv = 80; }), "D is 80 and Dv is 80; this kernel has no tile for them");
+  EXPECT_EQ(reason([](Problem& p) { p.D = p.Dv = 80; }), "");  // padded
+  EXPECT_EQ(reason([](Problem& p) { p.D = 264; }), "D is 264 and Dv is 128; this kernel has tiles up to 256");
   EXPECT_EQ(reason([](Problem& p) { p.options.scale = -1; }), "scale is -1; this kernel takes positive ones");
   EXPECT_EQ(plan_forward(api::plain_problem(Pass::forward, Type::bf16, {128, 128}), cuda::target_named("sm_80")).reason,
             "the GPU is sm_80; this kernel needs sm_90a");

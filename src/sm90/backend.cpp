@@ -15,23 +15,22 @@
 namespace tessera::sm90 {
 namespace {
 
-// A [B,N,H,D] or packed [T,H,D] tensor of 16-bit elements as {64, N, D / 64, H, B}: a box of `rows` tokens brings all
-// panels of a tile.
+// A [B,N,H,D] or packed [T,H,D] tensor of 16-bit elements as {D, N, H, B}; a box is 64 columns of `rows` tokens.
 TensorMap tensor_map(const Tensor& t, int rows) {
   constexpr int bfloat16 = 9, float16 = 6, no_interleave = 0, swizzle_128_bytes = 3, promote_to_128_bytes = 2;
   const int token = t.ndim - 3, head = t.ndim - 2;  // dimensions
   const auto size = [&](int dim) { return static_cast<std::uint64_t>(t.shape[static_cast<std::size_t>(dim)]); };
   const auto bytes = [&](int dim) { return static_cast<std::uint64_t>(stride(t, dim)) * 2; };
-  const std::uint64_t batch = t.ndim == 4 ? size(0) : 1, panels = size(t.ndim - 1) / 64;
-  const std::uint64_t shape[] = {64, size(token), panels, size(head), batch};
+  const std::uint64_t batch = t.ndim == 4 ? size(0) : 1;
+  const std::uint64_t shape[] = {size(t.ndim - 1), size(token), size(head), batch};
   // The stride of a dimension of size 1 does not matter, but must be one that the driver accepts.
-  const std::uint64_t strides[] = {bytes(token), 128, size(head) > 1 ? bytes(head) : bytes(token),
+  const std::uint64_t strides[] = {bytes(token), size(head) > 1 ? bytes(head) : bytes(token),
                                    batch > 1 ? bytes(0) : bytes(token)};
-  const std::uint32_t box[] = {64, static_cast<std::uint32_t>(rows), static_cast<std::uint32_t>(panels), 1, 1};
-  const std::uint32_t steps[] = {1, 1, 1, 1, 1};
+  const std::uint32_t box[] = {64, static_cast<std::uint32_t>(rows), 1, 1};
+  const std::uint32_t steps[] = {1, 1, 1, 1};
   cuda::TensorMap map;
   cuda::check(
-      cuda::driver().tensor_map_encode_tiled(&map, t.type == Type::bf16 ? bfloat16 : float16, 5, t.data, shape, strides,
+      cuda::driver().tensor_map_encode_tiled(&map, t.type == Type::bf16 ? bfloat16 : float16, 4, t.data, shape, strides,
                                              box, steps, no_interleave, swizzle_128_bytes, promote_to_128_bytes, 0),
       "cuTensorMapEncodeTiled");
   TensorMap out;
@@ -65,6 +64,7 @@ class HopperPlan : public KernelPlan {
                          .v = tensor_map(call.inputs.v, plan.config.block_keys),
                          .o = tensor_map(call.outputs.o, 64),
                          .call = simt::forward_params(problem, call),
+                         .Dv = static_cast<Int32>(problem.Dv),
                          .tiles = static_cast<Int32>(plan.tiles),
                          .tiles_per_head = plan.tiles_per_head,
                          .section = plan.section};

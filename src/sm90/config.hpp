@@ -9,7 +9,7 @@ namespace tessera::sm90 {
 using simt::Element;
 
 struct Config {
-  int D = 128, Dv = 128;
+  int D = 128, Dv = 128;  // multiples of 64: what the tensors lack is 0 in shared memory
   Element element = Element::bf16;
   int warpgroups = 2;    // that compute, of 64 queries each; one more loads
   int block_keys = 128;  // keys of a tile

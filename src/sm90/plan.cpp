@@ -10,14 +10,15 @@
 namespace tessera::sm90 {
 namespace {
 
-// Tile per head dims. More keys, or a second buffer more, would cost the registers that keep the tensor cores busy: the
-// gate refuses what spills or waits.
+// Tiles by head dims, smallest first; other dims get the next larger ones, padded with zeros in shared memory. More
+// keys, or a second buffer more, would cost the registers that keep the tensor cores busy: the gate refuses what spills
+// or waits.
 constexpr Config table[] = {
     {.D = 64, .Dv = 64, .warpgroups = 3, .block_keys = 96, .stages = 2},
     {.D = 128, .Dv = 128, .warpgroups = 2, .block_keys = 128, .stages = 2},
     {.D = 192, .Dv = 128, .warpgroups = 2, .block_keys = 96, .stages = 2},
     {.D = 192, .Dv = 192, .warpgroups = 2, .block_keys = 64, .stages = 2},
-    {.D = 256, .Dv = 256, .warpgroups = 2, .block_keys = 64, .stages = 2, .O_in_Q = true},
+    {.D = 256, .Dv = 256, .warpgroups = 2, .block_keys = 48, .stages = 2, .O_in_Q = true},
 };
 
 std::string refusal(const Problem& p, const cuda::Target& target) {
@@ -46,9 +47,9 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
   plan.reason = refusal(p, target);
   if (!plan.reason.empty()) return plan;
   const auto* entry =
-      std::find_if(std::begin(table), std::end(table), [&](const Config& c) { return c.D == p.D && c.Dv == p.Dv; });
+      std::find_if(std::begin(table), std::end(table), [&](const Config& c) { return p.D <= c.D && p.Dv <= c.Dv; });
   if (entry == std::end(table)) {
-    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has no tile for them");
+    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has tiles up to 256");
     return plan;
   }
   plan.config = *entry;

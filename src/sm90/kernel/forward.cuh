@@ -55,20 +55,22 @@ __device__ void produce(const ForwardParams& p, const Shared<config>& shared) {
     const auto load_K = [&](Int32 n) {
       shared.k_empty(k.stage).wait(k.parity ^ 1);
       shared.k_full(k.stage).expect(layout.k_bytes);
-      load_tile(shared.K(k.stage), p.k, shared.k_full(k.stage), w.keys(p, n * config.block_keys), keep_in_cache);
+      load_tile<config.block_keys, config.D / 64>(shared.K(k.stage), p.k, shared.k_full(k.stage),
+                                                  w.keys(p, n * config.block_keys), keep_in_cache);
       k.advance();
     };
     const auto load_V = [&](Int32 n) {
       shared.v_empty(v.stage).wait(v.parity ^ 1);
       shared.v_full(v.stage).expect(layout.v_bytes);
-      load_tile(shared.V(v.stage), p.v, shared.v_full(v.stage), w.keys(p, n * config.block_keys), keep_in_cache);
+      load_tile<config.block_keys, config.Dv / 64>(shared.V(v.stage), p.v, shared.v_full(v.stage),
+                                                   w.keys(p, n * config.block_keys), keep_in_cache);
       v.advance();
     };
     load_K(w.begin);
     for (int g = 0; g < config.warpgroups; ++g) {
       shared.q_empty(g).wait(q_parity ^ 1);
       shared.q_full(g).expect(layout.q_bytes);
-      load_tile(shared.Q(g), p.q, shared.q_full(g), w.queries(p, 64 * g), pass_through_cache);
+      load_tile<64, config.D / 64>(shared.Q(g), p.q, shared.q_full(g), w.queries(p, 64 * g), pass_through_cache);
     }
     q_parity ^= 1;
     for (Int32 n = w.begin + 1; n < w.end; ++n) load_K(n), load_V(n - 1);
@@ -153,21 +155,20 @@ struct Consumer {
 
   // The last tile's rows beyond the sequence have P = 0, but memory may hold NaN there, and 0 NaN is NaN: they become
   // 0. Every warpgroup does this for itself.
-  __device__ void clear_unused_V(Int64 valid) {
+  __device__ void clear_unused_V(int used) {
     shared.v_full(v.stage).wait(v.parity);
     const UInt32 tile = shared.V(v.stage);
     constexpr int chunks = config.Dv / chunk_columns;
-    for (int n = int(valid) * chunks + thread; n < keys * chunks; n += 128)
+    for (int n = used * chunks + thread; n < keys * chunks; n += 128)
       clear_chunk(tile + tile_byte(keys, n / chunks, n % chunks * chunk_columns));
     publish_shared();
     sync_threads(1 + warpgroup, 128);
   }
 
-  __device__ void finish_PV(const State& rows, const Probabilities& P, const Work& w) {
+  __device__ void finish_PV(const State& rows, const Probabilities& P, int used) {
     if (leads && !config.O_in_Q) shared.q_empty(warpgroup).arrive();
     if (rows.shifted) scale_O(rows.alpha[0], rows.alpha[1]);
-    const Int64 valid = w.s.nk - Int64(w.end - 1) * keys;
-    if (valid < keys && w.s.k_begin + w.s.nk < p.call.x.Nk) clear_unused_V(valid);
+    if (used < keys) clear_unused_V(used);
     begin_PV(P);
     wait_products<0>();
     arrived(O);
@@ -181,8 +182,11 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) rows.m[r] = sink * simt::log2e, rows.l[r] = thread % 4 == 0 ? 1 : 0;
   }
 
-  __device__ void attend(State& rows, const Work& w) {
+  __device__ void attend(State& rows, Int32 number) {
+    const Work w = work_of<config>(p, number);
     const Band<config> band(w, w.first + 64 * warpgroup);
+    // Rows of the last tile that belong to the sequence, where what follows in memory is another's.
+    const int used = w.s.k_begin + w.s.nk < p.call.x.Nk ? int(lesser(w.s.nk - Int64(w.end - 1) * keys, keys)) : keys;
     Probabilities P, other;  // in turn: a P in the tensor cores' hands must not be written
     shared.q_full(warpgroup).wait(q_parity);
     q_parity ^= 1;
@@ -193,30 +197,23 @@ struct Consumer {
     if (band.cuts(w.begin))
       hide<config>(S, band, accumulator_row(thread, 0), w.begin * keys + accumulator_column(thread, 0));
     rows.online(S, P);
-    rows.shifted = false;  // O is 0
+    rows.shifted = false;
+#pragma unroll
+    for (int n = 0; n < config.Dv / 2; ++n) O[n] = 0;
     Int32 n = w.begin + 1;
     for (; n + 1 < w.end; n += 2) step(rows, band, n, P, other), step(rows, band, n + 1, other, P);
     if (n < w.end) {
       step(rows, band, n, P, other);
-      finish_PV(rows, other, w);
+      finish_PV(rows, other, used);
     } else {
-      finish_PV(rows, P, w);
+      finish_PV(rows, P, used);
     }
   }
 
-  // O / l and LSE; O by way of shared memory.
-  __device__ void write(const State& rows, const Work& w) {
-    const Int64 query = w.first + 64 * warpgroup + accumulator_row(thread, 0);
-    float inverse[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(rows.l[r]);
-      inverse[r] = sum == 0 ? 0 : 1 / sum;
-      const Int64 i = query + 8 * r;
-      if (thread % 4 == 0 && p.call.lse.data && i < w.s.nq)
-        *simt::number_of(p.call.lse, w.b, w.s.q_begin + i, w.h) = simt::natural_lse(rows.m[r], sum);
-    }
-    scale_O(inverse[0], inverse[1]);
+  // O / l, by way of shared memory, and LSE. Where the tile lies is asked only when O has left the registers.
+  __device__ void write(const State& rows, Int32 number) {
+    const float sum[2] = {quad_sum(rows.l[0]), quad_sum(rows.l[1])};
+    scale_O(sum[0] == 0 ? 0 : 1 / sum[0], sum[1] == 0 ? 0 : 1 / sum[1]);
     if (leads) wait_stores_read();  // of the tile before
     sync_threads(1 + warpgroup, 128);
     const UInt32 tile = shared.O(warpgroup);
@@ -229,12 +226,20 @@ struct Consumer {
     }
     publish_shared();
     sync_threads(1 + warpgroup, 128);
+
+    const Work w = work_of<config>(p, afresh(number));
+    for (int r = 0; r < 2; ++r) {
+      const Int64 i = w.first + 64 * warpgroup + accumulator_row(thread, 2 * r);
+      if (thread % 4 == 0 && p.call.lse.data && i < w.s.nq)
+        *simt::number_of(p.call.lse, w.b, w.s.q_begin + i, w.h) =
+            simt::natural_lse(r == 0 ? rows.m[0] : rows.m[1], r == 0 ? sum[0] : sum[1]);
+    }
     const Int64 valid = w.s.nq - w.first - 64 * warpgroup;
     const bool partly = valid < 64 && w.s.q_begin + w.s.nq < p.call.x.Nq;  // what follows in memory is not ours
     if (partly) copy_rows(tile, w, valid);
     if (partly && config.O_in_Q) sync_threads(1 + warpgroup, 128);
     if (!leads) return;
-    if (!partly) store_tile(p.o, tile, w.queries(p, 64 * warpgroup));
+    if (!partly) store_tile<64, config.Dv / 64>(p.o, tile, w.queries(p, 64 * warpgroup));
     if constexpr (config.O_in_Q) {
       wait_stores_read();
       shared.q_empty(warpgroup).arrive();
@@ -243,11 +248,10 @@ struct Consumer {
 
   // The first `valid` rows of O's tile, without a tensor copy.
   __device__ void copy_rows(UInt32 tile, const Work& w, Int64 valid) {
-    constexpr int chunks = config.Dv / chunk_columns;
-    for (int n = thread; n < valid * chunks; n += 128) {
-      const int row = n / chunks, column = n % chunks * chunk_columns;
+    for (int row = thread / 32; row < valid; row += 4) {
       const Int64 token = w.s.q_begin + w.first + 64 * warpgroup + row;
-      copy_chunk(simt::row_of<config.element>(p.call.o, w.b, token, w.h) + column, tile + tile_byte(64, row, column));
+      auto* o = simt::row_of<config.element>(p.call.o, w.b, token, w.h);
+      for (int d = thread % 32; d < p.Dv; d += 32) o[d] = {load_element(tile + tile_byte(64, row, d))};
     }
   }
 
@@ -258,7 +262,7 @@ struct Consumer {
       const Int64 i = w.first + 64 * warpgroup + row;
       if (i >= w.s.nq) return;
       auto* o = simt::row_of<config.element>(p.call.o, w.b, w.s.q_begin + i, w.h);
-      for (int d = thread % 32; d < config.Dv; d += 32) o[d] = {};
+      for (int d = thread % 32; d < p.Dv; d += 32) o[d] = {};
       if (thread % 32 == 0 && p.call.lse.data)
         *simt::number_of(p.call.lse, w.b, w.s.q_begin + i, w.h) =
             p.call.x.sinks ? p.call.x.sinks[w.h * p.call.x.sink_head] : minus_infinity<float>;
@@ -274,10 +278,8 @@ struct Consumer {
       }
       State rows{.factor = p.call.x.scale * simt::log2e};
       if (p.call.x.sinks) add_sink(rows, p.call.x.sinks[work_of<config>(p, number).h * p.call.x.sink_head]);
-#pragma unroll
-      for (int n = 0; n < config.Dv / 2; ++n) O[n] = 0;
-      attend(rows, work_of<config>(p, number));
-      write(rows, work_of<config>(p, number));
+      attend(rows, afresh(number));
+      write(rows, number);
     }
     if (leads) wait_stores();
   }

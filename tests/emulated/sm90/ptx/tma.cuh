@@ -20,40 +20,45 @@ struct TilePlace {
   int token, head, sequence;
 };
 
-// Calls f(element of the tensor or null, its bytes in the tile) for all of a box; returns the box's bytes.
-template <class Function>
-int for_box(const TensorMap& map, const TilePlace& at, Function f) {
+// Calls f(element of the tensor or null, its byte in the tile) for all of a tile.
+template <int rows, int panels, class Function>
+void for_tile(const TensorMap& map, const TilePlace& at, Function f) {
   auto* data = reinterpret_cast<UInt16*>(map.words[0]);
   const auto tokens = Int64(map.words[2]), heads = Int64(map.words[3]), columns = Int64(map.words[4]);
-  const int rows = int(map.words[5]);
+  if (int(map.words[5]) != rows) throw std::runtime_error("the tensor map's box has other rows than the tile");
   for (int row = 0; row < rows; ++row)
-    for (int column = 0; column < columns; ++column) {
+    for (int column = 0; column < 64 * panels; ++column) {
       const Int64 token = at.token + row;
-      UInt16* element =
-          token < tokens ? data + ((at.sequence * tokens + token) * heads + at.head) * columns + column : nullptr;
-      f(element, tile_byte(rows, row, column));
+      const bool inside = token < tokens && column < columns;
+      f(inside ? data + ((at.sequence * tokens + token) * heads + at.head) * columns + column : nullptr,
+        tile_byte(rows, row, column));
     }
-  return rows * int(columns) * 2;
 }
 
-inline void load_tile(UInt32 to, const TensorMap& map, const Barrier& barrier, const TilePlace& at, UInt64) {
+template <int rows, int panels>
+void load_tile(UInt32 to, const TensorMap& map, const Barrier& barrier, const TilePlace& at, UInt64) {
   unsigned char* tile = Machine::here().memory + to;
-  const int bytes = for_box(map, at, [&](UInt16* element, int byte) {
+  for_tile<rows, panels>(map, at, [&](UInt16* element, int byte) {
     const UInt16 value = element ? *element : UInt16(0);
     std::memcpy(tile + byte, &value, 2);
   });
-  barrier.complete(bytes);
+  barrier.complete(rows * panels * 128);
 }
 
-inline void store_tile(const TensorMap& map, UInt32 from, const TilePlace& at) {
+template <int rows, int panels>
+void store_tile(const TensorMap& map, UInt32 from, const TilePlace& at) {
   const unsigned char* tile = Machine::here().memory + from;
-  for_box(map, at, [&](UInt16* element, int byte) {
+  for_tile<rows, panels>(map, at, [&](UInt16* element, int byte) {
     if (element) std::memcpy(element, tile + byte, 2);
   });
 }
 
 inline void clear_chunk(UInt32 at) { std::memset(Machine::here().memory + at, 0, 16); }
-inline void copy_chunk(void* to, UInt32 from) { std::memcpy(to, Machine::here().memory + from, 16); }
+inline UInt16 load_element(UInt32 from) {
+  UInt16 x;
+  std::memcpy(&x, Machine::here().memory + from, 2);
+  return x;
+}
 
 inline void wait_stores_read() {}
 inline void wait_stores() {}
