@@ -14,11 +14,13 @@ SOURCES = $(shell find include src cases cli tests bench examples -name '*.[ch]p
 FETCHED_NVRTC = $(CURDIR)/build-nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 WITH_NVRTC = $$(test -z "$$TESSERA_NVRTC" && test -e $(FETCHED_NVRTC) && echo env TESSERA_NVRTC=$(FETCHED_NVRTC))
 
-.PHONY: help demo test gate build asan tsan mutants pictures format format-check install clean
+.PHONY: help demo test test-python wheel gate build asan tsan mutants pictures format format-check install clean
 
 help:
 	@echo 'make demo          install what is missing, build, show the library at work'
 	@echo 'make test          install what is missing, build, run every test'
+	@echo 'make test-python   build the wheel, fetch PyTorch, JAX and transformers (large), run the Python tests'
+	@echo 'make wheel         build the Python package into $(BUILD)-python/'
 	@echo 'make gate          compile GPU kernels in every variant, without a GPU, and judge what comes out'
 	@echo 'make build         install what is missing, build everything'
 	@echo 'make install       install into PREFIX (default: /usr/local)'
@@ -43,6 +45,25 @@ build:
 
 test: build
 	@$(WITH_NVRTC) $(CTEST) --test-dir $(BUILD)
+
+# One environment for building and testing, with whatever PYTHON_PACKAGES names: without torch or jax their tests are
+# skipped. It is kept, so that only the first run fetches anything.
+PYTHON_PACKAGES ?= numpy pytest torch jax transformers matplotlib
+VENV = $(BUILD)-python/venv
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
+
+$(VENV)/made:
+	@tools/setup.sh python
+	@python3 -m venv $(VENV) && touch $@
+
+wheel: $(VENV)/made
+	@rm -f $(BUILD)-python/*.whl
+	@$(WITH_NVRTC) $(PIP) wheel --no-deps -w $(BUILD)-python . && ls $(BUILD)-python/*.whl
+
+test-python: wheel
+	@$(PIP) install $(PYTHON_PACKAGES)
+	@$(PIP) install --no-deps --force-reinstall $(BUILD)-python/*.whl
+	@$(VENV)/bin/python -m pytest -q -rs -p no:cacheprovider $(PYTEST_OPTIONS)
 
 # `make test` runs the quick part of it.
 gate:
@@ -80,4 +101,4 @@ install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan build-mutants build-nvrtc
+	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-python build-wheel build-mutants build-nvrtc

@@ -1,0 +1,123 @@
+"""The C ABI in ctypes: include/tessera/tessera.h, struct by struct. Loads the library, turns statuses into exceptions.
+
+Used by _call.py and _api.py; nothing else of the package sees ctypes structs.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+F64, F32, F16, BF16, I32, I64, U8 = 0, 1, 2, 3, 6, 7, 8
+CPU, CUDA = 1, 2  # DLPack's device codes
+DEFAULT_SCALE = 1.7976931348623157e308  # stands for 1/sqrt(D)
+MAX_NDIM = 4
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("data", c_void_p), ("type", c_int32), ("ndim", c_int32),
+                ("device_type", c_int32), ("device_id", c_int32), ("shape", c_int64 * MAX_NDIM),
+                ("strides", c_int64 * MAX_NDIM)]
+
+
+class _Tensors(ctypes.Structure):
+    """A struct that is its size and then pointers to tensors; NULL means: not given."""
+
+
+def _pointers(names: str) -> list[tuple[str, Any]]:
+    return [("size", c_size_t), *((name, POINTER(Tensor)) for name in names.split())]
+
+
+class Inputs(_Tensors):
+    _fields_ = _pointers("q k v bias mask slopes sinks cu_seqlens_q cu_seqlens_k seqused_q seqused_k rng")
+
+
+class Outputs(_Tensors):
+    _fields_ = _pointers("o lse")
+
+
+class Saved(_Tensors):
+    _fields_ = _pointers("o lse d_o d_lse")
+
+
+class Gradients(_Tensors):
+    _fields_ = _pointers("dq dk dv dbias dsinks")
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("scale", c_double), ("softcap", c_double), ("causal", c_int32),
+                ("alignment", c_int32), ("diagonal_offset", c_int64), ("window_left", c_int64),
+                ("window_right", c_int64), ("dropout", c_double), ("seed", c_uint64), ("seed_offset", c_uint64),
+                ("row0", c_int64), ("col0", c_int64), ("head0", c_int64), ("batch0", c_int64),
+                ("max_seqlen_q", c_int64), ("max_seqlen_k", c_int64), ("accumulate", c_int32),
+                ("deterministic", c_int32)]
+
+
+class Execution(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("device_type", c_int32), ("device_id", c_int32), ("stream", c_void_p),
+                ("threads", c_int32), ("reserved", c_int32), ("workspace", c_void_p),
+                ("workspace_bytes", c_size_t), ("kernel", c_char_p)]
+
+
+_STRUCTS = {Tensor: "tensor", Inputs: "inputs", Outputs: "outputs", Saved: "saved", Gradients: "gradients",
+            Options: "options", Execution: "execution"}
+
+
+def _load() -> ctypes.CDLL:
+    """The library that $TESSERA_LIBRARY names, else the one beside this file."""
+    path = os.environ.get("TESSERA_LIBRARY") or str(Path(__file__).with_name("libtessera.so"))
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"tessera: {error}; install the package with `pip install .`, or let TESSERA_LIBRARY name "
+                          "a libtessera.so") from None
+
+
+def _read_defaults() -> dict[type, bytes]:
+    """What each _init function writes. A library with other structs than these is refused before any call."""
+    defaults: dict[type, bytes] = {}
+    for struct, name in _STRUCTS.items():
+        room = ctypes.create_string_buffer(4096)  # more than any version's struct
+        getattr(lib, f"tessera_{name}_init")(room)
+        size = c_size_t.from_buffer(room).value
+        if size != ctypes.sizeof(struct):
+            raise ImportError(f"tessera: tessera_{name} has {size} bytes in {lib._name} but {ctypes.sizeof(struct)} in "
+                              "this package; package and library must be of one version")
+        defaults[struct] = room.raw[:size]
+    return defaults
+
+
+lib = _load()
+for _name, _result, _arguments in [
+        ("last_error", c_char_p, []), ("info", c_char_p, []), ("version", c_int, []),
+        ("plan_kernel", c_char_p, [c_void_p]), ("plan_describe", c_char_p, [c_void_p]),
+        ("plan_workspace_size", c_size_t, [c_void_p]), ("plan_destroy", None, [c_void_p]),
+        ("plan_forward", c_int, [c_void_p] * 5), ("plan_backward", c_int, [c_void_p] * 6),
+        ("plan_run_forward", c_int, [c_void_p] * 5), ("plan_run_backward", c_int, [c_void_p] * 6),
+        ("merge", c_int, [c_void_p, c_int64, c_void_p, c_void_p]), ("dropout_mask", c_int, [c_void_p] * 4)]:
+    _function = getattr(lib, "tessera_" + _name)
+    _function.restype, _function.argtypes = _result, _arguments
+_DEFAULTS = _read_defaults()
+
+_EXCEPTIONS: dict[int, type[Exception]] = {1: ValueError, 2: NotImplementedError, 3: MemoryError}
+
+
+def make(struct: type, **fields: Any) -> Any:
+    """A struct with the library's defaults, then the given fields."""
+    made = struct.from_buffer_copy(_DEFAULTS[struct])  # type: ignore[attr-defined]
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def check(status: int) -> None:
+    """Raises the exception of a failed call, with the library's sentence."""
+    if status:
+        raise _EXCEPTIONS.get(status, RuntimeError)(lib.tessera_last_error().decode())
+
+
+def version() -> str:
+    number = lib.tessera_version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

@@ -1,0 +1,202 @@
+"""The package's functions for arrays of any library: attention, forward, backward, merge, dropout_mask, plan, info."""
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence
+
+from . import _abi, _call
+from ._arrays import contiguous, library_of, maker, view
+from ._call import View
+from ._options import Parsed, has_padding, parse, require_seed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import AttentionOptions
+
+Array = Any  # numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray, or anything else that speaks DLPack
+
+
+class Gradients(NamedTuple):
+    """What `backward` returns: arrays like q, k, v, bias and sinks; None where not asked for."""
+    dq: Optional[Array]
+    dk: Optional[Array]
+    dv: Optional[Array]
+    dbias: Optional[Array]
+    dsinks: Optional[Array]
+
+
+class Plan(NamedTuple):
+    """How a call would be answered: the kernel's name, its workspace in bytes, and lines for people."""
+    kernel: str
+    workspace_size: int
+    description: str
+
+
+class _Views:
+    """Arrays of one call, as Views. Owns whatever they need to stay valid."""
+
+    def __init__(self, arrays: dict[str, Array], stream: int) -> None:
+        self._keep: list[Any] = []
+        self.views = {name: view(name, array, stream, self._keep) for name, array in arrays.items()}
+
+    def add(self, name: str, array: Array, stream: int) -> Array:
+        self.views[name] = view(name, array, stream, self._keep)
+        return array
+
+
+def _lse_shape(q: View) -> tuple[int, ...]:
+    """[B,Hq,Nq], or [Hq,Tq] of packed input. A q with a wrong number of dimensions is refused by the library."""
+    return (*q.shape[:-3], q.shape[-2], q.shape[-3]) if len(q.shape) >= 3 else q.shape
+
+
+def _lse_type(q: View) -> int:
+    return _abi.F64 if q.type == _abi.F64 else _abi.F32
+
+
+def _inputs(q: Array, k: Array, v: Array, parsed: Parsed) -> dict[str, Array]:
+    return {"q": q, "k": k, "v": v, **parsed.tensors}
+
+
+def _run(made: Any, views: dict[str, View], parsed: Parsed, seed: tuple[int, int], stream: int) -> None:
+    workspace = []
+
+    def allocate(size: int) -> int:
+        workspace.append(made.make((size,), _abi.U8))
+        return view("workspace", workspace[0], stream, []).pointer
+
+    _call.run(views, parsed.settings, seed, stream, allocate)
+
+
+def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None,
+            **options: Unpack[AttentionOptions]) -> tuple[Array, Array]:
+    """Attention's output and LSE: (O [B,Nq,Hq,Dv] in q's type, LSE [B,Hq,Nq] in f32).
+
+    q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv] with Hq a multiple of Hk; with cu_seqlens_q and cu_seqlens_k
+    q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv], O [Tq,Hq,Dv], LSE [Hq,Tq]. f32, f16 or bf16; f64 by the reference kernel.
+    Any strides, but the last dimension's is 1. LSE is the natural logarithm. A row that sees no
+    key, or lies beyond its sequence's length, has O = 0 and LSE = -inf.
+    Options: AttentionOptions. The results are arrays of q's library, on q's device. On a GPU the call enqueues on the
+    library's current stream there, or on `stream`, a CUstream as an integer, and returns.
+    """
+    parsed = parse(dict(options))
+    seed = require_seed(parsed)
+    made = maker(q)
+    stream = made.stream if stream is None else stream
+    arrays = _Views(_inputs(q, k, v, parsed), stream)
+    like = arrays.views["q"]
+    padded = has_padding(parsed.tensors)
+    o_shape = (*like.shape[:-1], *arrays.views["v"].shape[-1:])
+    o = arrays.add("o", made.make(o_shape, like.type, 0 if padded else None), stream)
+    lse = arrays.add("lse", made.make(_lse_shape(like), _lse_type(like), -math.inf if padded else None), stream)
+    _run(made, arrays.views, parsed, seed, stream)
+    return o, lse
+
+
+def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> Any:
+    """Exact attention: O [B,Nq,Hq,Dv], or (O, LSE [B,Hq,Nq]) with return_lse.
+
+    Shapes, types and options are those of `forward`. PyTorch tensors go to tessera.torch.attention and JAX arrays to
+    tessera.jax.attention, which are differentiable.
+    """
+    library = library_of(q)
+    if library == "torch":
+        from . import torch as torch_front
+        return torch_front.attention(q, k, v, return_lse=return_lse, **options)
+    if library == "jax":
+        from . import jax as jax_front
+        return jax_front.attention(q, k, v, return_lse=return_lse, **options)
+    o, lse = forward(q, k, v, **options)
+    return (o, lse) if return_lse else o
+
+
+def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, d_lse: Optional[Array] = None,
+             gradients: Sequence[str] = ("dq", "dk", "dv"), stream: Optional[int] = None,
+             **options: Unpack[AttentionOptions]) -> Gradients:
+    """Gradients of attention, for the gradients d_o [B,Nq,Hq,Dv] and d_lse [B,Hq,Nq] (f32, optional) of its results.
+
+    o and lse are those of `forward` with the same options, or of a merge. `gradients` names what is computed, of dq,
+    dk, dv, dbias and dsinks; each has the shape and type of its input.
+    """
+    unknown = [name for name in gradients if name not in Gradients._fields]
+    if unknown:
+        raise ValueError(f"gradients: holds {unknown[0]!r}; must be of {', '.join(Gradients._fields)}")
+    parsed = parse(dict(options))
+    seed = require_seed(parsed)
+    made = maker(q)
+    stream = made.stream if stream is None else stream
+    saved = {"o": o, "lse": lse, "d_o": d_o, **({} if d_lse is None else {"d_lse": d_lse})}
+    arrays = _Views({**_inputs(q, k, v, parsed), **saved}, stream)
+    results: dict[str, Optional[Array]] = dict.fromkeys(Gradients._fields)
+    for name in Gradients._fields:
+        if name not in gradients:
+            continue
+        source = arrays.views.get(name[1:])
+        if source is None:
+            raise ValueError(f"gradients: holds '{name}' but {name[1:]} is not given; nothing to differentiate")
+        results[name] = arrays.add(name, made.make(source.shape, source.type), stream)
+    _run(made, arrays.views, parsed, seed, stream)
+    return Gradients(**results)
+
+
+def merge(partials: Sequence[tuple[Array, Array]], *, threads: int = 0) -> tuple[Array, Array]:
+    """Partial results (O, LSE) over disjoint sets of keys become that of their union. CPU arrays.
+
+    O [B,Nq,Hq,Dv] or [Tq,Hq,Dv], LSE f32 [B,Hq,Nq] or [Hq,Tq]; all of one shape, in f32, f16 or bf16.
+    """
+    if not partials:
+        raise ValueError("partials: is empty; merging needs at least one partial result")
+    made = maker(partials[0][0])
+    keep: list[Any] = []
+    views = [(view(f"partials[{i}].o", o, 0, keep), view(f"partials[{i}].lse", lse, 0, keep))
+             for i, (o, lse) in enumerate(partials)]
+    o, lse = (made.make(part.shape, part.type) for part in views[0])
+    views.append((view("merged.o", o, 0, keep), view("merged.lse", lse, 0, keep)))
+    structs = (_abi.Outputs * len(views))()
+    for struct, (part_o, part_lse) in zip(structs, views):
+        tensors = _call.tensor("o", part_o), _call.tensor("lse", part_lse)
+        keep.extend(tensors)
+        struct.size = ctypes.sizeof(_abi.Outputs)
+        struct.o, struct.lse = (ctypes.pointer(t) for t in tensors)
+    execution = _abi.make(_abi.Execution, threads=threads)
+    _abi.check(_abi.lib.tessera_merge(structs, len(partials), ctypes.byref(structs[len(partials)]),
+                                      ctypes.byref(execution)))
+    return o, lse
+
+
+def dropout_mask(shape: Sequence[int], *, dropout_p: float, seed: int, seed_offset: int = 0, row0: int = 0,
+                 col0: int = 0, head0: int = 0, batch0: int = 0) -> Array:
+    """The mask that dropout uses in both passes, as a NumPy array: uint8 [B,Hq,Nq,Nk], 1 where kept."""
+    import numpy
+    mask = numpy.empty(tuple(shape), numpy.uint8)
+    struct = _call.tensor("mask", view("mask", mask, 0, []))
+    options = _abi.make(_abi.Options, dropout=dropout_p, seed=seed, seed_offset=seed_offset, row0=row0, col0=col0,
+                        head0=head0, batch0=batch0)
+    _abi.check(_abi.lib.tessera_dropout_mask(ctypes.byref(struct), None, ctypes.byref(options), None))
+    return mask
+
+
+def plan(q: Array, k: Array, v: Array, *, backward: bool = False, **options: Unpack[AttentionOptions]) -> Plan:
+    """How `forward`, or `backward` for dq, dk and dv, would be run with these arrays. Nothing is computed."""
+    parsed = parse(dict(options))
+    arrays = _Views(_inputs(q, k, v, parsed), maker(q).stream)
+    views = arrays.views
+
+    def imagined(shape: tuple[int, ...], code: int) -> View:
+        return View(0, code, views["q"].device_type, views["q"].device_id, shape, contiguous(shape))
+
+    q_view = views["q"]
+    o = imagined((*q_view.shape[:-1], *views["v"].shape[-1:]), q_view.type)
+    views.update(o=o, lse=imagined(_lse_shape(q_view), _lse_type(q_view)))
+    if backward:
+        views["d_o"] = o
+        views.update({"d" + name: imagined(views[name].shape, views[name].type) for name in ("q", "k", "v")})
+    key, call = _call.take(views, parsed.settings)
+    _call.idle.give(key, call)
+    return Plan(call.kernel, call.workspace_size, call.description)
+
+
+def info() -> str:
+    """A few lines for people: processor, instruction sets, kernels, GPUs, compiler of GPU kernels."""
+    return str(_abi.lib.tessera_info().decode())

@@ -1,0 +1,203 @@
+"""python -m tessera.bench: attention through tessera.torch beside what else is importable, in one process, in turn.
+
+    python -m tessera.bench [--device cuda] [--dtype bfloat16] [--tokens 512 1024 ...] [--dims 64 128] [--png FILE]
+    python -m tessera.bench --overhead          host time of a call over an empty operator registered the same way
+
+Contenders: PyTorch's SDPA with each of its backends, flash_attn, flash_attn_interface. Those that are missing, or
+refuse the problem, are left out and named. All read the same numbers, as [B,N,H,D] or views of it. Needs PyTorch.
+"""
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import time
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+
+from . import torch as tessera_torch
+from ._measure import measure
+from ._options import Settings
+
+Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+
+
+def _sdpa(backend: Any) -> Attention:
+    from torch.nn.attention import sdpa_kernel
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        with sdpa_kernel(backend):
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+    return attention
+
+
+def _flash(module: Any) -> Attention:
+    def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        o = module.flash_attn_func(q, k, v, causal=causal)
+        return o[0] if isinstance(o, tuple) else o  # type: ignore[no-any-return]
+    return attention
+
+
+def contenders() -> tuple[dict[str, Attention], list[str]]:
+    """Those that can be imported, and sentences about the others."""
+    from torch.nn.attention import SDPBackend
+    found: dict[str, Attention] = {"tessera": lambda q, k, v, causal: tessera_torch.attention(q, k, v, causal=causal)}
+    for name, backend in (("sdpa cudnn", SDPBackend.CUDNN_ATTENTION), ("sdpa flash", SDPBackend.FLASH_ATTENTION),
+                          ("sdpa efficient", SDPBackend.EFFICIENT_ATTENTION), ("sdpa math", SDPBackend.MATH)):
+        found[name] = _sdpa(backend)
+    missing = []
+    for name in ("flash_attn", "flash_attn_interface"):
+        try:
+            found[name] = _flash(importlib.import_module(name))
+        except Exception as error:  # whatever goes wrong inside a foreign module
+            missing.append(f"{name}: {error}")
+    return found, missing
+
+
+def _operations(batch: int, heads: int, tokens: int, dim: int, causal: bool, backward: bool) -> float:
+    """By the usual count: 4 N^2 D a head, half when causal, 2.5 times more for the backward pass."""
+    return 4.0 * batch * heads * tokens**2 * dim / (2 if causal else 1) * (3.5 if backward else 1)
+
+
+def _calls(attention: Attention, tensors: list[Tensor], d_o: Tensor, causal: bool) -> dict[str, Callable[[], Any]]:
+    q, k, v = tensors
+    plain_q, plain_k, plain_v = (t.detach() for t in tensors)
+    return {"forward": lambda: attention(plain_q, plain_k, plain_v, causal),
+            "forward+backward": lambda: torch.autograd.grad(attention(q, k, v, causal), tensors, d_o)}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    found, missing = contenders()
+    for sentence in missing:
+        print(f"left out: {sentence}")
+    rows = []
+    refused: set[str] = set()
+    dtype = getattr(torch, arguments.dtype)
+    for dim in arguments.dims:
+        for causal in (False, True):
+            for tokens in arguments.tokens:
+                shape = (arguments.batch, tokens, arguments.heads, dim)
+                tensors = [torch.randn(shape, device=arguments.device, dtype=dtype, requires_grad=True) for _ in "qkv"]
+                d_o = torch.randn(shape, device=arguments.device, dtype=dtype)
+                able = {}
+                for name, attention in found.items():
+                    try:
+                        for call in _calls(attention, tensors, d_o, causal).values():
+                            call()
+                        able[name] = _calls(attention, tensors, d_o, causal)
+                    except Exception as error:  # a refusal: of this problem, on this machine
+                        refused.add(f"{name}: {_first_line(error)}")
+                for what in ("forward", "forward+backward"):
+                    times = measure({name: calls[what] for name, calls in able.items()}, arguments.device)
+                    work = _operations(arguments.batch, arguments.heads, tokens, dim, causal, what != "forward")
+                    rows.append({"tokens": tokens, "dim": dim, "causal": causal, "pass": what, "seconds": times,
+                                 "tflops": {name: work / t / 1e12 for name, t in times.items()}})
+                    print(f"N={tokens:<6} D={dim:<4} {'causal' if causal else 'full':6}  {what:16}  "
+                          + "  ".join(f"{name} {t * 1e3:.3f} ms ({work / t / 1e12:.2f})" for name, t in times.items()),
+                          flush=True)
+    for sentence in sorted(refused):
+        print(f"refused: {sentence}")
+    return rows
+
+
+def draw(rows: list[dict[str, Any]], title: str, file: str) -> None:
+    """Speed against sequence length, a panel for each head dim and mask, solid for forward, dashed with backward."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    panels = sorted({(row["dim"], row["causal"]) for row in rows})
+    names = sorted({name for row in rows for name in row["tflops"]}, key=lambda name: (name != "tessera", name))
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.5 * len(panels), 4), squeeze=False)
+    for axis, (dim, causal) in zip(axes[0], panels):
+        for number, name in enumerate(names):
+            for what, style in (("forward", "-"), ("forward+backward", "--")):
+                points = [(row["tokens"], row["tflops"][name]) for row in rows
+                          if (row["dim"], row["causal"], row["pass"]) == (dim, causal, what) and name in row["tflops"]]
+                if points:
+                    axis.plot(*zip(*sorted(points)), style, marker="o", markersize=3, color=f"C{number}",
+                              label=name if what == "forward" else None)
+        axis.set_xscale("log", base=2)
+        axis.set_title(f"D = {dim}, {'causal' if causal else 'full'}")
+        axis.set_xlabel("tokens")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("TFLOP/s (dashed: forward + backward)")
+    axes[0][0].legend(fontsize="small")
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+
+
+def _empty(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return tessera_torch._empty_outputs(arguments[:tessera_torch._TENSORS])
+
+
+def overhead(device: str) -> dict[str, float]:
+    """Microseconds of host time per call: an operator that only makes its outputs, ours, and the function around it."""
+    library = torch.library.Library("tessera_empty", "DEF")  # type: ignore[no-untyped-call]
+    library.define(f"forward(Tensor q, Tensor k, Tensor v, {tessera_torch._COMMON}) -> (Tensor, Tensor)")
+    library.impl("forward", _empty, "CUDA" if device == "cuda" else "CPU")
+    torch.library.register_autograd("tessera_empty::forward", tessera_torch._differentiate,
+                                    setup_context=tessera_torch._save_for_backward, lib=library)
+    q, k, v = (torch.randn(1, 1, 1, 64, device=device) for _ in range(3))
+    arguments = (q, k, v, *[None] * len(tessera_torch._OPTIONAL), 0, 0, *Settings())
+    calls = {"empty operator": lambda: torch.ops.tessera_empty.forward(*arguments),
+             "tessera::forward": lambda: torch.ops.tessera.forward(*arguments),
+             "tessera.torch.attention": lambda: tessera_torch.attention(q, k, v)}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(30):
+        for name, call in calls.items():
+            if device == "cuda":
+                torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(100):  # few enough for a GPU's queue: enqueuing never waits
+                call()
+            times[name].append((time.perf_counter() - begin) / 100 * 1e6)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main(words: Optional[list[str]] = None) -> None:
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(prog="python -m tessera.bench", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda" if cuda else "cpu", choices=["cuda", "cpu"])
+    types = ["float32", "float16", "bfloat16"]
+    parser.add_argument("--dtype", default="bfloat16" if cuda else "float32", choices=types)
+    parser.add_argument("--batch", type=int, default=4 if cuda else 1)
+    parser.add_argument("--heads", type=int, default=16 if cuda else 4)
+    lengths = [512, 1024, 2048, 4096, 8192] if cuda else [256, 512, 1024]
+    parser.add_argument("--tokens", type=int, nargs="+", default=lengths)
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128] if cuda else [64])
+    parser.add_argument("--json", metavar="FILE", help="write the figures to this file")
+    parser.add_argument("--png", metavar="FILE", help="draw them (needs matplotlib)")
+    parser.add_argument("--overhead", action="store_true", help="measure host time per call instead")
+    arguments = parser.parse_args(words)
+    if arguments.device == "cuda" and not cuda:
+        sys.exit("tessera.bench: PyTorch finds no GPU; --device cpu compares on the CPU")
+    machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    report: dict[str, Any] = {"machine": machine, "torch": torch.__version__, **vars(arguments)}
+    if arguments.overhead:
+        report["microseconds"] = overhead(arguments.device)
+        for name, value in report["microseconds"].items():
+            print(f"{name:24} {value:7.1f} us  {value - report['microseconds']['empty operator']:+7.1f}")
+    else:
+        title = f"{machine}, {arguments.dtype}, B={arguments.batch} H={arguments.heads}, PyTorch {torch.__version__}"
+        print(f"{title}; in brackets TFLOP/s")
+        report["rows"] = compare(arguments)
+        if arguments.png:
+            draw(report["rows"], title, arguments.png)
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as out:
+            json.dump(report, out, indent=2)
+            out.write("\n")
+
+
+if __name__ == "__main__":
+    main()

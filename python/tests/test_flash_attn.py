@@ -1,0 +1,75 @@
+"""tessera.flash_attn against float64 (packing, defaults, refusals) and, with a GPU, against the real flash_attn."""
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import eager  # noqa: E402
+from conftest import assert_close  # noqa: E402
+
+from tessera.flash_attn import (flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func,  # noqa: E402
+                                flash_attn_varlen_func)
+
+
+@pytest.fixture
+def qkv():
+    torch.manual_seed(1)
+    return torch.randn(2, 40, 3, 4, 16, requires_grad=True)
+
+
+def test_packings_agree(qkv):
+    o, lse, nothing = flash_attn_qkvpacked_func(qkv, causal=True, window_size=(9, 0), return_attn_probs=True)
+    q, k, v = qkv.unbind(2)
+    exact_o, exact_lse = eager.attention(*(x.detach().double() for x in (q, k, v)), causal=True, window=(9, 0))
+    assert nothing is None
+    assert_close(o.detach(), exact_o)
+    assert_close(lse.detach(), exact_lse)
+    assert torch.equal(o, flash_attn_func(q, k, v, causal=True, window_size=(9, 0)))
+    assert torch.equal(o, flash_attn_kvpacked_func(q, qkv[:, :, 1:], causal=True, window_size=(9, 0)))
+    o.sum().backward()
+    assert qkv.grad.shape == qkv.shape and qkv.grad.abs().sum() > 0
+
+
+def test_diagonal_ends_in_the_corner(qkv):
+    q, k, v = (x.detach() for x in qkv.unbind(2))
+    o = flash_attn_func(q[:, :7], k, v, 0.0, 0.3, True)
+    assert torch.equal(o, flash_attn_func(q[:, :7], k, v, softmax_scale=0.3, window_size=(-1, 0)))
+    assert_close(o, eager.attention(q[:, :7].double() * 0.3 * 4, k.double(), v.double(), causal=True)[0])
+
+
+def test_varlen(qkv):
+    q, k, v = (x[0].detach() for x in qkv.unbind(2))
+    cu = torch.tensor([0, 11, 40], dtype=torch.int32)
+    o, lse, _ = flash_attn_varlen_func(q, k, v, cu, cu, 29, 29, causal=True, softcap=5.0, return_attn_probs=True)
+    assert lse.shape == (4, 40)
+    for begin, end in ((0, 11), (11, 40)):
+        alone = flash_attn_func(*(x[None, begin:end] for x in (q, k, v)), causal=True, softcap=5.0)
+        assert torch.equal(o[begin:end], alone[0])
+
+
+def test_refusals(qkv):
+    q, k, v = qkv.unbind(2)
+    cu = torch.tensor([0, 40], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="block_table: is given"):
+        flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 40, 40, block_table=cu)
+    with pytest.raises(NotImplementedError, match="return_attn_probs: is True while dropout_p is 0.1"):
+        flash_attn_func(q, k, v, dropout_p=0.1, return_attn_probs=True)
+    with pytest.raises(ValueError, match="qkv: has shape"):
+        flash_attn_qkvpacked_func(qkv[:, :, :2])
+    with pytest.raises(ValueError, match="kv: has shape"):
+        flash_attn_kvpacked_func(q, qkv)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (30, 5)}, {"causal": True, "softcap": 10.0}],
+                         ids=str)
+def test_against_flash_attn(options):
+    theirs = pytest.importorskip("flash_attn")
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(2, 128, h, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for h in (6, 2, 2))
+    d_o = torch.randn_like(q)
+    results = []
+    for function in (flash_attn_func, theirs.flash_attn_func):
+        o = function(q, k, v, **options)
+        results.append((o, *torch.autograd.grad(o, (q, k, v), d_o)))
+    for x, y in zip(*results):
+        assert_close(x.detach().double().cpu(), y.detach().double().cpu(), "bfloat16", factor=2)

@@ -1,0 +1,146 @@
+"""tessera.jax: eager, inside jit, gradients against float64, options, errors. `-m gpu`: the same on CUDA."""
+import numpy as np
+import oracle
+import pytest
+from conftest import assert_close
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+
+import tessera  # noqa: E402
+import tessera.jax  # noqa: E402
+
+B, NQ, NK, HQ, HK, D, DV = 2, 37, 53, 6, 2, 24, 16
+
+
+def gpu():
+    try:
+        return jax.devices("cuda")[0]
+    except RuntimeError:
+        pytest.skip("JAX finds no GPU")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    chosen = jax.devices("cpu")[0] if request.param == "cpu" else gpu()
+    with jax.default_device(chosen):
+        yield chosen
+
+
+def inputs(rng, device, dtype=jnp.float32):
+    shapes = (B, NQ, HQ, D), (B, NK, HK, D), (B, NK, HK, DV)
+    return [jax.device_put(jnp.asarray(rng.standard_normal(s), dtype), device) for s in shapes]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_forward(rng, device, dtype, jit):
+    q, k, v = inputs(rng, device, dtype)
+    function = lambda *x: tessera.attention(*x, causal=True, return_lse=True)  # noqa: E731
+    o, lse = (jax.jit(function) if jit else function)(q, k, v)
+    exact_o, exact_lse = oracle.attention(*(np.asarray(x, np.float64) for x in (q, k, v)), causal=True)
+    assert isinstance(o, jax.Array) and o.dtype == q.dtype and o.devices() == {device}
+    assert_close(o, exact_o, dtype)
+    assert_close(lse, exact_lse)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_gradients(rng, device, jit):
+    q, k, v = inputs(rng, device)
+    bias = jnp.asarray(rng.standard_normal((1, HQ, NQ, NK)), jnp.float32)
+    sinks = jnp.asarray(rng.standard_normal(HQ), jnp.float32)
+    d_o, d_lse = rng.standard_normal((B, NQ, HQ, DV)), rng.standard_normal((B, HQ, NQ))
+
+    def loss(q, k, v, bias, sinks):
+        o, lse = tessera.jax.attention(q, k, v, bias=bias, sinks=sinks, window=(9, 4), return_lse=True)
+        return (o * jnp.asarray(d_o, jnp.float32)).sum() + (lse * jnp.asarray(d_lse, jnp.float32)).sum()
+
+    gradient = jax.grad(loss, argnums=(0, 1, 2, 3, 4))
+    ours = (jax.jit(gradient) if jit else gradient)(q, k, v, bias, sinks)
+    arrays = [np.asarray(x, np.float64) for x in (q, k, v, bias, sinks)]
+    o, lse = tessera.forward(*arrays[:3], bias=arrays[3], sinks=arrays[4], window=(9, 4))
+    exact = tessera.backward(d_o, *arrays[:3], o, lse, d_lse=d_lse, bias=arrays[3], sinks=arrays[4], window=(9, 4),
+                             gradients=("dq", "dk", "dv", "dbias", "dsinks"))
+    for x, y in zip(ours, exact):
+        assert_close(x, y, factor=3)
+
+
+def test_only_wanted_gradients_are_computed(rng, device):
+    q, k, v = inputs(rng, device)
+    bias = jnp.zeros((1, 1, NQ, NK))
+    text = str(jax.make_jaxpr(jax.grad(lambda q: tessera.jax.attention(q, k, v, bias=bias).sum()))(q))
+    assert '"outputs": ["dq"]' in text.replace("\\", "")
+    assert "d_lse" not in text
+
+
+def test_padding_and_packing(rng, device):
+    q, k, v = inputs(rng, device)
+    cu_q, cu_k = jnp.asarray([0, 20, NQ - 2], jnp.int32), jnp.asarray([0, 31, NK], jnp.int32)
+    o, lse = jax.jit(lambda q, k, v: tessera.jax.attention(q, k, v, causal=True, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
+                                                           return_lse=True))(q[0], k[0], v[0])
+    alone = tessera.jax.attention(q[:1, :20], k[:1, :31], v[:1, :31], causal=True)
+    np.testing.assert_array_equal(o[:20], alone[0])
+    assert np.all(np.asarray(o[-2:]) == 0) and np.all(np.isneginf(lse[:, -2:]))
+
+
+def test_dropout(rng, device):
+    q, k, v = inputs(rng, device)
+    words = jnp.asarray([11, 0, 5, 0], jnp.uint32)
+    o = jax.jit(lambda r: tessera.jax.attention(q, k, v, dropout_p=0.3, rng=r))(words)
+    keep = tessera.dropout_mask((B, HQ, NQ, NK), dropout_p=0.3, seed=11, seed_offset=5)
+    assert_close(o, oracle.attention(*(np.asarray(x) for x in (q, k, v)), keep=keep, dropout=0.3)[0])
+    np.testing.assert_array_equal(o, tessera.jax.attention(q, k, v, dropout_p=0.3, seed=11, seed_offset=5))
+
+
+def test_vmap(rng, device):
+    q, k, v = inputs(rng, device)
+    stacked = [jnp.stack([x, 2 * x]) for x in (q, k, v)]
+    o = jax.vmap(tessera.jax.attention)(*stacked)
+    np.testing.assert_array_equal(o[1], tessera.jax.attention(*(x[1] for x in stacked)))
+
+
+def test_errors(rng, device):
+    q, k, v = inputs(rng, device)
+    with pytest.raises(Exception, match="k: head_dim is 23 but q has 24; q and k must agree in head_dim"):
+        jax.block_until_ready(tessera.jax.attention(q, k[..., :-1], v))
+    with pytest.raises(ValueError, match="seed: is missing"):
+        tessera.jax.attention(q, k, v, dropout_p=0.5)
+    with pytest.raises(ValueError, match="q: has shape"):
+        tessera.jax.attention(q[0, 0], k, v)
+
+
+def test_dlpack(rng):
+    """The core takes JAX arrays on the CPU as they are, and makes its results in JAX."""
+    q, k, v = inputs(rng, jax.devices("cpu")[0])
+    o, lse = tessera.forward(q, k, v, causal=True)
+    assert isinstance(o, jax.Array)
+    np.testing.assert_array_equal(o, tessera.jax.attention(q, k, v, causal=True))
+    gradients = tessera.backward(o, q, k, v, o, lse, causal=True)
+    _, pull = jax.vjp(lambda *x: tessera.jax.attention(*x, causal=True), q, k, v)
+    for x, y in zip(gradients, pull(o)):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("runtime, told", [((0, 1), (0, 1)), ((0, 3), (0, 3)), ((0, 9), (0, 3)), ((1, 0), (0, 3))])
+def test_version_of_the_ffi(runtime, told):
+    """XLA asks for it when a handler is registered, and refuses one that was written for another API."""
+    import ctypes
+
+    from tessera import _xla_ffi
+    api = _xla_ffi._Api(version=_xla_ffi._Version(major=runtime[0], minor=runtime[1]))
+    metadata = _xla_ffi._Metadata()
+    extension = _xla_ffi._MetadataExtension(_xla_ffi._Extension(type=1), ctypes.pointer(metadata))
+    frame = _xla_ffi._Frame(api=ctypes.pointer(api), extension=ctypes.addressof(extension))
+    assert tessera.jax._HANDLERS["cpu"](ctypes.pointer(frame)) is None
+    assert (metadata.version.major, metadata.version.minor) == told
+
+
+def test_many_calls_share_plans(rng):
+    from tessera import _call
+    q, k, v = inputs(rng, jax.devices("cpu")[0])
+    function = jax.jit(lambda q, k, v: tessera.jax.attention(q, k, v))
+    function(q, k, v).block_until_ready()
+    before = len(_call.idle.calls)
+    for _ in range(20):
+        function(q, k, v).block_until_ready()
+    assert len(_call.idle.calls) == before
