@@ -98,16 +98,6 @@ TEST_P(GpuTables, AgreeWithFloat64) {
 
 INSTANTIATE_TEST_SUITE_P(All, GpuTables, testing::Range(std::size_t{0}, parts));
 
-// The same shapes, lengths, layouts and types without what only `vector` takes.
-Case made_plain(Case c) {
-  c.mask = c.bias = false, c.slopes = Slopes::none, c.sinks = Sinks::none;
-  c.options.softcap = c.options.dropout = 0, c.options.seed = c.options.seed_offset = 0, c.rng = false;
-  c.options.accumulate = false;
-  if (!c.grads.dq && !c.grads.dk && !c.grads.dv) c.grads.dq = true;  // what was asked for is gone
-  c.name += "_plain";
-  return c;
-}
-
 class GpuRandom : public GpuWith<std::size_t> {};
 
 TEST_P(GpuRandom, AgreesWithFloat64) {

@@ -73,6 +73,16 @@ inline bool is_plain(const Case& c) {
          c.options.dropout == 0 && !c.options.accumulate;
 }
 
+// The same shapes, lengths, layouts and types without what only `vector` takes.
+inline Case made_plain(Case c) {
+  c.mask = c.bias = false, c.slopes = Slopes::none, c.sinks = Sinks::none;
+  c.options.softcap = c.options.dropout = 0, c.options.seed = c.options.seed_offset = 0, c.rng = false;
+  c.options.accumulate = false;
+  if (!c.grads.dq && !c.grads.dk && !c.grads.dv) c.grads.dq = true;  // what was asked for is gone
+  c.name += "_plain";
+  return c;
+}
+
 inline void wait_for(cuda::StreamHandle stream) {
   cuda::check(cuda::driver().stream_synchronize(stream), "cuStreamSynchronize");
 }
