@@ -78,12 +78,13 @@ def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None,
     Any strides, but the last dimension's is 1. LSE is the natural logarithm. A row that sees no
     key, or lies beyond its sequence's length, has O = 0 and LSE = -inf.
     Options: AttentionOptions. The results are arrays of q's library, on q's device. On a GPU the call enqueues on the
-    library's current stream there, or on `stream`, a CUstream as an integer, and returns.
+    library's current stream there, or on `stream`, a CUstream as an integer, and returns. Work that still writes q, k
+    or v must be ordered before it; arrays that come through DLPack see to that themselves.
     """
     parsed = parse(dict(options))
     seed = require_seed(parsed)
-    made = maker(q)
-    stream = made.stream if stream is None else stream
+    made = maker(q, stream)
+    stream = made.stream
     arrays = _Views(_inputs(q, k, v, parsed), stream)
     like = arrays.views["q"]
     padded = has_padding(parsed.tensors)
@@ -124,8 +125,8 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, 
         raise ValueError(f"gradients: holds {unknown[0]!r}; must be of {', '.join(Gradients._fields)}")
     parsed = parse(dict(options))
     seed = require_seed(parsed)
-    made = maker(q)
-    stream = made.stream if stream is None else stream
+    made = maker(q, stream)
+    stream = made.stream
     saved = {"o": o, "lse": lse, "d_o": d_o, **({} if d_lse is None else {"d_lse": d_lse})}
     arrays = _Views({**_inputs(q, k, v, parsed), **saved}, stream)
     results: dict[str, Optional[Array]] = dict.fromkeys(Gradients._fields)
@@ -192,8 +193,7 @@ def plan(q: Array, k: Array, v: Array, *, backward: bool = False, **options: Unp
     if backward:
         views["d_o"] = o
         views.update({"d" + name: imagined(views[name].shape, views[name].type) for name in ("q", "k", "v")})
-    key, call = _call.take(views, parsed.settings)
-    _call.idle.give(key, call)
+    call = _call.plan(views, parsed.settings)
     return Plan(call.kernel, call.workspace_size, call.description)
 
 

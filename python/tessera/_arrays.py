@@ -4,6 +4,7 @@ NumPy arrays and PyTorch tensors are read by their attributes, every other libra
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 from typing import Any, Callable, NamedTuple, Optional, Sequence
@@ -110,39 +111,58 @@ def view(name: str, array: Any, stream: int, keep: list[Any]) -> View:
 # --- new arrays ------------------------------------------------------------------------------------------------------
 
 class Maker(NamedTuple):
-    """Makes arrays beside an existing one, and tells its library's current stream there."""
+    """Makes arrays beside an existing one, on the stream on which the call will run."""
     make: Callable[..., Any]  # (shape, type code, value=None): filled with a value, or with anything
     stream: int
 
 
-def _numpy_maker() -> Maker:
+def _numpy_type(code: int) -> Any:
+    if code == _abi.BF16:
+        import ml_dtypes  # a bfloat16 array came in, so its type's package is there
+        return ml_dtypes.bfloat16
+    return _NAMES[code]
+
+
+def _numpy_maker(stream: Optional[int]) -> Maker:
     import numpy
 
     def make(shape: Sequence[int], code: int, value: Optional[float] = None) -> Any:
-        dtype: Any = _NAMES[code]
-        if code == _abi.BF16:
-            import ml_dtypes  # a bfloat16 array came in, so its type's package is there
-            dtype = ml_dtypes.bfloat16
+        dtype = _numpy_type(code)
         return numpy.empty(shape, dtype) if value is None else numpy.full(shape, value, dtype)
-    return Maker(make, 0)
+    return Maker(make, stream or 0)
 
 
-def _torch_maker(array: Any) -> Maker:
+# PyTorch and CuPy hand memory out again in the order of the stream that was current when they made an array: arrays of
+# a call on another stream are made there.
+
+def _torch_maker(array: Any, stream: Optional[int]) -> Maker:
     torch = sys.modules["torch"]
+    scope: Callable[[], Any] = contextlib.nullcontext
+    if array.is_cuda and stream is not None:
+        scope = lambda: torch.cuda.stream(torch.cuda.ExternalStream(stream, device=array.device))  # noqa: E731
+    elif array.is_cuda:
+        stream = torch.cuda.current_stream(array.device).cuda_stream
 
     def make(shape: Sequence[int], code: int, value: Optional[float] = None) -> Any:
-        made = torch.empty(shape, dtype=getattr(torch, _NAMES[code]), device=array.device)
-        return made if value is None else made.fill_(value)
-    return Maker(make, torch.cuda.current_stream(array.device).cuda_stream if array.is_cuda else 0)
+        with scope():
+            made = torch.empty(shape, dtype=getattr(torch, _NAMES[code]), device=array.device)
+            return made if value is None else made.fill_(value)
+    return Maker(make, stream or 0)
 
 
-def _cupy_maker(array: Any) -> Maker:
+def _cupy_maker(array: Any, stream: Optional[int]) -> Maker:
     cupy = sys.modules["cupy"]
+    scope: Callable[[], Any] = contextlib.nullcontext
+    if stream is None:
+        stream = cupy.cuda.get_current_stream(array.device.id).ptr
+    else:
+        scope = lambda: cupy.cuda.ExternalStream(stream, array.device.id)  # noqa: E731
 
     def make(shape: Sequence[int], code: int, value: Optional[float] = None) -> Any:
-        with array.device:
-            return cupy.empty(shape, _NAMES[code]) if value is None else cupy.full(shape, value, _NAMES[code])
-    return Maker(make, cupy.cuda.get_current_stream(array.device.id).ptr)
+        dtype = _numpy_type(code)
+        with array.device, scope():
+            return cupy.empty(shape, dtype) if value is None else cupy.full(shape, value, dtype)
+    return Maker(make, stream or 0)
 
 
 def _jax_maker(array: Any) -> Maker:
@@ -156,15 +176,16 @@ def _jax_maker(array: Any) -> Maker:
     return Maker(make, 0)
 
 
-def maker(array: Any) -> Maker:
+def maker(array: Any, stream: Optional[int] = None) -> Maker:
+    """Makes arrays for a call on this stream, or else on the array's library's current one."""
     library = library_of(array)
     if library == "torch":
-        return _torch_maker(array)
+        return _torch_maker(array, stream)
     if library == "jax":
         return _jax_maker(array)
     if library == "cupy":
-        return _cupy_maker(array)
+        return _cupy_maker(array, stream)
     if library != "numpy" and hasattr(array, "__dlpack_device__") and int(array.__dlpack_device__()[0]) in _CUDA_LIKE:
         raise TypeError(f"q: is a {type(array).__module__}.{type(array).__name__} on a GPU; outputs can be made as "
                         "torch, cupy or jax arrays there")
-    return _numpy_maker()
+    return _numpy_maker(stream)

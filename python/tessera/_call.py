@@ -1,21 +1,22 @@
 """Planned calls: the C structs of one question, filled in once and run many times.
 
-A front end describes its arrays as Views and calls `run`. Everything but pointers, stream, workspace and seeds belongs
-to the question; calls with the same question share a plan, which is kept for a while.
+A front end describes its arrays as Views and calls `run`; one that tells questions apart by itself calls `answer`.
+Everything but pointers, stream, workspace and seeds belongs to the question; calls with the same question share a plan,
+which is kept for a while.
 """
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 import weakref
-from collections import OrderedDict
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Iterable, NamedTuple, Optional
 
 from . import _abi
 from ._abi import CPU, MAX_NDIM, check, lib, make
 from ._options import Settings
 
-KEPT_CALLS = 64  # plans that are remembered
+KEPT_QUESTIONS = 64
 ALIGNMENT = 16  # what a plan asks of a pointer: this many bytes at most
 
 
@@ -55,14 +56,17 @@ class Call:
 
     def __init__(self, views: dict[str, View], settings: Settings, device: tuple[int, int]) -> None:
         backward = "d_o" in views
+        self.on_cpu = device[0] == CPU
         groups = (_abi.Inputs, _abi.Saved, _abi.Gradients) if backward else (_abi.Inputs, _abi.Outputs)
         self.tensors = {name: tensor(name, view) for name, view in views.items()}
+        self._places = list(self.tensors.values())
         self._structs = [make(group, **{name: ctypes.pointer(self.tensors[name])
                                         for name, _ in group._fields_ if name in self.tensors}) for group in groups]
         self._options = _options(settings)
         self._execution = make(_abi.Execution, device_type=device[0], device_id=device[1], threads=settings.threads,
                                kernel=settings.kernel.encode() if settings.kernel else None)
         self._references = [ctypes.byref(s) for s in (*self._structs, self._options, self._execution)]
+        self._seed = (0, 0)  # as in the options
         self._run = lib.tessera_plan_run_backward if backward else lib.tessera_plan_run_forward
         self._plan = ctypes.c_void_p()
         make_plan = lib.tessera_plan_backward if backward else lib.tessera_plan_forward
@@ -79,59 +83,91 @@ class Call:
     def description(self) -> str:
         return str(lib.tessera_plan_describe(self._plan).decode())
 
-    def run(self, views: dict[str, View], seed: tuple[int, int], stream: int, workspace: int) -> None:
-        for made, view in zip(self.tensors.values(), views.values()):
-            made.data = view.pointer
-        self._options.seed, self._options.seed_offset = seed
-        self._execution.stream = stream
-        self._execution.workspace = workspace
-        self._execution.workspace_bytes = self.workspace_size if workspace else 0
+    def run(self, pointers: Iterable[int], seed: tuple[int, int], stream: int, workspace: int) -> None:
+        """The pointers are those of the views that the call was made of, in their order."""
+        for made, pointer in zip(self._places, pointers):
+            made.data = pointer
+        if seed != self._seed:
+            self._options.seed, self._options.seed_offset = self._seed = seed
+        execution = self._execution
+        execution.stream = stream
+        if workspace:
+            execution.workspace, execution.workspace_bytes = workspace, self.workspace_size
         check(self._run(self._plan, *self._references))
 
 
-class _Idle:
-    """Calls that nobody runs at the moment, the one that was used last at the end.
+class _Question:
+    """The calls of one question that nobody runs at the moment.
 
-    A Call's structs are written to when it runs, so whoever runs one takes it out of here. Shared by all threads: those
-    of other runtimes (XLA's) exist for Python only while they call it, so nothing could be kept for each.
+    A Call's structs are written to when it runs, so whoever runs one takes it out of here: `pop` and `append` of a list
+    need no lock. Shared by all threads: those of other runtimes (XLA's) exist for Python only while they call it, so
+    nothing could be kept for each.
     """
 
     def __init__(self) -> None:
+        self.idle: list[Call] = []
+        self.last_use = 0
+
+
+class _Questions:
+    """The questions that were asked last."""
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.calls: OrderedDict[Any, Call] = OrderedDict()
+        self._clock = itertools.count()
+        self.kept: dict[Any, _Question] = {}
 
-    def take(self, key: Any) -> Optional[Call]:
+    def find(self, key: Any) -> _Question:
+        question = self.kept.get(key)
+        if question is None:
+            question = self._remember(key)
+        question.last_use = next(self._clock)
+        return question
+
+    def _remember(self, key: Any) -> _Question:
+        dropped = None
         with self._lock:
-            return self.calls.pop(key, None)
-
-    def give(self, key: Any, call: Call) -> None:
-        with self._lock:
-            self.calls[key] = call
-            dropped = self.calls.popitem(last=False) if len(self.calls) > KEPT_CALLS else None
-        del dropped  # its plan is destroyed outside the lock
+            if len(self.kept) >= KEPT_QUESTIONS and key not in self.kept:
+                dropped = self.kept.pop(min(self.kept, key=lambda k: self.kept[k].last_use))
+            question = self.kept.setdefault(key, _Question())
+        del dropped  # its plans are destroyed outside the lock
+        return question
 
 
-idle = _Idle()
+questions = _Questions()
 
 
-def take(views: dict[str, View], settings: Settings) -> tuple[Any, Call]:
-    """The call for these arrays, an earlier one with the same question or a new one, and the key to give it back."""
-    key = (settings, *[(name, view[0] % ALIGNMENT, view[1:]) for name, view in views.items()])
-    call = idle.take(key)
-    if call is None:
-        q = views["q"]
-        call = Call(views, settings, (q.device_type, q.device_id))
-    return key, call
+def key_of(views: dict[str, View], settings: Settings) -> Any:
+    return settings, *[(name, view[0] % ALIGNMENT, view[1:]) for name, view in views.items()]
+
+
+def plan(views: dict[str, View], settings: Settings) -> Call:
+    """A call for these views, as yet nobody else's."""
+    return Call(views, settings, (views["q"].device_type, views["q"].device_id))
+
+
+def answer(key: Any, pointers: Iterable[int], ask: Callable[[], tuple[dict[str, View], Settings]],
+           seed: tuple[int, int], stream: int = 0, allocate: Optional[Allocate] = None) -> None:
+    """Runs the plan of this key over the pointers; without one, plans for what `ask` tells, which has those pointers.
+
+    Two questions must not have the same key. On the CPU the library brings its own workspace.
+    """
+    idle = questions.find(key).idle
+    try:
+        call = idle.pop()
+    except IndexError:  # a new question, or all its calls are running in other threads
+        call = plan(*ask())
+    try:
+        workspace = 0
+        if call.workspace_size and allocate is not None and not call.on_cpu:
+            workspace = allocate(call.workspace_size)
+        call.run(pointers, seed, stream, workspace)
+    finally:
+        idle.append(call)
 
 
 def run(views: dict[str, View], settings: Settings, seed: tuple[int, int], stream: int = 0,
         allocate: Optional[Allocate] = None) -> None:
-    """Plans where needed and runs. On the CPU the library brings its own workspace."""
-    key, call = take(views, settings)
-    try:
-        workspace = 0
-        if call.workspace_size and views["q"].device_type != CPU and allocate is not None:
-            workspace = allocate(call.workspace_size)
-        call.run(views, seed, stream, workspace)
-    finally:
-        idle.give(key, call)
+    """Plans where needed and runs."""
+    answer(key_of(views, settings), [view.pointer for view in views.values()], lambda: (views, settings), seed, stream,
+           allocate)

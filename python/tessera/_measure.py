@@ -1,14 +1,49 @@
-"""How bench.py measures: medians over rounds of all contenders in turn, on a GPU by events, on the CPU by the clock."""
+"""How bench.py and the programs in bench/ measure: medians over rounds in which all contenders take turns.
+
+`measure` times bursts of calls, on a GPU by events, on the CPU by the clock. `measure_cold` times GPU work alone, with
+nothing of the inputs left in the L2 cache. PlannedPass is a pass of Tessera without a front end around it.
+"""
 from __future__ import annotations
 
 import statistics
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
+
+from . import _call
+from ._abi import CUDA
+from ._arrays import view
+from ._options import Settings
 
 WARM_UP, ROUNDS, SHORTEST_BURST = 3, 15, 5e-3  # calls, measurements, seconds that a measurement lasts at least
+COLD_WARM_UP = 40e-3  # seconds of each contender before the first measurement
+FLUSH_BYTES = 256 << 20  # several times any L2 cache
+GRAPH_CALLS = 8  # at least, so that the gap between two replays does not count
 
 Call = Callable[[], Any]
 
+
+class PlannedPass:
+    """One pass over fixed PyTorch tensors, planned once; calling it enqueues on the current stream.
+
+    Tensors are named as in the C ABI, in its layouts: q, k, v, ..., o, lse and, for the backward pass, d_o, dq, dk, dv.
+    """
+
+    def __init__(self, settings: Settings, **tensors: Any) -> None:
+        import torch
+        self._tensors = tensors  # the plan's structs hold their addresses
+        views = {name: view(name, tensor, 0, []) for name, tensor in tensors.items()}
+        self._pointers = [x.pointer for x in views.values()]
+        self._call = _call.plan(views, settings)
+        self.kernel, self.description = self._call.kernel, self._call.description
+        self._workspace = torch.empty(max(self._call.workspace_size, 1), dtype=torch.uint8, device=tensors["q"].device)
+        self._current_stream = torch.cuda.current_stream if views["q"].device_type == CUDA else None
+
+    def __call__(self) -> None:
+        stream = self._current_stream().cuda_stream if self._current_stream else 0
+        self._call.run(self._pointers, (0, 0), stream, self._workspace.data_ptr())
+
+
+# --- bursts ----------------------------------------------------------------------------------------------------------
 
 def _seconds_cpu(call: Call, count: int) -> float:
     begin = time.perf_counter()
@@ -39,3 +74,90 @@ def measure(calls: dict[str, Call], device: str, rounds: int = ROUNDS) -> dict[s
         for name, call in calls.items():
             times[name].append(seconds(call, counts[name]))
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+# --- GPU work alone, from a cold cache -------------------------------------------------------------------------------
+
+class Flushed:
+    """Launches with a flush of the L2 cache before each: events stand around the launch alone.
+
+    The flush lasts longer than the host needs for a launch, so the GPU never waits for the host between the events.
+    """
+    method = "flushed"
+
+    def __init__(self, call: Call, flush: Call) -> None:
+        self._call, self._flush = call, flush
+        self._events: list[tuple[Any, Any]] = []
+        self._estimate = self._median(3)
+
+    def _median(self, count: int) -> float:
+        import torch
+        while len(self._events) < count:
+            self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+        for start, stop in self._events[:count]:
+            self._flush()
+            start.record()
+            self._call()
+            stop.record()
+        stop.synchronize()
+        return float(statistics.median(start.elapsed_time(stop) for start, stop in self._events[:count])) * 1e-3
+
+    def seconds(self, budget: float) -> float:
+        """Of one launch: the median of as many as take about `budget` seconds."""
+        self._estimate = self._median(max(1, round(budget / self._estimate)))
+        return self._estimate
+
+
+class Graphed:
+    """Replays of a CUDA graph that holds the same call over several sets of buffers: no host time at all.
+
+    The buffers of one set must exceed the L2 cache, or all sets together, so that each call finds it cold.
+    """
+    method = "graph"
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        import torch
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for call in calls:
+                call()
+        side.synchronize()
+        self._count = len(calls) * -(-GRAPH_CALLS // len(calls))
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=side):
+            for i in range(self._count):
+                calls[i % len(calls)]()
+        self._estimate = _seconds_cuda(self._graph.replay, 2)
+
+    def seconds(self, budget: float) -> float:
+        """Of one call, over replays that take about `budget` seconds."""
+        self._graph.replay()
+        self._estimate = _seconds_cuda(self._graph.replay, max(1, round(budget / self._estimate)))
+        return self._estimate / self._count
+
+
+def measure_cold(calls: dict[str, Sequence[Call]], graphs: bool, rounds: int,
+                 seconds: float) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds of each contender's call in each round, each round `seconds` long, and how it was timed.
+
+    A contender is the same call over several sets of buffers. With `graphs` it is captured; where it cannot be, and
+    without `graphs`, its launches are flushed.
+    """
+    import torch
+    room = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    timers: dict[str, Any] = {}
+    for name, variants in calls.items():
+        if graphs:
+            try:
+                timers[name] = Graphed(variants)
+            except RuntimeError:  # a contender whose call does more than to launch
+                torch.cuda.synchronize()
+        if name not in timers:
+            timers[name] = Flushed(variants[0], room.zero_)
+        timers[name].seconds(COLD_WARM_UP)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, timer in timers.items():
+            times[name].append(timer.seconds(seconds))
+    return times, {name: timer.method for name, timer in timers.items()}

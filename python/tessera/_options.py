@@ -5,7 +5,7 @@ Used by _api.py, torch.py, jax.py and flash_attn.py.
 from __future__ import annotations
 
 import operator
-from typing import Any, Literal, NamedTuple, Optional, TypedDict, Union
+from typing import Any, Callable, Literal, NamedTuple, Optional, TypedDict, Union
 
 from ._abi import DEFAULT_SCALE
 
@@ -92,6 +92,9 @@ class Settings(NamedTuple):
     threads: int = 0
 
 
+_DEFAULTS = Settings()
+
+
 class Parsed(NamedTuple):
     settings: Settings
     tensors: dict[str, Any]  # by their names in the C ABI; those that are given
@@ -132,38 +135,53 @@ def _window(value: Any) -> tuple[int, int]:
             -1 if right is None else _integer("window's right", right))
 
 
+def _number_of(field: str) -> Callable[[str, Any], dict[str, Any]]:
+    return lambda name, value: {field: _number(name, value)}
+
+
+def _integer_of(name: str, value: Any) -> dict[str, Any]:
+    return {name: _integer(name, value)}
+
+
+def _optional(convert: Callable[[str, Any], dict[str, Any]]) -> Callable[[str, Any], dict[str, Any]]:
+    """None means the default, as for tensors."""
+    return lambda name, value: {} if value is None else convert(name, value)
+
+
+# What each keyword that is neither a tensor nor a seed puts into the Settings.
+_SETTINGS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
+    "causal": lambda name, value: {name: int(bool(value))},
+    "deterministic": lambda name, value: {name: int(bool(value))},
+    "alignment": lambda name, value: dict(zip(("alignment", "diagonal_offset"), _alignment(value))),
+    "window": lambda name, value: dict(zip(("window_left", "window_right"), _window(value))),
+    "scale": _optional(_number_of("scale")),
+    "softcap": _number_of("softcap"),
+    "dropout_p": _number_of("dropout"),
+    **dict.fromkeys(("row0", "col0", "head0", "batch0", "threads"), _integer_of),
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), _optional(_integer_of)),
+    "kernel": lambda name, value: {name: value},
+}
+
+
 def parse(options: dict[str, Any]) -> Parsed:
     """Sorts keyword arguments. Values are judged by the library; here only what has no place in its structs."""
-    unknown = [name for name in options if name not in AttentionOptions.__annotations__]
-    if unknown:
-        known = ", ".join(AttentionOptions.__annotations__)
-        raise TypeError(f"{unknown[0]}: is no option of attention; there are {known}")
-    take = options.get
-    tensors = {name: options[keyword] for keyword, name in TENSORS.items() if take(keyword) is not None}
+    tensors: dict[str, Any] = {}
     fields: dict[str, Any] = {}
-    if take("scale") is not None:
-        fields["scale"] = _number("scale", options["scale"])
-    if "alignment" in options:
-        fields["alignment"], fields["diagonal_offset"] = _alignment(options["alignment"])
-    if "window" in options:
-        fields["window_left"], fields["window_right"] = _window(options["window"])
-    for name, field in (("softcap", "softcap"), ("dropout_p", "dropout")):
-        if name in options:
-            fields[field] = _number(name, options[name])
-    for name in ("row0", "col0", "head0", "batch0", "threads"):
-        if name in options:
-            fields[name] = _integer(name, options[name])
-    for name in ("max_seqlen_q", "max_seqlen_k"):
-        if take(name) is not None:
-            fields[name] = _integer(name, options[name])
-    for name in ("causal", "deterministic"):
-        if name in options:
-            fields[name] = int(bool(options[name]))
-    if take("kernel") is not None:
-        fields["kernel"] = options["kernel"]
-    seed = take("seed")
-    return Parsed(Settings(**fields), tensors, None if seed is None else _integer("seed", seed),
-                  _integer("seed_offset", take("seed_offset", 0)))
+    seed, seed_offset = None, 0
+    for name, value in options.items():
+        if name in _SETTINGS:
+            fields.update(_SETTINGS[name](name, value))
+        elif name in TENSORS:
+            if value is not None:
+                tensors[TENSORS[name]] = value
+        elif name == "seed":
+            seed = None if value is None else _integer(name, value)
+        elif name == "seed_offset":
+            seed_offset = _integer(name, value)
+        else:
+            known = ", ".join(AttentionOptions.__annotations__)
+            raise TypeError(f"{name}: is no option of attention; there are {known}")
+    return Parsed(Settings(**fields) if fields else _DEFAULTS, tensors, seed, seed_offset)
 
 
 def has_padding(tensors: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""XLA's FFI in ctypes: our own declarations of what of its C API (xla/ffi/api/c_api.h, versions 0.1 to 0.3) we use.
+"""XLA's FFI in ctypes: our own declarations of what of its C API (xla/ffi/api/c_api.h, versions 0.1 to 0.4) we use.
 
 `handler` turns a Python function over buffers into a function pointer that XLA calls. Used by jax.py. Needs no JAX.
 """
@@ -12,7 +12,7 @@ from . import _abi
 from ._arrays import contiguous
 from ._call import View
 
-MAJOR, MINORS = 0, (1, 2, 3)  # of the C API; what these declarations are known to fit
+MAJOR, MINORS = 0, (1, 2, 3, 4)  # of the C API; what these declarations are known to fit
 _METADATA, _EXECUTE = 1, 3  # XLA_FFI_Extension_Metadata, XLA_FFI_ExecutionStage_EXECUTE
 _INVALID_ARGUMENT, _INTERNAL = 3, 13  # XLA_FFI_Error_Code
 
@@ -61,7 +61,8 @@ _Attributes = _struct("Attributes", ("size", c_int64), ("types", POINTER(c_int))
 _Frame = _struct("Frame", ("api", POINTER(_Api)), ("context", c_void_p), ("stage", c_int), ("arguments", _Buffers),
                  ("results", _Buffers), ("attributes", _Attributes))
 _ErrorCreate = _struct("ErrorCreate", ("message", c_char_p), ("code", c_int))
-_ErrorMessage = _struct("ErrorMessage", ("error", c_void_p), ("message", c_char_p))
+# The code is told since version 0.4; before, it is room that nobody writes to.
+_ErrorMessage = _struct("ErrorMessage", ("error", c_void_p), ("message", c_char_p), ("code", c_int))
 _StreamGet = _struct("StreamGet", ("context", c_void_p), ("stream", c_void_p))
 _Allocate = _struct("Allocate", ("context", c_void_p), ("size", c_size_t), ("alignment", c_size_t), ("data", c_void_p))
 _Free = _struct("Free", ("context", c_void_p), ("size", c_size_t), ("data", c_void_p))

@@ -149,8 +149,9 @@ def overhead(device: str) -> dict[str, float]:
                                     setup_context=tessera_torch._save_for_backward, lib=library)
     q, k, v = (torch.randn(1, 1, 1, 64, device=device) for _ in range(3))
     arguments = (q, k, v, *[None] * len(tessera_torch._OPTIONAL), 0, 0, *Settings())
-    calls = {"empty operator": lambda: torch.ops.tessera_empty.forward(*arguments),
-             "tessera::forward": lambda: torch.ops.tessera.forward(*arguments),
+    empty, forward = torch.ops.tessera_empty.forward.default, torch.ops.tessera.forward.default
+    calls = {"empty operator": lambda: empty(*arguments),
+             "tessera::forward": lambda: forward(*arguments),
              "tessera.torch.attention": lambda: tessera_torch.attention(q, k, v)}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(30):

@@ -6,7 +6,7 @@ function to call. Kernels run on the tensors' device and its current stream, wit
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from . import _abi, _call
 from ._abi import CPU, CUDA
 from ._call import View
-from ._options import Parsed, Settings, has_padding, parse
+from ._options import Parsed, Settings, parse
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +31,11 @@ _SETTINGS = """float scale, float softcap, bool causal, int alignment, SymInt di
     SymInt max_seqlen_k, bool accumulate, bool deterministic, str? kernel, int threads"""
 _COMMON = ", ".join(f"Tensor? {name}" for name in _OPTIONAL) + ", int seed, int seed_offset, " + _SETTINGS
 _INPUTS = ("q", "k", "v", *_OPTIONAL)
+_NO_TENSORS = (None,) * len(_OPTIONAL)
 _TENSORS = len(_INPUTS)  # of the forward operator's arguments, those that are tensors
+_CU_SEQLENS_Q, _SEQUSED_Q = _INPUTS.index("cu_seqlens_q"), _INPUTS.index("seqused_q")
+_FORWARD = (*_INPUTS, "o", "lse")
+_BACKWARD = (*_INPUTS, "o", "lse", "d_o", "d_lse")  # and then the gradients that are wanted
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
 _INPUT_OF_GRADIENT = (0, 1, 2, 3, 6)  # where q, k, v, bias and sinks stand among the tensors
 
@@ -49,13 +53,54 @@ def _view(name: str, t: Tensor) -> View:
 
 def _rows(t: Tensor) -> Tensor:
     """The library reads rows whose numbers lie side by side. A gradient that comes from a sum has strides of 0."""
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+    strides = t.stride()
+    return t if not strides or strides[-1] == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _run(views: dict[str, View], q: Tensor, seed: int, seed_offset: int, settings: Settings) -> None:
-    seeds = seed % 2**64, seed_offset % 2**64
+def _tensors(arguments: Sequence[Any]) -> tuple[Optional[Tensor], ...]:
+    """Of the forward operator's arguments, those that are tensors, q, k and v with rows that the library can read."""
+    q, k, v = arguments[:3]
+    return (_rows(q), _rows(k), _rows(v), *arguments[3:_TENSORS])
+
+
+def _current_stream(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+# The same without an object in between, where this PyTorch has it.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
+
+
+def _run(names: tuple[str, ...], tensors: Sequence[Optional[Tensor]], results: Sequence[Tensor],
+         settings: tuple[Any, ...]) -> None:
+    """Names are those of the tensors, then of the results, which are contiguous and follow from the tensors.
+
+    Settings begin with the seeds. All of this is paid for in every call, so it looks at each tensor once.
+    """
+    others = settings[2:]
+    question: list[Any] = [names, others]
+    pointers, bits = [], 0
+    for t in tensors:
+        if t is None:
+            question.append(None)
+            continue
+        pointer = t.data_ptr()
+        pointers.append(pointer)
+        bits |= pointer
+        question += (t.dtype, t.get_device(), t.shape, t.stride())
+    for t in results:
+        pointers.append(t.data_ptr())
+    question.append(bits % _call.ALIGNMENT)  # a plan asks for what all pointers have in common
+
+    def ask() -> tuple[dict[str, View], Settings]:
+        views = {name: _view(name, t) for name, t in zip(names, (*tensors, *results)) if t is not None}
+        return views, Settings(*others)
+
+    q = tensors[0]
+    assert q is not None
+    key, seeds = tuple(question), (settings[0] % 2**64, settings[1] % 2**64)
     if not q.is_cuda:
-        _call.run(views, settings, seeds)
+        _call.answer(key, pointers, ask, seeds)
         return
     workspace = []
 
@@ -63,33 +108,28 @@ def _run(views: dict[str, View], q: Tensor, seed: int, seed_offset: int, setting
         workspace.append(torch.empty(size, dtype=torch.uint8, device=q.device))
         return int(workspace[0].data_ptr())
 
-    _call.run(views, settings, seeds, torch.cuda.current_stream(q.device).cuda_stream, allocate)
-
-
-def _input_views(tensors: tuple[Optional[Tensor], ...]) -> dict[str, View]:
-    return {name: _view(name, t) for name, t in zip(_INPUTS, tensors) if t is not None}
+    _call.answer(key, pointers, ask, seeds, _raw_stream(q.get_device()), allocate)
 
 
 def _empty_outputs(tensors: tuple[Optional[Tensor], ...]) -> tuple[Tensor, Tensor]:
     q, v = tensors[0], tensors[2]
     assert q is not None and v is not None
-    if q.dim() < 3 or v.dim() < 1:
-        raise ValueError(f"q: has shape {list(q.shape)}; must be [batch, tokens, heads, dim] or [tokens, heads, dim]")
+    for name, t in (("q", q), ("v", v)):
+        if t.dim() < 3:
+            raise ValueError(f"{name}: has shape {list(t.shape)}; must be [batch, tokens, heads, dim] or "
+                             "[tokens, heads, dim]")
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse_type = torch.float64 if q.dtype == torch.float64 else torch.float32
     return o, q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=lse_type)
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    tensors, (seed, seed_offset, *settings) = arguments[:_TENSORS], arguments[_TENSORS:]
-    tensors = (*(_rows(t) for t in tensors[:3]), *tensors[3:])
+    tensors = _tensors(arguments)
     o, lse = _empty_outputs(tensors)
-    views = _input_views(tensors)
-    if has_padding(views):
+    if tensors[_CU_SEQLENS_Q] is not None or tensors[_SEQUSED_Q] is not None:  # rows that belong to no sequence
         o.zero_()
         lse.fill_(-math.inf)
-    views["o"], views["lse"] = _view("o", o), _view("lse", lse)
-    _run(views, tensors[0], seed, seed_offset, Settings(*settings))
+    _run(_FORWARD, tensors, (o, lse), arguments[_TENSORS:])
     return o, lse
 
 
@@ -108,18 +148,13 @@ def _empty_gradients(tensors: tuple[Optional[Tensor], ...], wanted: list[bool]) 
 
 def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: list[bool],
               *arguments: Any) -> tuple[Tensor, ...]:
-    tensors, (seed, seed_offset, *settings) = arguments[:_TENSORS], arguments[_TENSORS:]
-    tensors = (*(_rows(t) for t in tensors[:3]), *tensors[3:])
+    tensors = _tensors(arguments)
     gradients = _empty_gradients(tensors, wanted)
     if not any(wanted):
         return gradients
-    views = _input_views(tensors)
-    d_o = _rows(d_o)  # has to live as long as its view
-    views.update(o=_view("o", o), lse=_view("lse", lse), d_o=_view("d_o", d_o))
-    if d_lse is not None:
-        views["d_lse"] = _view("d_lse", d_lse)
-    views.update({name: _view(name, g) for name, g, want in zip(GRADIENTS, gradients, wanted) if want})
-    _run(views, tensors[0], seed, seed_offset, Settings(*settings))
+    names = [name for name, want in zip(GRADIENTS, wanted) if want]
+    results = [gradient for gradient, want in zip(gradients, wanted) if want]
+    _run((*_BACKWARD, *names), (*tensors, o, lse, _rows(d_o), d_lse), results, arguments[_TENSORS:])
     return gradients
 
 
@@ -143,7 +178,7 @@ def _differentiate(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> 
     if (d_o is None and d_lse is None) or not any(wanted):
         return tuple(results)
     d_o = torch.zeros_like(o) if d_o is None else d_o
-    gradients = torch.ops.tessera.backward(d_o, d_lse, o, lse, wanted, *tensors, *ctx.settings)
+    gradients = _backward_operator(d_o, d_lse, o, lse, wanted, *tensors, *ctx.settings)
     for place, gradient, want in zip(_INPUT_OF_GRADIENT, gradients, wanted):
         if want:
             results[place] = gradient
@@ -167,6 +202,8 @@ torch.library.register_fake("tessera::backward", _backward_fake, lib=_library)
 torch.library.register_autograd("tessera::forward", _differentiate, setup_context=_save_for_backward, lib=_library)
 torch.library.register_autograd("tessera::backward", _refuse, lib=_library)
 
+_forward_operator, _backward_operator = torch.ops.tessera.forward.default, torch.ops.tessera.backward.default
+
 
 # --- the function to call --------------------------------------------------------------------------------------------
 
@@ -177,7 +214,7 @@ def _signed(value: int) -> int:
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor, parsed: Parsed) -> tuple[Tensor, Tensor, Tensor]:
     """Under autocast q, k and v take its type, and so does a 16-bit bias."""
-    kind = q.device.type
+    kind = "cuda" if q.is_cuda else "cpu"
     if not torch.is_autocast_enabled(kind) or q.dtype == torch.float64:
         return q, k, v
     dtype = torch.get_autocast_dtype(kind)
@@ -199,7 +236,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **op
     if parsed.settings.dropout > 0 and parsed.seed is None and "rng" not in tensors:
         tensors["rng"] = torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     q, k, v = _autocast(q, k, v, parsed)
-    optional = [tensors.get(name) for name in _OPTIONAL]
-    o, lse = torch.ops.tessera.forward(q, k, v, *optional, _signed(parsed.seed or 0), _signed(parsed.seed_offset),
-                                       *parsed.settings)
+    optional = [tensors.get(name) for name in _OPTIONAL] if tensors else _NO_TENSORS
+    o, lse = _forward_operator(q, k, v, *optional, _signed(parsed.seed or 0), _signed(parsed.seed_offset),
+                               *parsed.settings)
     return (o, lse) if return_lse else o

@@ -1,16 +1,20 @@
-"""python -m tessera.bench: a small comparison on the CPU, its table, JSON and picture; the host's time per call."""
+"""python -m tessera.bench: a small comparison, its table, JSON, picture; the host's time per call; how it measures."""
 import json
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from tessera import bench  # noqa: E402
+import tessera.torch  # noqa: E402
+from tessera import _measure, bench  # noqa: E402
+from tessera._options import Settings  # noqa: E402
 
-SMALL = ["--device", "cpu", "--dtype", "float32", "--batch", "1", "--heads", "1", "--dims", "16"]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SMALL = ["--dtype", "float32", "--batch", "1", "--heads", "1", "--dims", "16"]
 
 
-def test_comparison(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("device", DEVICES)
+def test_comparison(tmp_path, capsys, monkeypatch, device):
     monkeypatch.setattr("tessera._measure.SHORTEST_BURST", 1e-5)
     picture = tmp_path / "speed.png"
     draw = ["--png", str(picture)]
@@ -18,7 +22,7 @@ def test_comparison(tmp_path, capsys, monkeypatch):
         import matplotlib  # noqa: F401
     except ImportError:
         draw = []
-    bench.main([*SMALL, "--tokens", "16", "32", "--json", str(tmp_path / "speed.json"), *draw])
+    bench.main([*SMALL, "--device", device, "--tokens", "16", "32", "--json", str(tmp_path / "speed.json"), *draw])
     report = json.loads((tmp_path / "speed.json").read_text())
     assert len(report["rows"]) == 2 * 2 * 2  # lengths, masks, passes
     for row in report["rows"]:
@@ -27,11 +31,40 @@ def test_comparison(tmp_path, capsys, monkeypatch):
     assert "N=32     D=16   causal  forward+backward" in capsys.readouterr().out
 
 
-def test_overhead(capsys):
-    bench.main([*SMALL, "--overhead"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_overhead(capsys, device):
+    bench.main([*SMALL, "--device", device, "--overhead"])
     assert "tessera::forward" in capsys.readouterr().out
 
 
 def test_operations():
     assert bench._operations(2, 3, 10, 4, causal=False, backward=False) == 4 * 2 * 3 * 100 * 4
     assert bench._operations(2, 3, 10, 4, causal=True, backward=True) == 4 * 2 * 3 * 100 * 4 / 2 * 3.5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_planned_pass(device):
+    q, k, v = (torch.randn(2, 40, 3, 16, device=device, requires_grad=True) for _ in range(3))
+    expected, expected_lse = tessera.torch.attention(q, k, v, causal=True, return_lse=True)
+    o, lse = torch.empty_like(expected), torch.empty_like(expected_lse)
+    forward = _measure.PlannedPass(Settings(causal=1), q=q, k=k, v=v, o=o, lse=lse)
+    assert forward.kernel and forward.description
+    forward()
+    assert torch.equal(o, expected) and torch.equal(lse, expected_lse)
+    d_o, gradients = torch.randn_like(o), [torch.empty_like(x) for x in (q, k, v)]
+    named = dict(zip(("dq", "dk", "dv"), gradients))
+    _measure.PlannedPass(Settings(causal=1), q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, **named)()
+    for x, y in zip(gradients, torch.autograd.grad(expected, (q, k, v), d_o)):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [False, True])
+def test_cold_measurements(graphs):
+    """A matrix product of eight times the work takes longer."""
+    small, large = (torch.randn(n, n, device="cuda") for n in (1024, 2048))
+    calls = {"small": [lambda: small @ small] * 2, "large": [lambda: large @ large]}
+    times, methods = _measure.measure_cold(calls, graphs, rounds=2, seconds=1e-3)
+    assert set(methods.values()) == {"graph" if graphs else "flushed"}
+    assert all(len(values) == 2 and min(values) > 0 for values in times.values())
+    assert 2 * min(times["small"]) < min(times["large"])

@@ -10,10 +10,14 @@ from tessera.flash_attn import (flash_attn_func, flash_attn_kvpacked_func, flash
                                 flash_attn_varlen_func)
 
 
-@pytest.fixture
-def qkv():
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def qkv(request):
     torch.manual_seed(1)
-    return torch.randn(2, 40, 3, 4, 16, requires_grad=True)
+    return torch.randn(2, 40, 3, 4, 16, device=request.param, requires_grad=True)
+
+
+def close(x, exact):
+    assert_close(x.detach().cpu(), exact.detach().cpu())
 
 
 def test_packings_agree(qkv):
@@ -21,8 +25,8 @@ def test_packings_agree(qkv):
     q, k, v = qkv.unbind(2)
     exact_o, exact_lse = eager.attention(*(x.detach().double() for x in (q, k, v)), causal=True, window=(9, 0))
     assert nothing is None
-    assert_close(o.detach(), exact_o)
-    assert_close(lse.detach(), exact_lse)
+    close(o, exact_o)
+    close(lse, exact_lse)
     assert torch.equal(o, flash_attn_func(q, k, v, causal=True, window_size=(9, 0)))
     assert torch.equal(o, flash_attn_kvpacked_func(q, qkv[:, :, 1:], causal=True, window_size=(9, 0)))
     o.sum().backward()
@@ -33,12 +37,12 @@ def test_diagonal_ends_in_the_corner(qkv):
     q, k, v = (x.detach() for x in qkv.unbind(2))
     o = flash_attn_func(q[:, :7], k, v, 0.0, 0.3, True)
     assert torch.equal(o, flash_attn_func(q[:, :7], k, v, softmax_scale=0.3, window_size=(-1, 0)))
-    assert_close(o, eager.attention(q[:, :7].double() * 0.3 * 4, k.double(), v.double(), causal=True)[0])
+    close(o, eager.attention(q[:, :7].double() * 0.3 * 4, k.double(), v.double(), causal=True)[0])
 
 
 def test_varlen(qkv):
     q, k, v = (x[0].detach() for x in qkv.unbind(2))
-    cu = torch.tensor([0, 11, 40], dtype=torch.int32)
+    cu = torch.tensor([0, 11, 40], dtype=torch.int32, device=qkv.device)
     o, lse, _ = flash_attn_varlen_func(q, k, v, cu, cu, 29, 29, causal=True, softcap=5.0, return_attn_probs=True)
     assert lse.shape == (4, 40)
     for begin, end in ((0, 11), (11, 40)):
@@ -48,7 +52,7 @@ def test_varlen(qkv):
 
 def test_refusals(qkv):
     q, k, v = qkv.unbind(2)
-    cu = torch.tensor([0, 40], dtype=torch.int32)
+    cu = torch.tensor([0, 40], dtype=torch.int32, device=qkv.device)
     with pytest.raises(NotImplementedError, match="block_table: is given"):
         flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 40, 40, block_table=cu)
     with pytest.raises(NotImplementedError, match="return_attn_probs: is True while dropout_p is 0.1"):

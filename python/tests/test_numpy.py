@@ -185,12 +185,18 @@ def test_plan_and_info(rng):
 
 def test_plans_are_kept_and_dropped(rng):
     from tessera import _call
-    _call.idle.calls.clear()
-    for length in range(1, _call.KEPT_CALLS + 10):
+    _call.questions.kept.clear()
+    often = np.ones((1, 1, 2, 4), np.float32)
+    tessera.attention(often, often, often)
+    (first,) = _call.questions.kept.values()
+    (call,) = first.idle
+    for length in range(1, _call.KEPT_QUESTIONS + 10):
         q = np.ones((1, length, 1, 4), np.float32)
-        for _ in range(2):
-            assert_close(tessera.attention(q, q, q), q)
-    assert len(_call.idle.calls) == _call.KEPT_CALLS
+        for array in (q, q, often):
+            assert_close(tessera.attention(array, array, array), array)
+    assert len(_call.questions.kept) == _call.KEPT_QUESTIONS
+    assert all(len(question.idle) == 1 for question in _call.questions.kept.values())
+    assert first in _call.questions.kept.values() and first.idle == [call]  # what is used is not dropped
 
 
 ERRORS = [

@@ -55,6 +55,24 @@ def test_gradients(device, dtype, name):
         close(x.grad, y.grad, dtype, factor=3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_usual_head_dims(device, dtype, dim):
+    """More than one tile in both directions, grouped heads: the shapes for which there are fast kernels."""
+    shapes = (1, 300, 4, dim), (1, 400, 2, dim), (1, 400, 2, dim)
+    ours = [torch.randn(s, device=device).to(dtype).requires_grad_() for s in shapes]
+    exact = doubles(*ours)
+    o, lse = tessera.torch.attention(*ours, causal=True, return_lse=True)
+    exact_o, exact_lse = eager.attention(*exact, causal=True)
+    close(o, exact_o, dtype)
+    close(lse, exact_lse)
+    d_o = torch.randn_like(o)
+    o.backward(d_o)
+    exact_o.backward(d_o.double())
+    for x, y in zip(ours, exact):
+        close(x.grad, y.grad, dtype)
+
+
 def test_gradients_of_bias_sinks_and_lse(device):
     q, k, v = inputs(device)
     bias = torch.randn(1, HQ, NQ, NK, device=device, requires_grad=True)
@@ -110,6 +128,25 @@ def test_layouts(device):
     assert torch.equal(tessera.attention(q, k, v), o)
     forward, _ = tessera.forward(q, k, v)
     assert torch.equal(forward, o) and forward.device == q.device
+
+
+def test_questions_are_told_apart(device):
+    """Whatever a plan depends on takes part in how the operator remembers it."""
+    q, k, v = inputs(device, torch.float16, requires_grad=False)
+    room = torch.empty(q.numel() + 1, dtype=q.dtype, device=device)
+    unaligned = room[1:].view(q.shape).copy_(q)
+    mask = torch.ones(1, 1, NQ, NK, dtype=torch.bool, device=device).tril()
+    cases = [((q, k, v), {}), ((unaligned, k, v), {}), ((q, k, v), {"mask": mask}), ((q, k, v), {"bias": mask.half()}),
+             ((q, k, v), {"causal": True}), ((q[:, :20], k, v), {}), ((q, k[:, :, :1], v[:, :, :1]), {}),
+             ((q.float(), k.float(), v.float()), {}), ((q, k, v), {"scale": 0.5})]
+    alone = []
+    for arrays, options in cases:
+        tessera._call.questions.kept.clear()
+        alone.append(tessera.torch.attention(*arrays, **options))
+    for _ in range(2):
+        for (arrays, options), expected in zip(cases, alone):
+            assert torch.equal(tessera.torch.attention(*arrays, **options), expected)
+    assert len(tessera._call.questions.kept) == len(cases)
 
 
 def test_core_backward(device):
@@ -237,6 +274,10 @@ def test_errors(device):
         tessera.torch.attention(q.to(torch.complex64), k, v)
     with pytest.raises(ValueError, match="q: has shape"):
         tessera.torch.attention(q[0, 0], k, v)
+    with pytest.raises(ValueError, match="v: has shape"):
+        tessera.torch.attention(q, k, v[0, 0, 0, 0])
+    with pytest.raises(ValueError, match="k: has 0 dimensions; tensors have 1 to 4"):
+        tessera.torch.attention(q, k[0, 0, 0, 0], v)
 
 
 def test_mixed_libraries():
@@ -265,7 +306,7 @@ def test_current_stream():
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(200_000_000)  # cycles: about a tenth of a second
         for target, source in zip(late, (q, k, v)):
             target.copy_(source)
         o = tessera.torch.attention(*late)
@@ -273,6 +314,22 @@ def test_current_stream():
     assert not stream.query()  # nothing has waited for the GPU
     stream.synchronize()
     assert torch.equal(o, expected) and torch.equal(from_core, expected)
+
+
+@pytest.mark.gpu
+def test_given_stream():
+    q, k, v = inputs("cuda", requires_grad=False)
+    ends_q, ends_k = (torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, 20, NQ - 2], [0, 31, NK]))
+    expected = tessera.forward(q[0], k[0], v[0], cu_seqlens_q=ends_q, cu_seqlens_k=ends_k)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+    results = tessera.forward(q[0], k[0], v[0], cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, stream=stream.cuda_stream)
+    assert not stream.query() and torch.cuda.current_stream().query()
+    stream.synchronize()
+    for x, y in zip(results, expected):
+        assert torch.equal(x, y)
 
 
 @pytest.mark.gpu
