@@ -32,7 +32,7 @@ void replace_once(std::string& text, const std::string& from, const std::string&
 
 // `from` once in the text; before it comes a stamp of event `event` and tile n.
 void stamp_before(std::string& text, const std::string& from, Event event) {
-  replace_once(text, from, format("trace(stamps, %d, n - first); ", static_cast<int>(event)) + from);
+  replace_once(text, from, format("trace(stamps, %d, n - tiles.first); ", static_cast<int>(event)) + from);
 }
 
 // The unit of a step with stamps. Lane 0 of each warp writes stamps[block][warp][tile][event]; after those of all

@@ -2,7 +2,7 @@
 // read from global memory each time. No atomics, so deterministic. Device text; docs/algorithm.md, "Backward".
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "simt/kernel/naive.cuh"
 
 namespace tessera::simt {
 
@@ -38,7 +38,9 @@ __device__ void naive_backward_queries(const BackwardParams& p) {
   const float lse2 = p.lse2[at], delta = p.delta[at];
 
   const Range keys = lse2 == -minus_infinity<float> ? Range{} : visible_keys(s.mask, {i, i + 1});
-  for (Int64 j = keys.begin; j < keys.end; ++j) {
+  const Range together = visible_keys(s.mask, rows_of_warp(i, s.nq));
+  for (Int64 j = together.begin; j < together.end; ++j) {
+    if (j < keys.begin || j >= keys.end) continue;
     const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
     const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
     const float dS = pair_gradient(q, k, d_o, v, lse2, delta).dS;
@@ -63,8 +65,10 @@ __device__ void naive_backward_keys(const BackwardParams& p) {
   for (int d = 0; d < config.Dv; ++d) v[d] = to_float(v_row[d]);
 
   const Range queries = visible_queries(s.mask, {j, j + 1});
+  const Range together = visible_queries(s.mask, rows_of_warp(j, s.nk));
   for (Int32 h = place.h; h < place.h + p.x.Hq / p.x.Hk; ++h)
-    for (Int64 i = queries.begin; i < queries.end; ++i) {
+    for (Int64 i = together.begin; i < together.end; ++i) {
+      if (i < queries.begin || i >= queries.end) continue;
       const Int64 at = h * p.row_head + place.b * p.row_batch + s.q_begin + i;
       if (p.lse2[at] == -minus_infinity<float>) continue;
       const auto* q = row_of<config.element>(p.x.q, place.b, s.q_begin + i, h);

@@ -2,7 +2,7 @@
 // The control group. Device text; implements docs/algorithm.md, "Online softmax".
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "simt/kernel/naive.cuh"
 
 namespace tessera::simt {
 
@@ -19,11 +19,12 @@ __device__ void naive_forward(const ForwardParams& p) {
   const auto* q_row = row_of<config.element>(p.x.q, place.b, s.q_begin + i, place.h);
   for (int d = 0; d < config.D; ++d) q[d] = to_float(q_row[d]);
 
-  const Range keys = visible_keys(s.mask, {i, i + 1});
+  const Range keys = visible_keys(s.mask, {i, i + 1}), together = visible_keys(s.mask, rows_of_warp(i, s.nq));
   constexpr Int64 chain = 64;  // longer chains of additions drift when the terms have one sign (docs/numerics.md)
-  for (Int64 begin = keys.begin; begin < keys.end; begin += chain) {
+  for (Int64 begin = together.begin; begin < together.end; begin += chain) {
     float part[config.Dv] = {};
-    for (Int64 j = begin; j < lesser(begin + chain, keys.end); ++j) {
+    for (Int64 j = begin; j < lesser(begin + chain, together.end); ++j) {
+      if (j < keys.begin || j >= keys.end) continue;
       const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
       float S = 0;
       for (int d = 0; d < config.D; ++d) S += q[d] * to_float(k[d]);
