@@ -101,7 +101,7 @@ class Context:
         return int(self._call("device_ordinal", _OrdinalGet, context=self._frame.context).ordinal)
 
     def allocate(self, size: int) -> int:
-        data = self._call("memory_allocate", _Allocate, context=self._frame.context, size=size, alignment=64).data
+        data = self._call("memory_allocate", _Allocate, context=self._frame.context, size=size, alignment=16).data
         self._memory.append((size, data))
         return int(data)
 

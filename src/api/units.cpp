@@ -14,6 +14,11 @@ namespace tessera::api {
 std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& target) {
   const std::string variant = text(name_of(problem.q_type), " D=", text_of(HeadDims{problem.D, problem.Dv}));
   std::vector<GpuPlan> plans;
+  const sm90::ForwardPlan hopper = sm90::plan_forward(problem, target);
+  plans.push_back({"hopper", {}, hopper.reason});
+  if (hopper.reason.empty())
+    plans.back().units = {{"hopper_forward", variant, {sm90::forward_unit_text(hopper.config), target.architecture()}},
+                          {"hopper_restart", variant, {sm90::restart_unit_text(), target.architecture()}}};
   for (const simt::Rung& rung : simt::rungs()) {
     GpuPlan& plan = plans.emplace_back(GpuPlan{rung.name, {}, simt::common_refusal(problem)});
     if (!plan.reason.empty()) continue;
@@ -23,12 +28,6 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
       plan.units.push_back(
           {step.function.name, variant, {simt::unit_text(step.function, step.config), target.architecture()}});
   }
-  // Last: a call gets it only by its name.
-  const sm90::ForwardPlan hopper = sm90::plan_forward(problem, target);
-  plans.push_back({"hopper", {}, hopper.reason});
-  if (hopper.reason.empty())
-    plans.back().units.push_back(
-        {"hopper_forward", variant, {sm90::forward_unit_text(hopper.config), target.architecture()}});
   return plans;
 }
 

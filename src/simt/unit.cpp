@@ -5,24 +5,24 @@
 
 namespace tessera::simt {
 
-namespace {
-
-std::string name_of(Element element) {
+std::string spelled(Element element) {
   const char* names[] = {"f32", "f16", "bf16", "none"};
   return text("tessera::simt::Element::", names[static_cast<int>(element)]);
 }
-const char* name_of(bool value) { return value ? "true" : "false"; }
+const char* spelled(bool value) { return value ? "true" : "false"; }
+
+namespace {
 
 std::string config_text(const Config& c) {
-  return text("{.threads = ", c.threads, ", .D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", name_of(c.element),
-              ", .o = ", name_of(c.o), ", .d_o = ", name_of(c.d_o), ", .dq = ", name_of(c.dq),
-              ", .dk = ", name_of(c.dk), ", .dv = ", name_of(c.dv), ", .dbias = ", name_of(c.dbias),
+  return text("{.threads = ", c.threads, ", .D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
+              ", .o = ", spelled(c.o), ", .d_o = ", spelled(c.d_o), ", .dq = ", spelled(c.dq),
+              ", .dk = ", spelled(c.dk), ", .dv = ", spelled(c.dv), ", .dbias = ", spelled(c.dbias),
               ", .block_rows = ", c.block_rows, ", .block_cols = ", c.block_cols,
               ", .rows_per_thread = ", c.rows_per_thread, ", .stages = ", c.stages,
-              ", .blocks_per_sm = ", c.blocks_per_sm, ", .tensor_cores = ", name_of(c.tensor_cores),
-              ", .wide_loads = ", name_of(c.wide_loads), ", .own_delta = ", name_of(c.own_delta),
-              ", .softcap = ", name_of(c.softcap), ", .alibi = ", name_of(c.alibi), ", .mask = ", name_of(c.mask),
-              ", .dropout = ", name_of(c.dropout), ", .bias = ", name_of(c.bias), "}");
+              ", .blocks_per_sm = ", c.blocks_per_sm, ", .tensor_cores = ", spelled(c.tensor_cores),
+              ", .wide_loads = ", spelled(c.wide_loads), ", .own_delta = ", spelled(c.own_delta),
+              ", .softcap = ", spelled(c.softcap), ", .alibi = ", spelled(c.alibi), ", .mask = ", spelled(c.mask),
+              ", .dropout = ", spelled(c.dropout), ", .bias = ", spelled(c.bias), "}");
 }
 
 }  // namespace

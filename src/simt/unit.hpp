@@ -19,4 +19,8 @@ struct Function {
 
 std::string unit_text(const Function& function, const Config& config);
 
+// As device text writes them.
+std::string spelled(Element element);
+const char* spelled(bool value);
+
 }  // namespace tessera::simt

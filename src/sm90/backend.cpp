@@ -1,5 +1,6 @@
 // The Hopper kernels as kernels of the library: tensor maps and launches; see kernels.hpp.
 #include <cstring>
+#include <numbers>
 
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
@@ -45,9 +46,10 @@ class HopperPlan : public KernelPlan {
       problem(problem), plan(plan),
       kernel(cuda::find_kernel(forward_unit_text(plan.config), simt::kernel_symbol, problem.device.id)) {
     kernel->allow_shared(static_cast<unsigned>(layout_of(plan.config).bytes));
+    if (counts()) restart = cuda::find_kernel(restart_unit_text(), simt::kernel_symbol, problem.device.id);
   }
 
-  std::size_t workspace_bytes() const override { return 0; }
+  std::size_t workspace_bytes() const override { return counts() ? sizeof(UInt32) : 0; }
 
   std::string describe() const override {
     const Config& c = plan.config;
@@ -59,48 +61,57 @@ class HopperPlan : public KernelPlan {
   void run(const Call& call) const override {
     if (plan.tiles == 0) return;
     const cuda::CurrentDevice current(problem.device.id);
+    const auto stream = static_cast<cuda::StreamHandle>(call.execution.stream);
+    auto* taken = counts() ? static_cast<UInt32*>(call.execution.workspace) : nullptr;
+    if (taken) {
+      void* arguments[] = {&taken};
+      restart->launch({.grid = {1}, .block = {1}, .stream = stream}, arguments);
+    }
     ForwardParams params{.q = tensor_map(call.inputs.q, 64),
                          .k = tensor_map(call.inputs.k, plan.config.block_keys),
                          .v = tensor_map(call.inputs.v, plan.config.block_keys),
                          .o = tensor_map(call.outputs.o, 64),
                          .call = simt::forward_params(problem, call),
                          .Dv = static_cast<Int32>(problem.Dv),
+                         .factor = static_cast<float>(score_scale(problem, plan.config) * std::numbers::log2e),
                          .tiles = static_cast<Int32>(plan.tiles),
                          .tiles_per_head = plan.tiles_per_head,
-                         .section = plan.section};
+                         .section = plan.section,
+                         .taken = taken};
+    params.call.x.scale = static_cast<float>(score_scale(problem, plan.config));
     void* arguments[] = {&params};
     kernel->launch({.grid = {static_cast<unsigned>(plan.grid)},
                     .block = {static_cast<unsigned>(threads_of(plan.config))},
                     .shared_bytes = static_cast<unsigned>(layout_of(plan.config).bytes),
-                    .stream = static_cast<cuda::StreamHandle>(call.execution.stream)},
+                    .stream = stream,
+                    .programmatic = taken != nullptr},
                    arguments);
   }
 
  private:
+  // Whether blocks take tiles as they come to them.
+  bool counts() const { return plan.varied && plan.grid < plan.tiles; }
+
   Problem problem;
   ForwardPlan plan;
-  const cuda::LoadedKernel* kernel;
+  const cuda::LoadedKernel *kernel, *restart = nullptr;
 };
 
 class HopperKernel : public Kernel {
  public:
   const char* name() const override { return "hopper"; }
-  PlanOrReason plan(const Problem& p, const Execution& execution) const override {
-    ForwardPlan plan = plan_for(p, execution);
+  PlanOrReason plan(const Problem& p, const Execution&) const override {
+    ForwardPlan plan = plan_for(p);
     if (!plan.reason.empty()) return {nullptr, std::move(plan.reason)};
     return {std::make_unique<HopperPlan>(p, plan), ""};
   }
-  std::string refusal(const Problem& p, const Execution& execution) const override {
-    return plan_for(p, execution).reason;
-  }
+  std::string refusal(const Problem& p, const Execution&) const override { return plan_for(p).reason; }
 
  private:
-  static ForwardPlan plan_for(const Problem& p, const Execution& execution) {
+  static ForwardPlan plan_for(const Problem& p) {
     ForwardPlan plan;
     if (p.device.type != DeviceType::cuda)
       plan.reason = text("device is ", name_of(p.device), "; this kernel runs on cuda");
-    else if (!execution.kernel)
-      plan.reason = "kernel is not given; this one is new, and taken only when asked for by its name";
     else if (const std::string& missing = cuda::find_driver().reason; !missing.empty())
       plan.reason = missing;
     else

@@ -9,40 +9,61 @@ namespace tessera::sm90 {
 using simt::Element;
 
 struct Config {
-  int D = 128, Dv = 128;  // multiples of 64: what the tensors lack is 0 in shared memory
-  Element element = Element::bf16;
-  int warpgroups = 2;    // that compute, of 64 queries each; one more loads
-  int block_keys = 128;  // keys of a tile
-  int stages = 2;        // tiles of K, and of V, in shared memory
-  bool O_in_Q = false;   // O leaves through Q's memory; otherwise it has its own, and the next Q comes earlier
+  int D = 128, Dv = 128;                               // multiples of 64: what the tensors lack is 0 in shared memory
+  Element element = Element::bf16, o = Element::bf16;  // of Q, K and V; of O: the same, or f32
+  int warpgroups = 2;                                  // that compute, of 64 queries each; one more loads
+  int block_keys = 128;                                // keys of a tile
+  int stages = 2;                                      // tiles of K, and of V, in shared memory
+  int q_stages = 1;  // tiles of Q: with two, the next one comes while this one is in use
+  // Registers of P: with two, softmax writes one while the tensor cores read the other, and needs no maximum of its
+  // tile. With one, it works in the scores' place, and leaves more registers to O.
+  int p_buffers = 2;
+  bool stages_O = true;  // O leaves by way of shared memory and a tensor copy; otherwise from registers
+  // S is the sum of two products, of half the dims each: what tensor cores cut off a sum grows with its length.
+  bool halves_S = false;
+  // Scores are computed one by one, with whichever options are on, not as scale times S.
+  bool general = false, softcap = false, alibi = false, mask = false, dropout = false;
+  Element bias = Element::none;
 
   constexpr bool operator==(const Config&) const = default;
 };
 
+// The options of scores, as the ladder's text wants them.
+constexpr simt::Config scores_of(const Config& c) {
+  return {.softcap = c.softcap, .alibi = c.alibi, .mask = c.mask, .dropout = c.dropout, .bias = c.bias};
+}
+
 constexpr int rows_of(const Config& c) { return 64 * c.warpgroups; }
 constexpr int threads_of(const Config& c) { return 128 * (c.warpgroups + 1); }
 
+// Tiles of keys that a warpgroup may pass over, because only others see them, while its last P waits for its V: what
+// comes after that V must find room in the ring. Of three warpgroups the middle one may pass over some at either end.
+constexpr int most_passed(const Config& c) { return (c.stages - 1) / (c.warpgroups - 1); }
+
 // Registers of a thread, by role (setmaxnreg): what the launch allocates evenly is dealt out anew.
-constexpr int producer_registers(const Config& c) { return c.warpgroups == 2 ? 40 : 32; }
-constexpr int consumer_registers(const Config& c) { return c.warpgroups == 2 ? 232 : 160; }
+constexpr int producer_registers(const Config&) { return 40; }
+constexpr int consumer_registers(const Config& c) { return c.warpgroups == 2 ? 232 : 152; }
+
+// Tiles of queries that are described in shared memory: in work, and to come.
+inline constexpr int work_slots = 4, work_bytes = 128;
 
 // Byte offsets. Tiles begin at multiples of 1024, as the 128-byte swizzle demands.
 struct Layout {
-  int Q, K, V, O, barriers, bytes;  // Q, O: one tile of 64 rows per warpgroup
+  int Q, K, V, O, work, barriers, bytes;  // Q, O: tiles of 64 rows, one per (stage and) warpgroup
   int q_bytes, k_bytes, v_bytes, o_bytes;
 };
 
 constexpr Layout layout_of(const Config& c) {
   Layout l{};
-  l.q_bytes = 64 * c.D * 2, l.o_bytes = 64 * c.Dv * 2;
+  l.q_bytes = 64 * c.D * 2, l.o_bytes = c.stages_O ? 64 * c.Dv * 2 : 0;
   l.k_bytes = c.block_keys * c.D * 2, l.v_bytes = c.block_keys * c.Dv * 2;
   l.Q = 0;
-  l.K = l.Q + c.warpgroups * l.q_bytes;
+  l.K = l.Q + c.q_stages * c.warpgroups * l.q_bytes;
   l.V = l.K + c.stages * l.k_bytes;
-  const int end = l.V + c.stages * l.v_bytes;
-  l.O = c.O_in_Q ? l.Q : end;
-  l.barriers = c.O_in_Q ? end : end + c.warpgroups * l.o_bytes;
-  l.bytes = l.barriers + 8 * (2 * c.warpgroups + 4 * c.stages);
+  l.O = l.V + c.stages * l.v_bytes;
+  l.work = l.O + c.warpgroups * l.o_bytes;
+  l.barriers = l.work + work_slots * work_bytes;
+  l.bytes = l.barriers + 8 * 2 * (c.q_stages * c.warpgroups + 2 * c.stages + work_slots);
   return l;
 }
 

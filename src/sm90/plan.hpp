@@ -14,8 +14,13 @@ struct ForwardPlan {
   Config config;
   int tiles_per_head = 0, section = 1, grid = 0;  // see ForwardParams
   std::int64_t tiles = 0;
-  std::string reason;  // why there is no plan: names the option, its value and the rule
+  bool varied = false;  // tiles differ in their work: blocks take them as they come to them
+  std::string reason;   // why there is no plan: names the option, its value and the rule
 };
+
+// The scale of scores, and what the tensor cores lose: they cut off what does not fit into a sum's f32, so that sums of
+// products of one sign come out too small by about this share (docs/numerics.md, "Tensor cores").
+double score_scale(const Problem& problem, const Config& config);
 
 ForwardPlan plan_forward(const Problem& problem, const cuda::Target& target);
 

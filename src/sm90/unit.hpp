@@ -10,4 +10,6 @@ namespace tessera::sm90 {
 
 std::string forward_unit_text(const Config& config);
 
+std::string restart_unit_text();  // sm90/kernel/restart.cuh
+
 }  // namespace tessera::sm90

@@ -1,85 +1,17 @@
-// The Hopper forward kernel: one warp copies tiles of K and V into rings of shared memory, two or three warpgroups of
-// 64 queries each multiply them on the tensor cores. The softmax of one tile runs while O takes in the tile before, and
-// while the other warpgroups multiply. Device text; implements docs/algorithm.md, "Online softmax".
+// The Hopper forward kernel: a scheduler and a loader (loader.cuh) feed two or three warpgroups, which multiply on the
+// tensor cores, 64 queries each. The softmax of one tile runs while O takes in the tile before; the first S of the next
+// queries is multiplied together with the last PV of these. Device text; implements docs/algorithm.md, "Online
+// softmax".
 #pragma once
 
+#include "simt/kernel/scores.cuh"
+#include "sm90/kernel/loader.cuh"
 #include "sm90/kernel/softmax.cuh"
-#include "sm90/kernel/work.cuh"
-#include "sm90/ptx/barrier.cuh"
-#include "sm90/ptx/tma.cuh"
 #include "sm90/ptx/wgmma.cuh"
 
 namespace tessera::sm90 {
 
-template <Config config>
-struct Shared {
-  static constexpr Layout layout = layout_of(config);
-  unsigned char* const base;
-
-  __device__ UInt32 Q(int warpgroup) const { return shared_address(base) + layout.Q + warpgroup * layout.q_bytes; }
-  __device__ UInt32 K(int stage) const { return shared_address(base) + layout.K + stage * layout.k_bytes; }
-  __device__ UInt32 V(int stage) const { return shared_address(base) + layout.V + stage * layout.v_bytes; }
-  __device__ UInt32 O(int warpgroup) const { return shared_address(base) + layout.O + warpgroup * layout.o_bytes; }
-
-  // full: the producer's bytes are here. empty: the consumers no longer read them.
-  __device__ Barrier& q_full(int warpgroup) const { return barrier(warpgroup); }
-  __device__ Barrier& q_empty(int warpgroup) const { return barrier(config.warpgroups + warpgroup); }
-  __device__ Barrier& k_full(int stage) const { return barrier(2 * config.warpgroups + stage); }
-  __device__ Barrier& k_empty(int stage) const { return barrier(2 * config.warpgroups + config.stages + stage); }
-  __device__ Barrier& v_full(int stage) const { return barrier(2 * config.warpgroups + 2 * config.stages + stage); }
-  __device__ Barrier& v_empty(int stage) const { return barrier(2 * config.warpgroups + 3 * config.stages + stage); }
-
-  __device__ void init_barriers() const {
-    for (int w = 0; w < config.warpgroups; ++w) q_full(w).init(1), q_empty(w).init(1);
-    for (int s = 0; s < config.stages; ++s) {
-      k_full(s).init(1), k_empty(s).init(config.warpgroups);
-      v_full(s).init(1), v_empty(s).init(config.warpgroups);
-    }
-    publish_barriers();
-  }
-
- private:
-  __device__ Barrier& barrier(int n) const { return reinterpret_cast<Barrier*>(base + layout.barriers)[n]; }
-};
-
-// --- the producer: one thread
-
-template <Config config>
-__device__ void produce(const ForwardParams& p, const Shared<config>& shared) {
-  constexpr Layout layout = layout_of(config);
-  RingPlace<config.stages> k, v;
-  UInt32 q_parity = 0;
-  for (Int32 number = blockIdx.x; number < p.tiles; number += gridDim.x) {
-    const Work w = work_of<config>(p, number);
-    if (w.empty()) continue;
-    const auto load_K = [&](Int32 n) {
-      shared.k_empty(k.stage).wait(k.parity ^ 1);
-      shared.k_full(k.stage).expect(layout.k_bytes);
-      load_tile<config.block_keys, config.D / 64>(shared.K(k.stage), p.k, shared.k_full(k.stage),
-                                                  w.keys(p, n * config.block_keys), keep_in_cache);
-      k.advance();
-    };
-    const auto load_V = [&](Int32 n) {
-      shared.v_empty(v.stage).wait(v.parity ^ 1);
-      shared.v_full(v.stage).expect(layout.v_bytes);
-      load_tile<config.block_keys, config.Dv / 64>(shared.V(v.stage), p.v, shared.v_full(v.stage),
-                                                   w.keys(p, n * config.block_keys), keep_in_cache);
-      v.advance();
-    };
-    load_K(w.begin);
-    for (int g = 0; g < config.warpgroups; ++g) {
-      shared.q_empty(g).wait(q_parity ^ 1);
-      shared.q_full(g).expect(layout.q_bytes);
-      load_tile<64, config.D / 64>(shared.Q(g), p.q, shared.q_full(g), w.queries(p, 64 * g), pass_through_cache);
-    }
-    q_parity ^= 1;
-    for (Int32 n = w.begin + 1; n < w.end; ++n) load_K(n), load_V(n - 1);
-    load_V(w.end - 1);
-  }
-}
-
-// --- a consumer: a warpgroup
-
+// A consumer: a warpgroup.
 template <Config config>
 struct Consumer {
   static constexpr int keys = config.block_keys;
@@ -90,9 +22,11 @@ struct Consumer {
   const Shared<config>& shared;
   const int warpgroup, thread = threadIdx.x % 128;
   const bool leads = thread == 0;
+  RingPlace<work_slots> slot;
+  RingPlace<config.q_stages> q;
   RingPlace<config.stages> k, v;
-  UInt32 q_parity = 0;
-  float S[keys / 2], O[config.Dv / 2];
+  bool new_O = true;
+  float S[keys / 2], rest_of_S[config.halves_S ? keys / 2 : 1], O[config.Dv / 2] = {};
 
   __device__ Consumer(const ForwardParams& p, const Shared<config>& shared, int warpgroup) :
       p(p), shared(shared), warpgroup(warpgroup) {}
@@ -100,29 +34,70 @@ struct Consumer {
   // S = Q K^T. Only begins it.
   __device__ void begin_QK() {
     shared.k_full(k.stage).wait(k.parity);
-    const Operand q = along_rows(shared.Q(warpgroup)), key = along_rows(shared.K(k.stage));
     begin_products();
-    Wgmma<keys>::set(S, q, key);
-#pragma unroll
-    for (int n = 1; n < config.D / 16; ++n)
-      Wgmma<keys>::add(S, q.plus(step_along_rows(64, n)), key.plus(step_along_rows(keys, n)));
+    constexpr int steps = config.D / 16;
+    if constexpr (config.halves_S) {
+      multiply_QK<0, steps / 2>(S);
+      multiply_QK<steps / 2, steps>(rest_of_S);
+    } else {
+      multiply_QK<0, steps>(S);
+    }
     commit_products();
   }
+  template <int first, int end>
+  __device__ void multiply_QK(float (&sums)[keys / 2]) {
+    const Operand query = along_rows(shared.Q(q.stage, warpgroup)), key = along_rows(shared.K(k.stage));
+    const auto at = [](Operand o, int rows, int n) { return o.plus(step_along_rows(rows, n)); };
+    Wgmma<keys>::set(sums, at(query, 64, first), at(key, keys, first));
+#pragma unroll
+    for (int n = first + 1; n < end; ++n) Wgmma<keys>::add(sums, at(query, 64, n), at(key, keys, n));
+  }
 
-  // O += P V. Only begins it.
+  // Tiles of keys that only other warpgroups see. All threads have seen one come before it is released: a thread that
+  // came too late would wait for the next but one.
+  __device__ void pass_K(Int32 count) {
+    for (; count > 0; --count) {
+      shared.k_full(k.stage).wait(k.parity);
+      sync_warpgroup();
+      release_K();
+    }
+  }
+  __device__ void pass_V(Int32 count) {
+    for (; count > 0; --count) {
+      shared.v_full(v.stage).wait(v.parity);
+      sync_warpgroup();
+      release_V();
+    }
+  }
+
+  // O += P V, or O = P V if O is new. Only begins it.
   __device__ void begin_PV(const Probabilities& P) {
     shared.v_full(v.stage).wait(v.parity);
     const Operand value = over_rows(shared.V(v.stage), keys);
     begin_products();
+    Wgmma<config.Dv>::add(O, &P[0], value, !new_O);
+    new_O = false;
 #pragma unroll
-    for (int n = 0; n < keys / 16; ++n) Wgmma<config.Dv>::add(O, &P[4 * n], value.plus(step_over_rows(n)));
+    for (int n = 1; n < keys / 16; ++n) Wgmma<config.Dv>::add(O, &P[4 * n], value.plus(step_over_rows(n)), true);
     commit_products();
   }
 
+  __device__ void end_PV() {
+    wait_products<0>();
+    arrived(O);
+    release_V();
+  }
+
+  __device__ void sync_warpgroup() { sync_threads(1 + warpgroup, 128); }
+  __device__ void release_Q() {
+    if (leads) shared.q_empty(q.stage, warpgroup).arrive();
+    q.advance();
+  }
   __device__ void release_K() {
     if (leads) shared.k_empty(k.stage).arrive();
     k.advance();
   }
+
   __device__ void release_V() {
     if (leads) shared.v_empty(v.stage).arrive();
     v.advance();
@@ -133,24 +108,53 @@ struct Consumer {
     for (int n = 0; n < config.Dv / 2; ++n) O[n] *= n / 2 % 2 == 0 ? first : second;
   }
 
-  // Tile n: its S is multiplied together with the PV of the tile before, whose P is `before`; its softmax, which writes
+  // The softmax of a tile of keys, once its S is here. `first`: of these queries.
+  template <bool first>
+  __device__ void softmax(State& rows, const Work<config>& w, Int32 n, bool cut, Probabilities& P) {
+    arrived(S);
+    if constexpr (config.halves_S) {
+      arrived(rest_of_S);
+#pragma unroll
+      for (int e = 0; e < keys / 2; ++e) S[e] += rest_of_S[e];
+    }
+    release_K();
+    if (n + 1 == w.own_end[warpgroup]) release_Q();
+    if constexpr (config.general) {
+      score_one_by_one(rows, w, n, cut);
+    } else {
+      if (cut) hide(S, w, warpgroup, thread, n);
+      if constexpr (config.p_buffers == 1)
+        rows.online_in_place(S, [](int) { return 1.f; });
+      else if constexpr (first)
+        rows.online(S, P);
+      else
+        rows.steady(S, P);
+    }
+  }
+
+  __device__ void score_one_by_one(State& rows, const Work<config>& w, Int32 n, bool cut) {
+    const simt::DeviceSequence s{0, 0, w.queries, w.keys, w.shift, {}};
+    const simt::ScoreOf<scores_of(config)> score(p.call.x, s, w.b, w.h);
+    const simt::ScoreTile tile(s, w.query(warpgroup, 0), 64, Int64(n) * keys, keys);
+#pragma unroll
+    for (int e = 0; e < keys / 2; ++e)
+      S[e] = score(S[e], tile, accumulator_row(thread, e), accumulator_column(thread, e));
+    if (cut) hide(S, w, warpgroup, thread, n);
+    rows.online_in_place(
+        S, [&](int e) { return score.keep(tile, accumulator_row(thread, e), accumulator_column(thread, e)); });
+  }
+
+  // Tile n: its S is multiplied together with the PV of the tile before, whose P is `before`; its softmax, which makes
   // `P`, runs under that PV.
-  __device__ void step(State& rows, const Band<config>& band, Int32 n, const Probabilities& before, Probabilities& P) {
+  __device__ void step(State& rows, const Work<config>& w, Int32 n, const Probabilities& before, Probabilities& P) {
+    const bool cut = w.cuts(warpgroup, n);
     begin_QK();
     if (rows.shifted) scale_O(rows.alpha[0], rows.alpha[1]);
     begin_PV(before);
     wait_products<1>();
-    arrived(S);
-    release_K();
-    if (band.cuts(n)) {
-      hide<config>(S, band, accumulator_row(thread, 0), n * keys + accumulator_column(thread, 0));
-      rows.online(S, P);
-    } else {
-      rows.steady(S, P);
-    }
-    wait_products<0>();
-    arrived(O);
-    release_V();
+    softmax<false>(rows, w, n, cut, P);
+    end_PV();
+    if constexpr (config.p_buffers == 1) State::pack(P, S);
   }
 
   // The last tile's rows beyond the sequence have P = 0, but memory may hold NaN there, and 0 NaN is NaN: they become
@@ -162,60 +166,44 @@ struct Consumer {
     for (int n = used * chunks + thread; n < keys * chunks; n += 128)
       clear_chunk(tile + tile_byte(keys, n / chunks, n % chunks * chunk_columns));
     publish_shared();
-    sync_threads(1 + warpgroup, 128);
+    sync_warpgroup();
   }
 
-  __device__ void finish_PV(const State& rows, const Probabilities& P, int used) {
-    if (leads && !config.O_in_Q) shared.q_empty(warpgroup).arrive();
-    if (rows.shifted) scale_O(rows.alpha[0], rows.alpha[1]);
-    if (used < keys) clear_unused_V(used);
-    begin_PV(P);
-    wait_products<0>();
-    arrived(O);
-    release_V();
-  }
-
-  // A sink is a key with this score and no value; one lane of each row counts it.
-  __device__ void add_sink(State& rows, float sink) {
-    if (sink == minus_infinity<float>) return;
+  // A row's state before its first tile. A sink is a key with its own score and no value; one lane of a row counts it.
+  __device__ State fresh_rows(const Work<config>& w) const {
+    State rows{.factor = config.general ? 1 : p.factor};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) rows.m[r] = sink * simt::log2e, rows.l[r] = thread % 4 == 0 ? 1 : 0;
-  }
-
-  __device__ void attend(State& rows, Int32 number) {
-    const Work w = work_of<config>(p, number);
-    const Band<config> band(w, w.first + 64 * warpgroup);
-    // Rows of the last tile that belong to the sequence, where what follows in memory is another's.
-    const int used = w.s.k_begin + w.s.nk < p.call.x.Nk ? int(lesser(w.s.nk - Int64(w.end - 1) * keys, keys)) : keys;
-    Probabilities P, other;  // in turn: a P in the tensor cores' hands must not be written
-    shared.q_full(warpgroup).wait(q_parity);
-    q_parity ^= 1;
-    begin_QK();
-    wait_products<0>();
-    arrived(S);
-    release_K();
-    if (band.cuts(w.begin))
-      hide<config>(S, band, accumulator_row(thread, 0), w.begin * keys + accumulator_column(thread, 0));
-    rows.online(S, P);
-    rows.shifted = false;
+    for (int r = 0; r < 2; ++r) rows.valid[r] = w.query(warpgroup, accumulator_row(thread, 2 * r)) < w.queries;
+    const float sink = p.call.x.sinks ? p.call.x.sinks[w.h * p.call.x.sink_head] : minus_infinity<float>;
+    if (sink != minus_infinity<float>)
 #pragma unroll
-    for (int n = 0; n < config.Dv / 2; ++n) O[n] = 0;
-    Int32 n = w.begin + 1;
-    for (; n + 1 < w.end; n += 2) step(rows, band, n, P, other), step(rows, band, n + 1, other, P);
-    if (n < w.end) {
-      step(rows, band, n, P, other);
-      finish_PV(rows, other, used);
-    } else {
-      finish_PV(rows, P, used);
-    }
+      for (int r = 0; r < 2; ++r) rows.m[r] = sink * simt::log2e, rows.l[r] = thread % 4 == 0 ? 1 : 0;
+    return rows;
   }
 
-  // O / l, by way of shared memory, and LSE. Where the tile lies is asked only when O has left the registers.
-  __device__ void write(const State& rows, Int32 number) {
+  // O / l and LSE.
+  __device__ void write(const State& rows, const Work<config>& w) {
     const float sum[2] = {quad_sum(rows.l[0]), quad_sum(rows.l[1])};
     scale_O(sum[0] == 0 ? 0 : 1 / sum[0], sum[1] == 0 ? 0 : 1 / sum[1]);
+    // Of the four lanes that share two rows, two write an LSE each.
+    const int r = thread % 4;
+    const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));
+    if (r < 2 && p.call.lse.data && i < w.queries)
+      *simt::number_of(p.call.lse, w.b, w.q_begin + i, w.h) =
+          natural_lse(r == 0 ? rows.m[0] : rows.m[1], r == 0 ? sum[0] : sum[1]);
+    if constexpr (config.stages_O) {
+      copy_O(w);
+    } else {
+      store_O(w);
+      sync_warpgroup();
+    }
+    release_work(w);
+  }
+
+  // By way of shared memory.
+  __device__ void copy_O(const Work<config>& w) {
     if (leads) wait_stores_read();  // of the tile before
-    sync_threads(1 + warpgroup, 128);
+    sync_warpgroup();
     const UInt32 tile = shared.O(warpgroup);
 #pragma unroll
     for (int n = 0; n < config.Dv / 16; ++n) {
@@ -225,63 +213,166 @@ struct Consumer {
                    packed<config.element>(o[6], o[7]));
     }
     publish_shared();
-    sync_threads(1 + warpgroup, 128);
-
-    const Work w = work_of<config>(p, afresh(number));
-    for (int r = 0; r < 2; ++r) {
-      const Int64 i = w.first + 64 * warpgroup + accumulator_row(thread, 2 * r);
-      if (thread % 4 == 0 && p.call.lse.data && i < w.s.nq)
-        *simt::number_of(p.call.lse, w.b, w.s.q_begin + i, w.h) =
-            simt::natural_lse(r == 0 ? rows.m[0] : rows.m[1], r == 0 ? sum[0] : sum[1]);
-    }
-    const Int64 valid = w.s.nq - w.first - 64 * warpgroup;
-    const bool partly = valid < 64 && w.s.q_begin + w.s.nq < p.call.x.Nq;  // what follows in memory is not ours
-    if (partly) copy_rows(tile, w, valid);
-    if (partly && config.O_in_Q) sync_threads(1 + warpgroup, 128);
-    if (!leads) return;
-    if (!partly) store_tile<64, config.Dv / 64>(p.o, tile, w.queries(p, 64 * warpgroup));
-    if constexpr (config.O_in_Q) {
-      wait_stores_read();
-      shared.q_empty(warpgroup).arrive();
+    sync_warpgroup();
+    const Int32 valid = w.queries - w.query(warpgroup, 0);
+    const bool others_follow = valid < 64 && w.q_begin + w.queries < p.call.x.Nq;
+    if (others_follow || p.Dv % chunk_columns != 0) {
+      copy_rows(tile, w, valid);
+      sync_warpgroup();
+    } else if (leads) {
+      store_tile<64, config.Dv / 64>(p.o, tile, w.queries_at(warpgroup));
     }
   }
 
   // The first `valid` rows of O's tile, without a tensor copy.
-  __device__ void copy_rows(UInt32 tile, const Work& w, Int64 valid) {
-    for (int row = thread / 32; row < valid; row += 4) {
-      const Int64 token = w.s.q_begin + w.first + 64 * warpgroup + row;
-      auto* o = simt::row_of<config.element>(p.call.o, w.b, token, w.h);
+  __device__ void copy_rows(UInt32 tile, const Work<config>& w, Int32 valid) {
+    for (int row = thread / 32; row < 64 && row < valid; row += 4) {
+      auto* o = simt::row_of<config.element>(p.call.o, w.b, w.q_begin + w.query(warpgroup, row), w.h);
       for (int d = thread % 32; d < p.Dv; d += 32) o[d] = {load_element(tile + tile_byte(64, row, d))};
     }
   }
 
-  // Queries that see no key: O = 0, LSE = -inf, or the sink. The rings and Q's memory, which the producer may be
-  // filling for the next tile, are left alone.
-  __device__ void write_nothing(const Work& w) {
+  // From registers.
+  __device__ void store_O(const Work<config>& w) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));
+      auto* o = simt::row_of<config.o>(p.call.o, w.b, w.q_begin + i, w.h);
+      if constexpr (config.o == Element::f32) {
+#pragma unroll
+        for (int n = 2 * r; n < config.Dv / 2; n += 4)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (const int column = accumulator_column(thread, n + e); i < w.queries && column < p.Dv)
+              o[column] = O[n + e];
+      } else {
+#pragma unroll
+        for (int n = 0; n < config.Dv / 32; ++n) {
+          const int column = 32 * n + thread % 4 * 8;
+          UInt32 x[4];
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const float* pair = &O[16 * n + 4 * c + 2 * r];
+            x[c] = packed<config.element>(pair[0], pair[1]);
+          }
+          transpose_in_quad(x);  // from two columns of every eight to eight of one
+          if (i < w.queries && column < p.Dv) store_columns(o + column, x, p.Dv - column);
+        }
+      }
+    }
+  }
+
+  // Queries that see no key: O = 0, LSE = -inf, or the sink.
+  __device__ void write_nothing(const Work<config>& w) {
     for (int row = thread / 32; row < 64; row += 4) {
-      const Int64 i = w.first + 64 * warpgroup + row;
-      if (i >= w.s.nq) return;
-      auto* o = simt::row_of<config.element>(p.call.o, w.b, w.s.q_begin + i, w.h);
+      const Int32 i = w.query(warpgroup, row);
+      if (i >= w.queries) return;
+      auto* o = simt::row_of<config.o>(p.call.o, w.b, w.q_begin + i, w.h);
       for (int d = thread % 32; d < p.Dv; d += 32) o[d] = {};
       if (thread % 32 == 0 && p.call.lse.data)
-        *simt::number_of(p.call.lse, w.b, w.s.q_begin + i, w.h) =
+        *simt::number_of(p.call.lse, w.b, w.q_begin + i, w.h) =
             p.call.x.sinks ? p.call.x.sinks[w.h * p.call.x.sink_head] : minus_infinity<float>;
     }
   }
 
-  // What a tile is, is asked again where it is needed: kept, it would take registers from the products.
-  __device__ void consume() {
-    for (Int32 number = blockIdx.x; number < p.tiles; number += gridDim.x) {
-      if (work_of<config>(p, number).empty()) {
-        write_nothing(work_of<config>(p, number));
-        continue;
+  // The next tile of queries. It is in work until its slot is released, when no other thread needs it any more.
+  __device__ const Work<config>& next_work() {
+    shared.work_full(slot.stage).wait(slot.parity);
+    const Work<config>& w = shared.work(slot.stage);
+    slot.advance();
+    return w;
+  }
+  __device__ void release_work(const Work<config>& w) {
+    if (leads) shared.work_empty(shared.slot_of(w)).arrive();
+  }
+
+  // Tiles of queries, one after another, as long as this warpgroup's queries see keys. Returns the first where they do
+  // not.
+  __device__ const Work<config>* attend(const Work<config>* work) {
+    Probabilities P, other;  // in turn: a P in the tensor cores' hands must not be written
+    constexpr bool in_turn = config.p_buffers == 2;
+    State rows = fresh_rows(*work);
+    shared.q_full(q.stage, warpgroup).wait(q.parity);
+    pass_K(work->own_begin[warpgroup] - work->begin);
+    begin_QK();
+    wait_products<0>();
+    softmax<true>(rows, *work, work->own_begin[warpgroup], work->cuts(warpgroup, work->own_begin[warpgroup]), P);
+    pass_V(work->own_begin[warpgroup] - work->begin);
+    if constexpr (!in_turn) State::pack(P, S);
+    while (!work->empty(warpgroup)) {
+      const Work<config>&w = *work, &next = next_work();
+      rows.shifted = false, new_O = true;
+      Int32 n = w.own_begin[warpgroup] + 1;
+      const Int32 end = w.own_end[warpgroup];
+      if constexpr (in_turn) {
+        for (; n + 1 < end; n += 2) step(rows, w, n, P, other), step(rows, w, n + 1, other, P);
+        if (n < end) {
+          step(rows, w, n, P, other);
+          copy(P, other);
+        }
+      } else {
+        for (; n < end; ++n) step(rows, w, n, P, P);
       }
-      State rows{.factor = p.call.x.scale * simt::log2e};
-      if (p.call.x.sinks) add_sink(rows, p.call.x.sinks[work_of<config>(p, number).h * p.call.x.sink_head]);
-      attend(rows, afresh(number));
-      write(rows, number);
+      if (rows.shifted) scale_O(rows.alpha[0], rows.alpha[1]);
+      if (w.used < keys && end == w.end) clear_unused_V(w.used);
+      const State finished = rows;
+      work = &next;
+      Int32 passed = w.end - end;  // tiles of keys between this warpgroup's last of these queries and first of the next
+      pass_K(passed);
+      if (!work->empty(warpgroup)) {  // the next queries' first S together with these queries' last PV
+        const Int32 first = work->own_begin[warpgroup];
+        const bool cut = work->cuts(warpgroup, first);
+        rows = fresh_rows(*work);
+        shared.q_full(q.stage, warpgroup).wait(q.parity);
+        pass_K(first - work->begin);
+        passed += first - work->begin;
+        begin_QK();
+        begin_PV(P);
+        wait_products<1>();
+        softmax<true>(rows, *work, first, cut, other);
+        end_PV();
+        if constexpr (!in_turn) State::pack(P, S);
+      } else {
+        begin_PV(P);
+        end_PV();
+      }
+      pass_V(passed);
+      write(finished, w);
+      if constexpr (in_turn) copy(P, other);  // not before O has left: ptxas would wait in the wrong place
+    }
+    return work;
+  }
+
+  // Queries that see nothing of what other warpgroups see.
+  __device__ void pass_over(const Work<config>& w) {
+    if (w.empty()) return;
+    shared.q_full(q.stage, warpgroup).wait(q.parity);
+    sync_warpgroup();
+    release_Q();
+    for (Int32 n = w.begin; n < w.end; ++n) pass_K(1), pass_V(n > w.begin);
+    pass_V(1);
+  }
+
+  __device__ void consume() {
+    const Work<config>* work = &next_work();
+    while (!work->none()) {
+      if (!work->empty(warpgroup)) {
+        work = attend(work);
+      } else {
+        pass_over(*work);
+        write_nothing(*work);
+        sync_warpgroup();
+        release_work(*work);
+        work = &next_work();
+      }
     }
     if (leads) wait_stores();
+  }
+
+  __device__ static void copy(Probabilities& to, const Probabilities& from) {
+#pragma unroll
+    for (int n = 0; n < keys / 4; ++n) to[n] = from[n];
+    settled(to);
   }
 };
 
@@ -297,7 +388,8 @@ __device__ void forward(const ForwardParams& p) {
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role == 0) {
     give_registers<producer_registers(config)>();
-    if (threadIdx.x == 0) produce<config>(p, shared);
+    if (threadIdx.x == 0) Loader<config>(p, shared).load();
+    if (threadIdx.x == 32) schedule<config>(p, shared);
   } else {
     take_registers<consumer_registers(config)>();
     Consumer<config>(p, shared, role - 1).consume();

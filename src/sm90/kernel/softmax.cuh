@@ -5,21 +5,20 @@
 
 #include "math/softmax.hpp"
 #include "sm90/config.hpp"
+#include "sm90/kernel/quad.cuh"
 #include "sm90/kernel/work.cuh"
 #include "sm90/layout.hpp"
 #include "sm90/ptx/math.cuh"
 
 namespace tessera::sm90 {
 
-// Over the four lanes that share a row.
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-template <class Number>
-__device__ inline Number quad_sum(Number x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+// LSE from a maximum in units of log2(e) and the sum. The logarithm of a mantissa is exact enough in f32; what it is
+// added to needs f64.
+__device__ inline float natural_lse(float m, float l) {
+  int exponent;
+  const float mantissa = frexpf(l, &exponent);
+  return float(log_sum_exp(double(m), double(l), [&](double) { return double(exponent) + log2f(mantissa); }) *
+               simt::ln2);
 }
 
 // A thread's two rows. Value n of an accumulator belongs to row n / 2 % 2.
@@ -35,9 +34,11 @@ struct Rows {
   float m[2] = {minus_infinity<float>, minus_infinity<float>}, l[2] = {0, 0};  // l: this lane's share
   float alpha[2] = {1, 1};                                                     // what O must be multiplied by
   bool shifted = false;                                                        // alpha is not 1
+  bool valid[2];  // rows of the sequence: others share a warp with them, but must not decide anything for them
 
-  // P = exp2(factor S - base); sums: of this thread's values.
-  __device__ void exponentials(const Scores& S, Probabilities& P, const float (&base)[2], float (&sums)[2]) const {
+  // exp2(factor S - base), and the sums of this thread's values. `take(n, p)` gets four at a time.
+  template <class Take>
+  __device__ void exponentials(const Scores& S, const float (&base)[2], float (&sums)[2], Take take) const {
     float part[4] = {};
 #pragma unroll
     for (int n = 0; n < values; n += 4) {
@@ -47,13 +48,14 @@ struct Rows {
         p[e] = exp2_of(fmaf(S[n + e], factor, -base[e / 2]));
         part[e] += p[e];
       }
-      P[n / 2] = packed<config.element>(p[0], p[1]), P[n / 2 + 1] = packed<config.element>(p[2], p[3]);
+      take(n, p);
     }
     sums[0] = part[0] + part[1], sums[1] = part[2] + part[3];
   }
 
-  // With the tile's own maximum: the first tile of a row, tiles that the band cuts, and those that `steady` gives up.
-  __device__ void online(const Scores& S, Probabilities& P) {
+  // With the tile's own maximum.
+  template <class Take>
+  __device__ void online(const Scores& S, Take take) {
     float part[4] = {S[0], S[1], S[2], S[3]}, base[2], sums[2];
 #pragma unroll
     for (int n = 4; n < values; ++n) part[n % 4] = fmaxf(part[n % 4], S[n]);
@@ -64,36 +66,60 @@ struct Rows {
       alpha[r] = exp2_of(m[r] - base[r]);
       m[r] = top;
     }
-    exponentials(S, P, base, sums);
+    exponentials(S, base, sums, take);
 #pragma unroll
     for (int r = 0; r < 2; ++r) l[r] = l[r] * alpha[r] + sums[r];
-    shifted = true;
+    shifted = __any_sync(0xffffffffu, alpha[0] != 1 || alpha[1] != 1);
   }
 
-  // Without looking for a maximum. A row that has seen nothing yet (m = -inf) gives an infinite sum.
+  // The first tile of a row, and those that `steady` gives up.
+  __device__ void online(const Scores& S, Probabilities& P) {
+    online(S, [&](int n, const float(&p)[4]) { pack(P, n, p); });
+  }
+  // The same, but P, times `keep(n)`, stays in the scores' place, as f32, until `pack`.
+  template <class Keep>
+  __device__ void online_in_place(Scores& S, Keep keep) {
+    online(S, [&](int n, const float(&p)[4]) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[n + e] = p[e] * keep(n + e);
+    });
+  }
+
+  // Without looking for a maximum. A row that has seen nothing yet (m = -inf) gives an infinite sum, or NaN.
   __device__ void steady(const Scores& S, Probabilities& P) {
     float sums[2];
-    exponentials(S, P, m, sums);
+    exponentials(S, m, sums, [&](int n, const float(&p)[4]) { pack(P, n, p); });
     shifted = false;
-    if (__any_sync(0xffffffffu, !(sums[0] < limit) || !(sums[1] < limit)))
+    if (__any_sync(0xffffffffu, (valid[0] && !(sums[0] < limit)) || (valid[1] && !(sums[1] < limit))))
       online(S, P);
     else
       l[0] += sums[0], l[1] += sums[1];
   }
+
+  __device__ static void pack(Probabilities& P, int n, const float (&p)[4]) {
+    P[n / 2] = packed<config.element>(p[0], p[1]), P[n / 2 + 1] = packed<config.element>(p[2], p[3]);
+  }
+  __device__ static void pack(Probabilities& P, const Scores& S) {
+#pragma unroll
+    for (int n = 0; n < values; n += 2) P[n / 2] = packed<config.element>(S[n], S[n + 1]);
+  }
 };
 
-// Scores outside the band become -inf. `column`: the tile's first key plus the thread's first column.
+// Scores outside the band become -inf. `thread` of the warpgroup; n: the tile of keys.
 template <Config config>
-__device__ inline void hide(float (&S)[config.block_keys / 2], const Band<config>& band, Int32 row, Int32 column) {
+__device__ inline void hide(float (&S)[config.block_keys / 2], const Work<config>& w, int warpgroup, int thread,
+                            Int32 n) {
+  const Int32 row = 64 * warpgroup + accumulator_row(thread, 0);
+  const Int32 column = n * config.block_keys + accumulator_column(thread, 0);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const Int32 first = band.low + row + 8 * r - column;
-    const Int32 seen = band.high + row + 8 * r, last = (seen < band.keys ? seen : band.keys - 1) - column;
+    const Int32 first = w.low + row + 8 * r - column;
+    const Int32 seen = w.high + row + 8 * r, last = (seen < w.keys ? seen : w.keys - 1) - column;
 #pragma unroll
-    for (int n = 2 * r; n < config.block_keys / 2; n += 4)
+    for (int c = 2 * r; c < config.block_keys / 2; c += 4)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (n / 4 * 8 + e < first || n / 4 * 8 + e > last) S[n + e] = minus_infinity<float>;
+        if (c / 4 * 8 + e < first || c / 4 * 8 + e > last) S[c + e] = minus_infinity<float>;
   }
 }
 

@@ -1,5 +1,6 @@
-// What a block of the Hopper kernels works on: a tile of queries of one head and the tiles of keys it sees. Producer
-// and consumers ask the same function, so they cannot disagree about how many tiles there are. Device text.
+// What a block of the Hopper kernels works on: tiles of queries of one head, and the tiles of keys that each sees. One
+// thread, the scheduler, finds them out ahead of time and describes them in shared memory, for the loader and the
+// consumers alike: they cannot disagree, and none of them waits for the arithmetic. Device text.
 #pragma once
 
 #include "simt/kernel/common.cuh"
@@ -9,62 +10,88 @@
 
 namespace tessera::sm90 {
 
-struct Work {
-  Int32 b, h, kv;
-  Int64 first;  // query
-  simt::DeviceSequence s;
-  Int32 begin, end;  // tiles of keys, at absolute positions
-  __device__ bool empty() const { return begin >= end; }
-
-  // Tensor copies count tokens from the beginning of a padded sequence, or of all packed ones.
-  __device__ TilePlace queries(const ForwardParams& p, int skip) const {
-    return {Int32(s.q_begin + first) + skip, h, p.call.x.cu_seqlens_q.data ? 0 : b};
-  }
-  __device__ TilePlace keys(const ForwardParams& p, Int32 first_key) const {
-    return {Int32(s.k_begin) + first_key, kv, p.call.x.cu_seqlens_q.data ? 0 : b};
-  }
-};
-
+// Tokens are counted in 32 bits, as tensor copies count them.
 template <Config config>
-__device__ inline Work work_of(const ForwardParams& p, Int32 number) {
+struct Work {
+  Int32 b, h, kv, tensor_b;       // tensor_b: where tensor copies count sequences; all packed ones are one
+  Int32 first, queries, q_begin;  // the tile's first query, of so many in its sequence, which begins there
+  Int32 keys, k_begin;            // of the sequence
+  Int32 begin, end;               // tiles of keys, at absolute positions
+  Int32 used;                     // rows of the last tile that are the sequence's, if others' keys follow
+  Int64 shift;                    // of the diagonal: what ALiBi measures distances from
+  Int32 low, high;                // of the keys that the tile's query 0 sees; those of query i are i more
+  // For each 64 queries: the tiles of keys that they see, and those of them that the band leaves whole.
+  Int32 own_begin[config.warpgroups], own_end[config.warpgroups];
+  Int32 full_begin[config.warpgroups], full_end[config.warpgroups];
+
+  __device__ bool none() const { return begin < 0; }  // there is no more work
+  __device__ bool empty() const { return begin >= end; }
+  __device__ bool empty(int warpgroup) const { return empty() || own_begin[warpgroup] >= own_end[warpgroup]; }
+  __device__ bool cuts(int warpgroup, Int32 tile) const {
+    return tile < full_begin[warpgroup] || tile >= full_end[warpgroup];
+  }
+  // Query of the sequence that is row `row` of a warpgroup's tile.
+  __device__ Int32 query(int warpgroup, int row) const { return first + 64 * warpgroup + row; }
+  __device__ TilePlace queries_at(int warpgroup) const { return {q_begin + query(warpgroup, 0), h, tensor_b}; }
+  __device__ TilePlace keys_at(Int32 tile) const { return {k_begin + tile * config.block_keys, kv, tensor_b}; }
+};
+static_assert(sizeof(Work<Config{.warpgroups = 3}>) <= work_bytes);
+
+// Describes tile `number`, or that there is none, where `w` lies: kept in registers, it would be more than the
+// scheduler has.
+template <Config config>
+__device__ inline void describe_work(const ForwardParams& p, Int32 number, Work<config>& w) {
+  w.begin = w.end = -1;
+  if (number >= p.tiles) return;
   const simt::Question& x = p.call.x;
+  const bool packed = x.cu_seqlens_q.data != nullptr;
   const Int32 section_tiles = p.section * p.tiles_per_head;
   const Int32 section = number / section_tiles, rest = number % section_tiles;
   const Int32 head = section * p.section + rest % p.section;
   const Int32 tile = p.tiles_per_head - 1 - rest / p.section;  // the last see the most, when causal
-  Work w;
-  if (x.cu_seqlens_q.data) {
+  if (packed) {
     const simt::BlockPlace at = simt::place_of(tile, rows_of(config), x.B, x.Nq, x.cu_seqlens_q);
-    w.b = at.b, w.h = head, w.first = at.first;
+    w.b = at.b, w.h = head, w.first = Int32(at.first);
   } else {
-    w.b = head / x.Hq, w.h = head % x.Hq, w.first = Int64(tile) * rows_of(config);
+    w.b = head / x.Hq, w.h = head % x.Hq, w.first = tile * rows_of(config);
   }
+  w.tensor_b = packed ? 0 : w.b;
   w.kv = w.h / (x.Hq / x.Hk);
-  w.s = simt::sequence_of(x, w.b);
-  const Range queries{w.first, lesser(w.first + rows_of(config), w.s.nq)};
-  const Range keys = visible_keys(w.s.mask, queries);
-  w.begin = Int32(keys.begin / config.block_keys);
-  w.end = keys.empty() ? w.begin : Int32(ceil_div(keys.end, config.block_keys));
-  return w;
+  const simt::DeviceSequence s = simt::sequence_of(x, w.b);
+  w.queries = Int32(s.nq), w.q_begin = Int32(s.q_begin), w.keys = Int32(s.nk), w.k_begin = Int32(s.k_begin);
+
+  w.shift = s.shift;
+  constexpr Int64 far = Int64(1) << 30;
+  w.low = Int32(clamp(s.mask.low + w.first, -far, far)), w.high = Int32(clamp(s.mask.high + w.first, -far, far));
+  const bool others_follow = s.k_begin + s.nk < x.Nk;
+
+  // From here on the mask is the tile's own: its first query is query 0.
+  constexpr Int32 block = config.block_keys;
+  const auto seen_by = [&](Int32 begin, Int32 end) {
+    return visible_keys({.low = w.low, .high = w.high, .keys = w.keys}, {begin, lesser(end, w.queries - w.first)});
+  };
+  const Range seen = seen_by(0, rows_of(config));
+  w.begin = Int32(seen.begin) / block;
+  w.end = seen.empty() ? w.begin : (Int32(seen.end) + block - 1) / block;
+  w.used = others_follow ? Int32(lesser(w.keys - (w.end - 1) * block, block)) : block;
+#pragma unroll 1
+  for (int g = 0; g < config.warpgroups; ++g) {
+    const Range own = seen_by(64 * g, 64 * g + 64);
+    w.own_begin[g] = w.own_end[g] = w.begin;
+    if (!own.empty()) {
+      w.own_begin[g] = Int32(lesser(Int32(own.begin) / block, w.begin + most_passed(config)));
+      w.own_end[g] = Int32(greater((Int32(own.end) + block - 1) / block, w.end - most_passed(config)));
+    }
+    const Int32 low = w.low + 64 * g, high = w.high + 64 * g;
+    w.full_begin[g] = (Int32(greater(low, -63)) + 63 + block - 1) / block;
+    w.full_end[g] = Int32(greater(lesser(high + 1, w.keys), 0)) / block;
+  }
 }
 
-// The band in terms of one warpgroup's 64 queries: which tiles it does not cut, and what it leaves of the others. In 32
-// bits, as tensor copies count tokens.
-template <Config config>
-struct Band {
-  Int32 low, high;  // of a key that query 0 of the warpgroup sees
-  Int32 keys;
-  Int32 full_begin, full_end;
-
-  __device__ Band(const Work& w, Int64 first_query) : keys(Int32(w.s.nk)) {
-    constexpr Int32 block = config.block_keys;
-    constexpr Int64 far = Int64(1) << 30;
-    low = Int32(clamp(w.s.mask.low + first_query, -far, far));
-    high = Int32(clamp(w.s.mask.high + first_query, -far, far));
-    full_begin = Int32(clamp((greater(low, -63) + 63 + block - 1) / block, w.begin, w.end));
-    full_end = Int32(clamp(greater(lesser(high + 1, keys), 0) / block, w.begin, w.end));
-  }
-  __device__ bool cuts(Int32 tile) const { return tile < full_begin || tile >= full_end; }
-};
+// The number of a block's tile. Every block begins with the tile of its own number.
+__device__ inline Int32 number_in_round(const ForwardParams& p, Int32 round) {
+  if (round > 0 && p.taken) return Int32(gridDim.x + atomicAdd(p.taken, 1u));
+  return Int32(blockIdx.x) + round * Int32(gridDim.x);
+}
 
 }  // namespace tessera::sm90

@@ -34,12 +34,30 @@ struct Barrier {
   }
   // Until the phase of this parity has ended. A barrier that is new counts as having ended the phase of parity 1.
   __device__ void wait(UInt32 parity) const {
-    UInt32 done = 0;
-    while (!done)
-      asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                   : "=r"(done)
-                   : "r"(address()), "r"(parity)
-                   : "memory");
+    for (UInt32 tries = 0; !has_ended(parity); ++tries) {
+#ifdef TESSERA_BOUNDED_WAITS
+      if (tries == TESSERA_BOUNDED_WAITS) give_up(parity, tries);
+#endif
+    }
+  }
+
+ private:
+  __device__ bool has_ended(UInt32 parity) const {
+    UInt32 done;
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(address()), "r"(parity)
+                 : "memory");
+    return done;
+  }
+  // Says who waits for what, and ends the kernel with an error, where it would hang. What a barrier's address stands
+  // for: sm90/kernel/shared.cuh.
+  __device__ void give_up(UInt32 parity, UInt32 tries) const {
+    printf(
+        "tessera: block %u, warp %u, lane %u waits for phase %u of the barrier at %u of shared memory, tried %u "
+        "times\n",
+        blockIdx.x, threadIdx.x / 32, threadIdx.x % 32, parity, address(), tries);
+    __trap();
   }
 };
 
@@ -50,6 +68,11 @@ __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.re
 __device__ inline void sync_threads(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
+
+// "griddepcontrol": until the kernel before this one in its stream has ended and its writes are visible; and: the next
+// kernel may start already.
+__device__ inline void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void start_kernel_after() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // "setmaxnreg".
 template <int registers>

@@ -11,13 +11,6 @@ __device__ inline float exp2_of(float x) {
   return y;
 }
 
-// The same number, but the compiler does not know it: what was computed from it before is computed again, instead of
-// being kept in registers meanwhile.
-__device__ inline Int32 afresh(Int32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // Two numbers in one register, the first in its low half.
 template <Element element>
 __device__ inline UInt32 packed(float first, float second) {

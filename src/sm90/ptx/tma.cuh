@@ -1,5 +1,5 @@
-// Tensor copies between global and shared memory (TMA): whole tiles, swizzled on the way, rows beyond the tensor filled
-// with zeros or left out. Thin: one function, one instruction of the PTX ISA. Device text.
+// Tensor copies from global to shared memory (TMA): whole tiles, swizzled on the way, rows beyond the tensor filled
+// with zeros. Thin: one function, one instruction of the PTX ISA. Device text.
 #pragma once
 
 #include "sm90/layout.hpp"
@@ -31,7 +31,7 @@ __device__ inline void load_tile(UInt32 to, const TensorMap& map, const Barrier&
         : "memory");
 }
 
-// The other way; columns and tokens beyond the tensor's are left out.
+// The other way. Columns and tokens beyond the tensor's are left out, but columns only by 16 bytes at a time.
 template <int rows, int panels>
 __device__ inline void store_tile(const TensorMap& map, UInt32 from, const TilePlace& at) {
 #pragma unroll

@@ -9,8 +9,8 @@ namespace tessera::sm90 {
 
 //   static void add(float (&d)[n / 2], Operand a, Operand b)               d += a b^T, both along their rows
 //   static void set(float (&d)[n / 2], Operand a, Operand b)               d  = a b^T
-//   static void add(float (&d)[n / 2], const UInt32* a, Operand b)         d += a b, a in four registers, b over its
-//   rows
+//   static void add(float (&d)[n / 2], const UInt32* a, Operand b, bool accumulate)
+//                                                          d += a b, or d = a b; a in four registers, b over its rows
 template <int n>
 struct Wgmma;
 
@@ -27,6 +27,13 @@ template <int count>
 __device__ inline void arrived(float (&x)[count]) {
 #pragma unroll
   for (int n = 0; n < count; ++n) asm volatile("" : "+f"(x[n])::"memory");
+}
+
+// Before multiplying: the compiler may not put off writing these operands.
+template <int count>
+__device__ inline void settled(UInt32 (&x)[count]) {
+#pragma unroll
+  for (int n = 0; n < count; ++n) asm volatile("" : "+r"(x[n])::"memory");
 }
 
 // "stmatrix": four registers of this warp's 16 rows and 16 columns.

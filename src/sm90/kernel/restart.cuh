@@ -1,0 +1,13 @@
+// Sets the count of tiles taken to 0, before the kernel whose blocks take them; that one starts meanwhile. Device text.
+#pragma once
+
+#include "sm90/ptx/barrier.cuh"
+
+namespace tessera::sm90 {
+
+__device__ inline void restart(UInt32* taken) {
+  start_kernel_after();
+  *taken = 0;
+}
+
+}  // namespace tessera::sm90

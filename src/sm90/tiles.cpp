@@ -1,0 +1,62 @@
+// Tile choices; see tiles.hpp. Figures: TFLOP/s of the forward pass on an H200, 16k tokens, hidden size 2048, bf16,
+// from docs/benchmarks.md, "Tiles of hopper". The compile gate refuses tiles that spill registers or make wgmma wait.
+#include "sm90/tiles.hpp"
+
+#include <algorithm>
+
+#include "simt/arguments.hpp"
+
+namespace tessera::sm90 {
+namespace {
+
+// Head dims that are not here get the next larger ones, filled up with zeros in shared memory.
+constexpr Config plain[] = {
+    // 64 keys: 366 at N=512, 507 at 2048, 568 at 8192; 96 keys: 307, 499, 579. Two warpgroups of 128 keys: 451 at 8192.
+    {.D = 64, .Dv = 64, .warpgroups = 3, .block_keys = 64, .stages = 4, .q_stages = 2},
+    // 128 keys: 469 at N=512, 673 at 2048, 772 at 8192; 96 keys: 435, 622, 713. One tile of Q: 431, 663, 767.
+    {.D = 128, .Dv = 128, .warpgroups = 2, .block_keys = 128, .stages = 2, .q_stages = 2},
+    {.D = 192, .Dv = 128, .warpgroups = 2, .block_keys = 112, .stages = 2},
+    {.D = 192, .Dv = 192, .warpgroups = 2, .block_keys = 80, .stages = 2},
+    // 48 keys and two P: 493 at N=512, 663 at 2048, 709 at 8192; 80 keys, P in the scores' place: 450, 632, 719.
+    {.D = 256, .Dv = 256, .warpgroups = 2, .block_keys = 48, .stages = 2},
+};
+
+// f16 beyond D=128, where one sum over all dims would lose more than LSE's error bound allows (docs/numerics.md,
+// "Tensor cores").
+constexpr Config halved[] = {
+    {.D = 192, .Dv = 128, .block_keys = 96, .stages = 2, .p_buffers = 1, .halves_S = true},
+    {.D = 192, .Dv = 192, .block_keys = 80, .stages = 2, .p_buffers = 1, .halves_S = true},
+    {.D = 256, .Dv = 256, .block_keys = 48, .stages = 3, .p_buffers = 1, .stages_O = false, .halves_S = true},
+};
+
+const Config* fitting(const Problem& p, const Config* begin, const Config* end) {
+  const auto* found = std::find_if(begin, end, [&](const Config& c) { return p.D <= c.D && p.Dv <= c.Dv; });
+  return found == end ? nullptr : found;
+}
+
+}  // namespace
+
+std::optional<Config> forward_tile(const Problem& p) {
+  const bool halves = p.q_type == Type::f16 && p.D > 128;
+  const Config* row =
+      halves ? fitting(p, std::begin(halved), std::end(halved)) : fitting(p, std::begin(plain), std::end(plain));
+  if (!row) return {};
+  Config c = *row;
+  c.element = simt::element_of(p.q_type), c.o = simt::element_of(p.o_type);
+  if (c.o == Element::f32) c.stages_O = false;
+
+  const Options& o = p.options;
+  c.softcap = o.softcap > 0, c.alibi = p.slopes != 0, c.mask = p.mask.has_value(), c.dropout = o.dropout > 0;
+  if (p.bias) c.bias = simt::element_of(p.bias->type);
+  const int options = c.softcap + c.alibi + c.mask + 2 * c.dropout + p.bias.has_value();
+  c.general = options > 0 || !(o.scale > 0);
+  if (c.general) {
+    // Options need registers: tiles are the smaller the more of them there are.
+    const bool small = options > 1 || halves;
+    c.warpgroups = 2, c.block_keys = small ? 32 : 64, c.stages = small ? 3 : 2, c.q_stages = 1, c.p_buffers = 1;
+    if (c.D == 256) c.stages_O = false;
+  }
+  return c;
+}
+
+}  // namespace tessera::sm90

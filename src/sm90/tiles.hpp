@@ -1,0 +1,15 @@
+// Which tile a Hopper kernel uses. Depends on head dims, types and options only, so that a sequence's bits do not
+// depend on what it is batched with. Included by plan.cpp.
+#pragma once
+
+#include <optional>
+
+#include "core/problem.hpp"
+#include "sm90/config.hpp"
+
+namespace tessera::sm90 {
+
+// None: no tile has these head dims.
+std::optional<Config> forward_tile(const Problem& problem);
+
+}  // namespace tessera::sm90
