@@ -70,7 +70,7 @@ class HopperPlan : public KernelPlan {
     ForwardParams params{.q = tensor_map(call.inputs.q, 64),
                          .k = tensor_map(call.inputs.k, plan.config.block_keys),
                          .v = tensor_map(call.inputs.v, plan.config.block_keys),
-                         .o = tensor_map(call.outputs.o, 64),
+                         .o = plan.config.stages_O ? tensor_map(call.outputs.o, 64) : TensorMap{},
                          .call = simt::forward_params(problem, call),
                          .Dv = static_cast<Int32>(problem.Dv),
                          .factor = static_cast<float>(score_scale(problem, plan.config) * std::numbers::log2e),

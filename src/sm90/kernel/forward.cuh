@@ -382,7 +382,8 @@ __device__ void forward(const ForwardParams& p) {
   const Shared<config> shared{memory};
   if (threadIdx.x == 0) {
     shared.init_barriers();
-    prefetch(p.q), prefetch(p.k), prefetch(p.v), prefetch(p.o);
+    prefetch(p.q), prefetch(p.k), prefetch(p.v);
+    if constexpr (config.stages_O) prefetch(p.o);
   }
   __syncthreads();
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
