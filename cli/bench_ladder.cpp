@@ -236,7 +236,7 @@ Json header(const BenchArguments& a) {
 
 int bench_ladder(const BenchArguments& a) {
   require_gpu("bench --suite ladder");
-  std::vector<std::string> kernels = gpu_kernels();
+  std::vector<std::string> kernels = gpu_kernels(Type::bf16);
   const char* chosen = a.execution.execution().kernel;
   if (chosen && std::find(kernels.begin(), kernels.end(), chosen) == kernels.end())
     throw Failure(format("kernel: is '%s', which does not run on the GPU.", chosen));
@@ -268,7 +268,7 @@ int bench_ladder(const BenchArguments& a) {
 int bench_gpu(const BenchArguments& a) {
   require_gpu("bench --suite gpu");
   const char* chosen = a.execution.execution().kernel;
-  const std::vector<std::string> kernels = chosen ? std::vector<std::string>{chosen} : gpu_kernels();
+  const std::vector<std::string> kernels = chosen ? std::vector<std::string>{chosen} : gpu_kernels(Type::bf16);
   std::vector<BenchShape> shapes;
   for (const Type type : {Type::f32, Type::f16, Type::bf16})
     for (const std::int64_t D : {64, 128})

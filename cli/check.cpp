@@ -20,7 +20,7 @@ struct Arguments {
   std::string suite = "all", one_case, json;
   std::uint64_t seed = 1;
   std::uint64_t count = 500;
-  bool list = false, nondeterministic = false;
+  bool list = false, nondeterministic = false, forward = false;
   ExecutionFlags execution;
 };
 
@@ -32,7 +32,10 @@ std::vector<cases::Case> named(const Arguments& a) {
 
 std::vector<cases::Case> chosen(const Arguments& a) {
   std::vector<cases::Case> all = named(a);
-  for (cases::Case& one : all) one.options.deterministic = !a.nondeterministic;
+  for (cases::Case& one : all) {
+    one.options.deterministic = !a.nondeterministic;
+    if (a.forward) one.backward = false;
+  }
   return all;
 }
 
@@ -124,6 +127,7 @@ Action add_check(CLI::App& program) {
   add_flag(command, "--count", "random: number of cases (default: 500)", a.count,
            {.value = "N", .least = 1, .most = 1e9});
   add_flag(command, "--nondeterministic", "Allow kernels whose bits may vary between runs", a.nondeterministic);
+  add_flag(command, "--forward", "Only the forward pass", a.forward);
   add_flag(command, "--list", "Print the cases and run nothing", a.list);
   add_json_flag(command, a.json);
   a.execution.add_to(command);

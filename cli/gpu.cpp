@@ -38,8 +38,8 @@ std::string gpu_name() {
   return format("%s, %s, %d SMs", p.name.c_str(), p.architecture().c_str(), p.multiprocessors);
 }
 
-std::vector<std::string> gpu_kernels() {
-  const Tensor x(nullptr, Type::f32, {1, 64, 1, 64}, first_gpu);
+std::vector<std::string> gpu_kernels(Type type) {
+  const Tensor x(nullptr, type, {1, 64, 1, 64}, first_gpu);
   Inputs inputs;
   inputs.q = inputs.k = inputs.v = x;
   std::vector<std::string> names;

@@ -24,7 +24,7 @@ void require_gpu(const std::string& what);
 
 std::string gpu_name();  // "NVIDIA H200, sm_90a, 132 SMs"
 // The library's kernels that take a plain problem on the GPU, best first.
-std::vector<std::string> gpu_kernels();
+std::vector<std::string> gpu_kernels(Type type = Type::f32);
 
 // An array's twin in the GPU's memory.
 class GpuArray {

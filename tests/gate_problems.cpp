@@ -1,4 +1,5 @@
 // The problems whose kernels the compile gate compiles: options, head dims, types, architectures. See gate.hpp.
+#include <algorithm>
 #include <functional>
 #include <set>
 
@@ -62,6 +63,7 @@ const Option options[] = {
     {"short", Concerns::all, false, [](Problem& p) { p.B = 1, p.Nq = p.Nk = 77; }},
     {"causal", Concerns::all, true, [](Problem& p) { p.options.causal = true; }},
     {"window", Concerns::all, true, [](Problem& p) { p.options.window_left = 100, p.options.window_right = 3; }},
+    {"scale", Concerns::forward, false, [](Problem& p) { p.options.scale = -1; }},
     {"softcap", Concerns::all, true, [](Problem& p) { p.options.softcap = 30; }},
     {"alibi", Concerns::all, true, [](Problem& p) { p.slopes = 1; }},
     {"mask", Concerns::all, true,
@@ -116,6 +118,15 @@ void for_pairs(const std::function<void(const Option& a, const Option& b, int tu
   for (const Option* a = options; a != std::end(options); ++a)
     for (const Option* b = a + 1; b != std::end(options); ++b) action(*a, *b, turn++);
 }
+
+const Option* option_named(const std::string& name) {
+  return std::find_if(std::begin(options), std::end(options), [&](const Option& o) { return o.name == name; });
+}
+
+// What changes the code of `hopper`, besides head dims and types. A bias is of one type or the other.
+const char* const hopper_options[] = {"scale", "softcap", "alibi", "mask", "dropout", "bias", "f32 bias", "f32 out"};
+const HeadDims hopper_dims[] = {{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};  // its tiles
+const Type hopper_types[] = {Type::f16, Type::bf16};
 
 // Whose kernels are looked at: those of every rung, or of the one that a call gets.
 enum class Rungs { all, best };
@@ -187,6 +198,42 @@ class Collector {
     add(rungs, architecture, pass, type, dims, aligned, "all options, aligned");
   }
 
+  // `hopper`, which every problem that is aligned and in 16 bits gets.
+  void hopper(Type type, HeadDims dims, const std::vector<std::string>& names) {
+    std::vector<const Option*> chosen;
+    for (const std::string& name : names) chosen.push_back(option_named(name));
+    add(Rungs::best, newest_architecture, Pass::forward, type, dims, chosen);
+  }
+  void hopper_alone(Type type, HeadDims dims, const std::vector<std::string>& with = {}) {
+    for (const std::string name : hopper_options) {
+      std::vector<std::string> names = with;
+      names.push_back(name);
+      hopper(type, dims, names);
+    }
+  }
+  void hopper_together(Type type, HeadDims dims, const std::vector<std::string>& with = {}) {
+    for (const char* bias : {"bias", "f32 bias"}) {
+      std::vector<std::string> names{"softcap", "alibi", "mask", "dropout", bias};
+      names.insert(names.end(), with.begin(), with.end());
+      hopper(type, dims, names);
+    }
+  }
+  void hopper_pairs(Type type, HeadDims dims) {
+    for (const std::string name : hopper_options) hopper_alone(type, dims, {name});
+  }
+  void hopper_subsets(Type type, HeadDims dims) {
+    const std::vector<std::string> others{"softcap", "alibi", "mask", "dropout"};
+    for (const char* bias : {"", "bias", "f32 bias"})
+      for (unsigned subset = 0; subset < 1u << others.size(); ++subset) {
+        std::vector<std::string> names;
+        for (std::size_t n = 0; n < others.size(); ++n)
+          if (subset >> n & 1) names.push_back(others[n]);
+        if (*bias) names.push_back(bias);
+        hopper(type, dims, names);
+      }
+    hopper(type, dims, {"scale"});
+  }
+
  private:
   void add_unit(const cuda::NamedUnit& unit, const std::string& variant) {
     if (!known.insert({unit.unit.architecture, unit.unit.text}).second) return;
@@ -206,7 +253,8 @@ UnitSet quick_units() {
   Collector c(
       "D=64: no option and all options, every rung, every type; each option alone, the best rung, f32 and bf16; all "
       "pairs, the best rung, in f32 for sm_90a or in bf16 for sm_80; other head dims: no option, the best rung, f32; "
-      "sm_80 and sm_90a, with a little of sm_75");
+      "sm_80 and sm_90a, with a little of sm_75; hopper: no option, every tile and type, and D=128, bf16: each option "
+      "alone, all pairs, all options");
   for (const Pass pass : passes) {
     for (const char* architecture : architectures) {
       for (const Type type : types) {
@@ -220,6 +268,11 @@ UnitSet quick_units() {
     c.plain(old_architecture, pass, Type::f32, usual);
     c.together(Rungs::best, old_architecture, pass, Type::f16, usual);
   }
+  for (const HeadDims dims : hopper_dims)
+    for (const Type type : hopper_types) c.hopper(type, dims, {});
+  c.hopper_alone(Type::bf16, {128, 128});
+  c.hopper_pairs(Type::bf16, {128, 128});
+  c.hopper_together(Type::bf16, {128, 128});
   return std::move(c.set);
 }
 
@@ -227,12 +280,12 @@ UnitSet quick_units() {
 UnitSet all_units() {
   Collector c(
       "every head-dim class: no option, every rung, every type, and all options, the best rung, f32 and bf16; D=64, "
-      "128 "
-      "and 256: each option alone, the best rung, f32 and bf16; D=64: all options, every rung, every type; all that "
-      "for "
-      "sm_80 and sm_90a; D=64, all pairs, the best rung: f32 and bf16 for sm_90a, half of them for sm_80; for sm_75 "
-      "every "
-      "class: no option and all options, f32 and f16");
+      "128 and 256: each option alone, the best rung, f32 and bf16; D=64: all options, every rung, every type; all "
+      "that "
+      "for sm_80 and sm_90a; D=64, all pairs, the best rung: f32 and bf16 for sm_90a, half of them for sm_80; for "
+      "sm_75 "
+      "every class: no option and all options, f32 and f16; hopper: every tile with every set of options, in bf16 and, "
+      "where the tile is another one, f16; else f16 and O in f32: no option, each alone, all");
   for (const Pass pass : passes) {
     for (const char* architecture : architectures)
       for (const Type type : types) {
@@ -253,6 +306,16 @@ UnitSet all_units() {
         c.together(Rungs::best, old_architecture, pass, type, dims);
       }
   }
+  for (const HeadDims dims : hopper_dims)
+    for (const Type type : hopper_types) {
+      const bool own_tile = type == Type::bf16 || dims.D > 128;
+      if (own_tile) c.hopper_subsets(type, dims);
+      c.hopper(type, dims, {});
+      c.hopper_alone(type, dims);
+      c.hopper_together(type, dims);
+      c.hopper_alone(type, dims, {"f32 out"});
+      c.hopper_together(type, dims, {"f32 out"});
+    }
   return std::move(c.set);
 }
 

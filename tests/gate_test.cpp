@@ -105,6 +105,50 @@ TEST(Sets, TheQuickOneHoldsAllPairs) {
       }
 }
 
+bool says(const GateUnit& u, const std::string& words) { return u.named.unit.text.find(words) != std::string::npos; }
+
+// Every pair of the options that change the code of `hopper`.
+TEST(Sets, TheQuickOneHoldsAllPairsOfHopper) {
+  const UnitSet set = quick_units();
+  const std::vector<std::string> on{".softcap = true",
+                                    ".alibi = true",
+                                    ".mask = true",
+                                    ".dropout = true",
+                                    ".o = tessera::simt::Element::f32",
+                                    ".bias = tessera::simt::Element::bf16",
+                                    ".bias = tessera::simt::Element::f32"};
+  for (std::size_t a = 0; a < on.size(); ++a)
+    for (std::size_t b = a; b < on.size(); ++b) {
+      const auto holds = [&](const GateUnit& u) {
+        if (u.named.kernel != "hopper_forward" || !says(u, "{.D = 128, .Dv = 128,")) return false;
+        for (std::size_t i = 0; i < on.size(); ++i)
+          if (says(u, on[i]) != (i == a || i == b)) return false;
+        return true;
+      };
+      const bool two_types_of_bias = a + 2 == on.size() && b + 1 == on.size();
+      EXPECT_NE(std::any_of(set.units.begin(), set.units.end(), holds), two_types_of_bias) << on[a] << on[b];
+    }
+}
+
+// Five tiles in two types: without options in the quick set; with every set of options in the full one, where a type
+// has tiles of its own. A bias is none, of the inputs' type or f32; a scale that is not positive is an option, too.
+TEST(Sets, HoldTheTilesOfHopper) {
+  const auto count = [](const UnitSet& set, const std::vector<std::string>& words) {
+    return std::count_if(set.units.begin(), set.units.end(), [&](const GateUnit& u) {
+      return u.named.kernel == "hopper_forward" &&
+             std::all_of(words.begin(), words.end(), [&](const std::string& w) { return says(u, w); });
+    });
+  };
+  const std::string f16 = ".element = tessera::simt::Element::f16, .o = tessera::simt::Element::f16";
+  const std::string bf16 = ".element = tessera::simt::Element::bf16, .o = tessera::simt::Element::bf16";
+  const UnitSet quick = quick_units(), full = all_units();
+  EXPECT_EQ(count(quick, {f16, ".general = false"}), 5);
+  EXPECT_EQ(count(quick, {bf16, ".general = false"}), 5);
+  constexpr int sets_of_options = 2 * 2 * 2 * 2 * 3 + 1;
+  EXPECT_EQ(count(full, {bf16}), 5 * sets_of_options);
+  EXPECT_EQ(count(full, {f16, ".halves_S = true"}), 3 * sets_of_options);
+}
+
 TEST(Sets, OnlyTheControlGroupMaySpill) {
   const UnitSet set = quick_units();
   const auto strict = [](const GateUnit& u) { return !u.may_spill; };

@@ -21,6 +21,7 @@ namespace tessera::test {
 
 inline constexpr Device gpu{DeviceType::cuda, 0};
 inline constexpr const char* vector_rung = "vector";
+inline constexpr const char* hopper_kernel = "hopper";
 inline constexpr const char* early_rungs[] = {"warp", "tiled", "naive"};  // take nothing but what is_plain() allows
 
 // Best first.
@@ -66,6 +67,18 @@ class Gpu : public testing::Test {
 
 template <class Parameter>
 class GpuWith : public Gpu, public testing::WithParamInterface<Parameter> {};
+
+// The same for what only a Hopper GPU can do.
+class Hopper : public Gpu {
+ protected:
+  void SetUp() override {
+    Gpu::SetUp();
+    if (!IsSkipped() && cuda::properties(gpu.id).major != 9) GTEST_SKIP() << "no GPU to test: it is not a Hopper";
+  }
+};
+
+template <class Parameter>
+class HopperWith : public Hopper, public testing::WithParamInterface<Parameter> {};
 
 // What the early rungs are written for; they may still refuse some of it (a head that fits no tile).
 inline bool is_plain(const Case& c) {

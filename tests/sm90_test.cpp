@@ -1,11 +1,10 @@
 // The Hopper kernels without a GPU: where tensor copies, wgmma and stmatrix put and look for elements, emulated as the
-// PTX ISA describes it; the barrier protocol of producer and consumers, run as state machines in random order; plans.
-// Links tessera_static.
+// PTX ISA describes it; and plans. Links tessera_static.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <map>
-#include <random>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "api/units.hpp"
@@ -129,178 +128,127 @@ TEST(Layout, StoredMatricesFormATile) {
   EXPECT_EQ(stored, memory.size());
 }
 
-TEST(Layout, SharedMemoryFitsAndTilesAreAligned) {
-  for (const api::HeadDims dims : {api::HeadDims{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}}) {
-    const ForwardPlan plan =
-        plan_forward(api::plain_problem(Pass::forward, Type::bf16, dims), cuda::target_named("sm_90a"));
-    ASSERT_EQ(plan.reason, "");
-    const Layout l = layout_of(plan.config);
-    EXPECT_LE(l.bytes, cuda::target_named("sm_90a").shared_bytes) << dims.D;
-    for (const int offset : {l.Q, l.K, l.V, l.O, l.q_bytes, l.k_bytes, l.v_bytes, l.o_bytes})
-      EXPECT_EQ(offset % 1024, 0);
-  }
-}
-
-// --- the protocol of barriers, as in sm90/kernel/forward.cuh
-
-// mbarrier: phases end when all arrivals and all announced bytes (here: one announced copy) are in.
-struct ModelBarrier {
-  int count = 0, arrived = 0, copies = 0, phase = 0;
-  bool done(int parity) const { return phase % 2 != parity; }  // the phase of this parity has ended
-  void arrive() { ++arrived, settle(); }
-  void expect() { ++copies, arrive(); }
-  void complete() { --copies, settle(); }
-  void settle() {
-    ASSERT_LE(arrived, count);
-    if (arrived == count && copies == 0) arrived = 0, ++phase;
-  }
-};
-
-struct Slot {
-  ModelBarrier full, empty;
-  int holds = -1;  // which tile of which work
-  int readers = 0;
-};
-
-// One role's program: a list of operations, each of which may have to wait. Returns false while it waits.
-using Operation = std::function<bool()>;
-
-struct Model {
-  int warpgroups, stages;
-  std::vector<int> tiles;  // of keys, per tile of queries
-  bool O_in_Q;
-  std::vector<Slot> q, k, v;
-  std::vector<std::pair<Slot*, int>> in_flight;  // copies on their way
-
-  Model(int warpgroups, int stages, std::vector<int> tiles, bool O_in_Q) :
-      warpgroups(warpgroups), stages(stages), tiles(std::move(tiles)), O_in_Q(O_in_Q), q(warpgroups), k(stages),
-      v(stages) {
-    for (Slot& s : q) s.full.count = 1, s.empty.count = 1;
-    for (auto* ring : {&k, &v})
-      for (Slot& s : *ring) s.full.count = 1, s.empty.count = warpgroups;
-  }
-
-  Operation load(Slot& slot, int uses, int what) {
-    return [this, &slot, uses, what] {
-      if (!slot.empty.done((uses + 1) % 2)) return false;
-      EXPECT_EQ(slot.readers, 0) << "overwritten while it is read";
-      slot.full.expect();
-      in_flight.push_back({&slot, what});
-      return true;
-    };
-  }
-
-  std::vector<Operation> producer() {
-    std::vector<Operation> program;
-    int loads_k = 0, loads_v = 0, loads_q = 0, number = 0;
-    const auto key = [&](int what) { program.push_back(load(k[at(loads_k)], loads_k / stages, what)), ++loads_k; };
-    const auto value = [&](int what) { program.push_back(load(v[at(loads_v)], loads_v / stages, what)), ++loads_v; };
-    for (const int n : tiles) {
-      const int work = 1000 * number++;
-      if (n == 0) continue;
-      key(work);
-      for (Slot& slot : q) program.push_back(load(slot, loads_q, work));
-      ++loads_q;
-      for (int j = 1; j < n; ++j) key(work + j), value(work + j - 1);
-      value(work + n - 1);
-    }
-    return program;
-  }
-
-  std::vector<Operation> consumer(int w) {
-    std::vector<Operation> program;
-    int reads_k = 0, reads_v = 0, reads_q = 0, number = 0;
-    const auto take = [&](Slot& slot, int uses, int what) {
-      program.push_back([&slot, uses, what] {
-        if (!slot.full.done(uses % 2)) return false;
-        EXPECT_EQ(slot.holds, what);
-        ++slot.readers;
-        return true;
-      });
-    };
-    const auto give = [&](Slot& slot) {
-      program.push_back([&slot] { return --slot.readers, slot.empty.arrive(), true; });
-    };
-    for (const int n : tiles) {
-      const int work = 1000 * number++;
-      if (n == 0) continue;
-      take(q[std::size_t(w)], reads_q++, work);
-      const auto take_k = [&](int j) { take(k[at(reads_k)], reads_k / stages, work + j); };
-      const auto take_v = [&](int j) { take(v[at(reads_v)], reads_v / stages, work + j); };
-      const auto give_k = [&] { give(k[at(reads_k++)]); };
-      const auto give_v = [&] { give(v[at(reads_v++)]); };
-      take_k(0), give_k();
-      for (int j = 1; j < n; ++j) take_k(j), take_v(j - 1), give_k(), give_v();
-      if (!O_in_Q) give(q[std::size_t(w)]);
-      take_v(n - 1), give_v();
-      if (O_in_Q) give(q[std::size_t(w)]);
-    }
-    return program;
-  }
-
-  std::size_t at(int uses) const { return std::size_t(uses % stages); }
-
-  // Any role, or any copy, goes on at any time. True: all of them come to their end.
-  bool run(std::mt19937& random) {
-    std::vector<std::vector<Operation>> roles{producer()};
-    for (int w = 0; w < warpgroups; ++w) roles.push_back(consumer(w));
-    std::vector<std::size_t> next(roles.size(), 0);
-    for (int idle = 0; idle < 2000;) {
-      const std::size_t role = random() % (roles.size() + 1);
-      bool moved = false;
-      if (role == roles.size()) {
-        if (!in_flight.empty()) {
-          const std::size_t n = random() % in_flight.size();
-          const auto [slot, what] = in_flight[n];
-          in_flight.erase(in_flight.begin() + std::ptrdiff_t(n));
-          slot->holds = what, slot->full.complete(), moved = true;
-        }
-      } else if (next[role] < roles[role].size()) {
-        moved = roles[role][next[role]]();
-        next[role] += moved;
-      }
-      idle = moved ? 0 : idle + 1;
-    }
-    for (std::size_t role = 0; role < roles.size(); ++role)
-      if (next[role] < roles[role].size()) return false;
-    return in_flight.empty();
-  }
-};
-
-TEST(Protocol, ComesToItsEndAndNothingIsOverwritten) {
-  std::mt19937 random(7);
-  const std::vector<std::vector<int>> works{{1}, {2}, {3}, {0}, {0, 1, 0}, {5, 0, 2, 1}, {1, 1, 1, 1}, {17, 16, 3}};
-  for (const int warpgroups : {2, 3})
-    for (const int stages : {2, 3, 4})
-      for (const bool O_in_Q : {false, true})
-        for (const std::vector<int>& tiles : works)
-          for (int round = 0; round < 20; ++round)
-            ASSERT_TRUE(Model(warpgroups, stages, tiles, O_in_Q).run(random)) << warpgroups << " " << stages;
-}
-
-TEST(Protocol, TheModelNoticesAMissingArrival) {
-  std::mt19937 random(7);
-  Model model(2, 2, {9}, false);
-  model.k[0].empty.count = 3;  // as if one warpgroup never gave K back
-  EXPECT_FALSE(model.run(random));
-}
-
 // --- plans
 
+constexpr api::HeadDims tile_dims[] = {{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+
+// What changes a tile, one at a time.
+struct Option {
+  const char* name;
+  void (*apply)(Problem& p);
+};
+const Option options[] = {
+    {"softcap", [](Problem& p) { p.options.softcap = 30; }},
+    {"alibi", [](Problem& p) { p.slopes = 1; }},
+    {"mask",
+     [](Problem& p) {
+       p.mask = Broadcast{Type::u8, {1, 1, p.Nq, p.Nk}};
+     }},
+    {"bias",
+     [](Problem& p) {
+       p.bias = Broadcast{p.q_type, {p.B, p.Hq, p.Nq, p.Nk}};
+     }},
+    {"f32 bias",
+     [](Problem& p) {
+       p.bias = Broadcast{Type::f32, {p.B, p.Hq, p.Nq, p.Nk}};
+     }},
+    {"dropout", [](Problem& p) { p.options.dropout = 0.1; }},
+    {"scale", [](Problem& p) { p.options.scale = -1; }},
+    {"f32 O", [](Problem& p) { p.o_type = Type::f32; }},
+};
+
+ForwardPlan hopper_plan(const Problem& p) { return plan_forward(p, cuda::target_named("sm_90a")); }
+
+// Calls f with every head dim that has a tile, both types, and every set of options.
+template <class Function>
+void for_plans(Function f) {
+  for (const api::HeadDims dims : tile_dims)
+    for (const Type type : {Type::f16, Type::bf16})
+      for (unsigned set = 0; set < 1u << std::size(options); ++set) {
+        Problem p = api::plain_problem(Pass::forward, type, dims);
+        std::string name = api::text_of(dims);
+        for (std::size_t n = 0; n < std::size(options); ++n)
+          if (set >> n & 1) options[n].apply(p), name += ", ", name += options[n].name;
+        f(p, name);
+        if (testing::Test::HasFatalFailure()) return;
+      }
+}
+
+TEST(Plan, EveryOptionIsTakenAndItsTilesFit) {
+  const int room = cuda::target_named("sm_90a").shared_bytes;
+  for_plans([&](const Problem& p, const std::string& name) {
+    const ForwardPlan plan = hopper_plan(p);
+    ASSERT_EQ(plan.reason, "") << name;
+    const Layout l = layout_of(plan.config);
+    ASSERT_LE(l.bytes, room) << name;
+    for (const int offset : {l.Q, l.K, l.V, l.O, l.q_bytes, l.k_bytes, l.v_bytes, l.o_bytes})
+      ASSERT_EQ(offset % 1024, 0) << name;
+  });
+}
+
+TEST(Plan, TheKernelKnowsWhichOptionsAreOn) {
+  for_plans([&](const Problem& p, const std::string& name) {
+    const Config c = hopper_plan(p).config;
+    ASSERT_EQ(c.softcap, p.options.softcap > 0) << name;
+    ASSERT_EQ(c.alibi, p.slopes > 0) << name;
+    ASSERT_EQ(c.mask, p.mask.has_value()) << name;
+    ASSERT_EQ(c.dropout, p.options.dropout > 0) << name;
+    ASSERT_EQ(c.bias, !p.bias                      ? Element::none
+                      : p.bias->type == Type::f32  ? Element::f32
+                      : p.bias->type == Type::bf16 ? Element::bf16
+                                                   : Element::f16)
+        << name;
+    // A maximum of products is one of scores only if their factor is positive and nothing comes on top.
+    const bool any = c.softcap || c.alibi || c.mask || c.dropout || p.bias || p.options.scale <= 0;
+    ASSERT_EQ(c.general, any) << name;
+    ASSERT_EQ(c.o == Element::f32, p.o_type == Type::f32) << name;
+    ASSERT_FALSE(c.stages_O && c.o == Element::f32) << name << ": O's tile has 16-bit elements";
+    ASSERT_EQ(c.halves_S, p.q_type == Type::f16 && p.D > 128) << name;
+    ASSERT_FALSE(c.general && c.p_buffers != 1) << name << ": scores are replaced one by one, in their place";
+  });
+}
+
+// Or a sequence's bits would depend on its company.
+TEST(Plan, TilesDoNotDependOnLengthsHeadsOrBatch) {
+  for_plans([&](const Problem& p, const std::string& name) {
+    Problem other = p;
+    other.B = 7, other.Nq = 1, other.Nk = 77, other.Hq = 16, other.Hk = 2, other.packed = true;
+    other.seqused_k = true, other.options.causal = true, other.options.window_left = 5, other.sinks = true;
+    ASSERT_EQ(hopper_plan(p).config, hopper_plan(other).config) << name;
+  });
+}
+
+TEST(Plan, HeadDimsBetweenTilesArePadded) {
+  for (const auto& [D, Dv, tile_D, tile_Dv] : {std::tuple{8, 8, 64, 64},
+                                               {40, 64, 64, 64},
+                                               {64, 72, 128, 128},
+                                               {96, 96, 128, 128},
+                                               {136, 8, 192, 128},
+                                               {160, 160, 192, 192},
+                                               {200, 64, 256, 256},
+                                               {8, 256, 256, 256}}) {
+    const Config c = hopper_plan(api::plain_problem(Pass::forward, Type::bf16, {D, Dv})).config;
+    EXPECT_EQ(c.D, tile_D) << D << " " << Dv;
+    EXPECT_EQ(c.Dv, tile_Dv) << D << " " << Dv;
+  }
+}
+
 TEST(Plan, RefusalsNameWhatIsInTheWay) {
-  const cuda::Target hopper = cuda::target_named("sm_90a");
   const auto reason = [&](auto change) {
     Problem p = api::plain_problem(Pass::forward, Type::bf16, {128, 128});
     change(p);
-    return plan_forward(p, hopper).reason;
+    return hopper_plan(p).reason;
   };
   EXPECT_EQ(reason([](Problem&) {}), "");
   EXPECT_EQ(reason([](Problem& p) { p.q_type = Type::f32; }), "type is f32; this kernel takes f16 and bf16");
   EXPECT_EQ(reason([](Problem& p) { p.alignment = 8; }),
             "pointers and strides are aligned to 8 bytes; tensor copies need 16");
-  EXPECT_EQ(reason([](Problem& p) { p.D = p.Dv = 80; }), "");  // padded
   EXPECT_EQ(reason([](Problem& p) { p.D = 264; }), "D is 264 and Dv is 128; this kernel has tiles up to 256");
-  EXPECT_EQ(reason([](Problem& p) { p.options.scale = -1; }), "scale is -1; this kernel takes positive ones");
+  EXPECT_EQ(reason([](Problem& p) { p.Nk = 0; }), "Nq is 4096 and Nk is 0; tensor copies need a token of each");
+  EXPECT_EQ(reason([](Problem& p) { p.Nq = std::int64_t{1} << 31; }),
+            "Nq is 2147483648 and Nk is 4096; tensor copies count up to 2147482624 tokens");
+  EXPECT_EQ(hopper_plan(api::plain_problem(Pass::backward, Type::bf16, {128, 128})).reason,
+            "the backward pass is asked for; this kernel is a forward kernel");
   EXPECT_EQ(plan_forward(api::plain_problem(Pass::forward, Type::bf16, {128, 128}), cuda::target_named("sm_80")).reason,
             "the GPU is sm_80; this kernel needs sm_90a");
 }
@@ -309,12 +257,22 @@ TEST(Plan, EveryTileHasANumberAndABlock) {
   for (const std::int64_t N : {1, 64, 129, 4096, 5000}) {
     Problem p = api::plain_problem(Pass::forward, Type::f16, {64, 64});
     p.B = 3, p.Hq = 6, p.Hk = 2, p.Nq = N;
-    const ForwardPlan plan = plan_forward(p, cuda::target_named("sm_90a"));
-    EXPECT_EQ(plan.tiles, 18 * ((N + 191) / 192));
+    const ForwardPlan plan = hopper_plan(p);
+    const int rows = rows_of(plan.config);
+    EXPECT_EQ(plan.tiles, 18 * ((N + rows - 1) / rows));
     EXPECT_EQ(18 % plan.section, 0) << "sections hold whole heads";
     EXPECT_LE(plan.grid, plan.tiles);
     EXPECT_GE(plan.grid, 1);
   }
+}
+
+// Tensor cores cut sums off: the scale makes up for it, by less than LSE's own bound.
+TEST(Plan, TheScaleIsCorrectedByAFewRoundings) {
+  for_plans([](const Problem& p, const std::string& name) {
+    const double factor = score_scale(p, hopper_plan(p).config) / p.options.scale;
+    ASSERT_GE(factor, 1) << name;
+    ASSERT_LE(factor, 1 + 8 * 0x1p-24) << name;
+  });
 }
 
 }  // namespace

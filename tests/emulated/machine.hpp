@@ -26,6 +26,10 @@ struct ThreadPlace {
 };
 inline ThreadPlace threadIdx, blockIdx, gridDim;
 
+struct uint4 {
+  unsigned x, y, z, w;
+};
+
 namespace tessera::emulated {
 
 // Threads that wait for each other: all leave after all have come. What each brought stays until the next meeting.
@@ -59,7 +63,11 @@ class Machine {
   }
 
   void wait_until(const std::function<bool()>& done) {
-    while (!done()) swapcontext(&fibers[current].context, &scheduler);
+    if (!done()) {
+      fibers[current].waits_for = &done;
+      swapcontext(&fibers[current].context, &scheduler);
+      fibers[current].waits_for = nullptr;
+    }
     ++progress;
   }
 
@@ -95,6 +103,7 @@ class Machine {
   struct Fiber {
     ucontext_t context;
     std::vector<char> stack;
+    const std::function<bool()>* waits_for = nullptr;
     bool done = false;
   };
 
@@ -112,10 +121,9 @@ class Machine {
 
   void run_block(int threads, const std::function<void()>& run) {
     kernel = &run, block_threads = threads, failure = nullptr;
-    fibers.clear();
-    fibers.resize(static_cast<std::size_t>(threads));
+    fibers.resize(static_cast<std::size_t>(threads));  // they keep their stacks from block to block
     for (Fiber& f : fibers) {
-      f.stack.resize(256 << 10);
+      f.stack.resize(256 << 10), f.done = false, f.waits_for = nullptr;
       getcontext(&f.context);
       f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
       f.context.uc_link = nullptr;
@@ -129,7 +137,9 @@ class Machine {
       running = false;
       for (const std::size_t n : order) {
         if (fibers[n].done) continue;
-        running = true, current = n, threadIdx.x = static_cast<int>(n);
+        running = true;
+        if (fibers[n].waits_for && !(*fibers[n].waits_for)()) continue;
+        current = n, threadIdx.x = static_cast<int>(n);
         swapcontext(&scheduler, &fibers[n].context);
         if (failure) std::rethrow_exception(failure);
       }
@@ -147,9 +157,6 @@ class Machine {
   std::map<const void*, PhaseBarrier> phase_barriers;
 };
 
-inline UInt64 bits_of(float x) { return __builtin_bit_cast(UInt32, x); }
-inline float float_of(UInt64 bits) { return __builtin_bit_cast(float, static_cast<UInt32>(bits)); }
-
 }  // namespace tessera::emulated
 
 // --- CUDA's functions that device text calls
@@ -166,11 +173,14 @@ inline Number __shfl_sync(unsigned, Number x, int from) {
       m.meet(m.warp_name(), 32, threadIdx.x % 32, static_cast<tessera::UInt64>(x))[static_cast<std::size_t>(from)]);
 }
 
-inline float __shfl_xor_sync(unsigned, float x, int distance) {
+template <class Number>
+inline Number __shfl_xor_sync(unsigned, Number x, int distance) {
   auto& m = tessera::emulated::Machine::here();
-  const auto& all = m.meet(m.warp_name(), 32, threadIdx.x % 32, tessera::emulated::bits_of(x));
-  return tessera::emulated::float_of(all[static_cast<std::size_t>(threadIdx.x % 32 ^ distance)]);
+  const auto& all = m.meet(m.warp_name(), 32, threadIdx.x % 32, __builtin_bit_cast(unsigned, x));
+  return __builtin_bit_cast(Number, static_cast<unsigned>(all[static_cast<std::size_t>(threadIdx.x % 32 ^ distance)]));
 }
+
+inline unsigned atomicAdd(unsigned* at, unsigned x) { return (*at += x) - x; }
 
 inline bool __any_sync(unsigned, bool x) {
   auto& m = tessera::emulated::Machine::here();

@@ -108,9 +108,9 @@ struct Consumer {
     for (int n = 0; n < config.Dv / 2; ++n) O[n] *= n / 2 % 2 == 0 ? first : second;
   }
 
-  // The softmax of a tile of keys, once its S is here. `first`: of these queries.
+  // The softmax of a tile of keys, once its S is here. `first`, `last`: of these queries.
   template <bool first>
-  __device__ void softmax(State& rows, const Work<config>& w, Int32 n, bool cut, Probabilities& P) {
+  __device__ void softmax(State& rows, const Work<config>& w, Int32 n, bool last, bool cut, Probabilities& P) {
     arrived(S);
     if constexpr (config.halves_S) {
       arrived(rest_of_S);
@@ -118,7 +118,7 @@ struct Consumer {
       for (int e = 0; e < keys / 2; ++e) S[e] += rest_of_S[e];
     }
     release_K();
-    if (n + 1 == w.own_end[warpgroup]) release_Q();
+    if (config.q_stages == 1 && last) release_Q();  // early: its place is waited for
     if constexpr (config.general) {
       score_one_by_one(rows, w, n, cut);
     } else {
@@ -146,13 +146,14 @@ struct Consumer {
 
   // Tile n: its S is multiplied together with the PV of the tile before, whose P is `before`; its softmax, which makes
   // `P`, runs under that PV.
-  __device__ void step(State& rows, const Work<config>& w, Int32 n, const Probabilities& before, Probabilities& P) {
+  __device__ void step(State& rows, const Work<config>& w, Int32 n, Int32 end, const Probabilities& before,
+                       Probabilities& P) {
     const bool cut = w.cuts(warpgroup, n);
     begin_QK();
     if (rows.shifted) scale_O(rows.alpha[0], rows.alpha[1]);
     begin_PV(before);
     wait_products<1>();
-    softmax<false>(rows, w, n, cut, P);
+    softmax<false>(rows, w, n, n + 1 == end, cut, P);
     end_PV();
     if constexpr (config.p_buffers == 1) State::pack(P, S);
   }
@@ -212,10 +213,11 @@ struct Consumer {
                    packed<config.element>(o[2], o[3]), packed<config.element>(o[4], o[5]),
                    packed<config.element>(o[6], o[7]));
     }
-    publish_shared();
-    sync_warpgroup();
+    // Asked before the others are let go: the leader gives the description of the work back.
     const Int32 valid = w.queries - w.query(warpgroup, 0);
     const bool others_follow = valid < 64 && w.q_begin + w.queries < p.call.x.Nq;
+    publish_shared();
+    sync_warpgroup();
     if (others_follow || p.Dv % chunk_columns != 0) {
       copy_rows(tile, w, valid);
       sync_warpgroup();
@@ -292,12 +294,13 @@ struct Consumer {
     Probabilities P, other;  // in turn: a P in the tensor cores' hands must not be written
     constexpr bool in_turn = config.p_buffers == 2;
     State rows = fresh_rows(*work);
+    const Int32 first = work->own_begin[warpgroup];
     shared.q_full(q.stage, warpgroup).wait(q.parity);
-    pass_K(work->own_begin[warpgroup] - work->begin);
+    pass_K(first - work->begin);
     begin_QK();
     wait_products<0>();
-    softmax<true>(rows, *work, work->own_begin[warpgroup], work->cuts(warpgroup, work->own_begin[warpgroup]), P);
-    pass_V(work->own_begin[warpgroup] - work->begin);
+    softmax<true>(rows, *work, first, first + 1 == work->own_end[warpgroup], work->cuts(warpgroup, first), P);
+    pass_V(first - work->begin);
     if constexpr (!in_turn) State::pack(P, S);
     while (!work->empty(warpgroup)) {
       const Work<config>&w = *work, &next = next_work();
@@ -305,14 +308,15 @@ struct Consumer {
       Int32 n = w.own_begin[warpgroup] + 1;
       const Int32 end = w.own_end[warpgroup];
       if constexpr (in_turn) {
-        for (; n + 1 < end; n += 2) step(rows, w, n, P, other), step(rows, w, n + 1, other, P);
+        for (; n + 1 < end; n += 2) step(rows, w, n, end, P, other), step(rows, w, n + 1, end, other, P);
         if (n < end) {
-          step(rows, w, n, P, other);
+          step(rows, w, n, end, P, other);
           copy(P, other);
         }
       } else {
-        for (; n < end; ++n) step(rows, w, n, P, P);
+        for (; n < end; ++n) step(rows, w, n, end, P, P);
       }
+      if constexpr (config.q_stages > 1) release_Q();
       if (rows.shifted) scale_O(rows.alpha[0], rows.alpha[1]);
       if (w.used < keys && end == w.end) clear_unused_V(w.used);
       const State finished = rows;
@@ -329,7 +333,7 @@ struct Consumer {
         begin_QK();
         begin_PV(P);
         wait_products<1>();
-        softmax<true>(rows, *work, first, cut, other);
+        softmax<true>(rows, *work, first, first + 1 == work->own_end[warpgroup], cut, other);
         end_PV();
         if constexpr (!in_turn) State::pack(P, S);
       } else {

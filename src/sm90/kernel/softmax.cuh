@@ -85,12 +85,15 @@ struct Rows {
     });
   }
 
-  // Without looking for a maximum. A row that has seen nothing yet (m = -inf) gives an infinite sum, or NaN.
+  // Without looking for a maximum. The tile is done again with its maximum if its sum is too large: for the type's
+  // range, or for exactness: a P that weighs as much as all before it should be 1, which rounding leaves alone. A row
+  // that has seen nothing yet (m = -inf) gives an infinite sum, or NaN.
   __device__ void steady(const Scores& S, Probabilities& P) {
     float sums[2];
     exponentials(S, m, sums, [&](int n, const float(&p)[4]) { pack(P, n, p); });
     shifted = false;
-    if (__any_sync(0xffffffffu, (valid[0] && !(sums[0] < limit)) || (valid[1] && !(sums[1] < limit))))
+    const auto too_large = [&](int r) { return valid[r] && !(sums[r] < fminf(limit, 4 * l[r])); };
+    if (__any_sync(0xffffffffu, too_large(0) || too_large(1)))
       online(S, P);
     else
       l[0] += sums[0], l[1] += sums[1];

@@ -40,6 +40,7 @@ struct Barrier {
 
 inline void publish_barriers() {}
 inline void sync_threads(int name, int threads) { Machine::here().meet(name, threads, threadIdx.x % threads); }
+inline void wait_for_kernel_before() {}
 template <int registers>
 void give_registers() {}
 template <int registers>

@@ -9,8 +9,6 @@ namespace tessera::sm90 {
 
 inline float exp2_of(float x) { return std::exp2(x); }
 
-inline Int32 afresh(Int32 x) { return x; }
-
 template <Element element>
 UInt32 packed(float first, float second) {
   if constexpr (element == Element::bf16) return narrow<BF16>(first).bits | UInt32(narrow<BF16>(second).bits) << 16;

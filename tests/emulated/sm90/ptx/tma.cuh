@@ -2,6 +2,7 @@
 // tensor zero or left out. A tensor map's words are set by `emulated_map`.
 #pragma once
 
+#include "core/tensor.hpp"
 #include "sm90/layout.hpp"
 #include "sm90/params.hpp"
 #include "sm90/ptx/barrier.cuh"
@@ -10,10 +11,17 @@ namespace tessera::sm90 {
 
 inline constexpr UInt64 keep_in_cache = 0, pass_through_cache = 0;
 
-// [sequences, tokens, heads, columns] of 16-bit elements, contiguous; boxes of `rows` tokens.
-inline TensorMap emulated_map(void* data, Int64 sequences, Int64 tokens, Int64 heads, Int64 columns, int rows) {
-  return {{reinterpret_cast<UInt64>(data), UInt64(sequences), UInt64(tokens), UInt64(heads), UInt64(columns),
-           UInt64(rows)}};
+// A [B,N,H,D] or packed [T,H,D] tensor of 16-bit elements; boxes of `rows` tokens. Words: the address, the sizes of
+// columns, tokens, heads and sequences, the strides of the last three, the rows. Strides are as tensor copies demand.
+inline TensorMap emulated_map(const Tensor& t, int rows) {
+  const int token = t.ndim - 3, head = t.ndim - 2;
+  const auto size = [&](int dim) { return UInt64(t.shape[std::size_t(dim)]); };
+  const Int64 strides[] = {stride(t, token), stride(t, head), t.ndim == 4 ? stride(t, 0) : 0};
+  for (const Int64 elements : strides)
+    if (elements % 8 != 0) throw std::runtime_error("a stride of a tensor map is no multiple of 16 bytes");
+  if (reinterpret_cast<UInt64>(t.data) % 16 != 0) throw std::runtime_error("a tensor map's address is not aligned");
+  return {{reinterpret_cast<UInt64>(t.data), size(t.ndim - 1), size(token), size(head), t.ndim == 4 ? size(0) : 1,
+           UInt64(strides[0]), UInt64(strides[1]), UInt64(strides[2]), UInt64(rows)}};
 }
 
 struct TilePlace {
@@ -24,13 +32,16 @@ struct TilePlace {
 template <int rows, int panels, class Function>
 void for_tile(const TensorMap& map, const TilePlace& at, Function f) {
   auto* data = reinterpret_cast<UInt16*>(map.words[0]);
-  const auto tokens = Int64(map.words[2]), heads = Int64(map.words[3]), columns = Int64(map.words[4]);
-  if (int(map.words[5]) != rows) throw std::runtime_error("the tensor map's box has other rows than the tile");
+  const auto word = [&](int n) { return Int64(map.words[n]); };
+  const Int64 columns = word(1), tokens = word(2);
+  if (word(8) != rows) throw std::runtime_error("the tensor map's box has other rows than the tile");
+  if (at.head < 0 || at.head >= word(3) || at.sequence < 0 || at.sequence >= word(4))
+    throw std::runtime_error("a tile of a head or a sequence that does not exist");
   for (int row = 0; row < rows; ++row)
     for (int column = 0; column < 64 * panels; ++column) {
       const Int64 token = at.token + row;
-      const bool inside = token < tokens && column < columns;
-      f(inside ? data + ((at.sequence * tokens + token) * heads + at.head) * columns + column : nullptr,
+      const bool inside = token >= 0 && token < tokens && column < columns;
+      f(inside ? data + token * word(5) + at.head * word(6) + at.sequence * word(7) + column : nullptr,
         tile_byte(rows, row, column));
     }
 }
@@ -48,6 +59,7 @@ void load_tile(UInt32 to, const TensorMap& map, const Barrier& barrier, const Ti
 template <int rows, int panels>
 void store_tile(const TensorMap& map, UInt32 from, const TilePlace& at) {
   const unsigned char* tile = Machine::here().memory + from;
+  if (map.words[1] % 8 != 0) throw std::runtime_error("a tensor copy would write whole 16 bytes, beyond the row's end");
   for_tile<rows, panels>(map, at, [&](UInt16* element, int byte) {
     if (element) std::memcpy(element, tile + byte, 2);
   });

@@ -32,25 +32,36 @@ struct Wgmma {
     add(d, a, b);
   }
   static void add(float (&d)[n / 2], Operand a, Operand b) {
-    const int thread = threadIdx.x % 128;
-    for (int i = 0; i < n / 2; ++i)
-      for (int k = 0; k < 16; ++k)
-        d[i] += along_rows_at(a, accumulator_row(thread, i), k) * along_rows_at(b, accumulator_column(thread, i), k);
+    float rows[2][16];
+    for (int r = 0; r < 2; ++r)
+      for (int k = 0; k < 16; ++k) rows[r][k] = along_rows_at(a, accumulator_row(threadIdx.x % 128, 2 * r), k);
+    multiply(d, rows, [b](int k, int column) { return along_rows_at(b, column, k); });
   }
-  static void add(float (&d)[n / 2], const UInt32* a, Operand b) {
-    const int thread = threadIdx.x % 128;
-    float rows[2][16];  // of this thread's two rows: its own columns, and those of the three lanes beside it
+  static void add(float (&d)[n / 2], const UInt32* a, Operand b, bool accumulate) {
+    const int lane = threadIdx.x % 32;
+    for (float& x : d) x = accumulate ? x : 0;
+    float rows[2][16];  // this lane's own columns, and those of the three lanes beside it
     for (int r = 0; r < 4; ++r) {
-      const auto& all = Machine::here().meet(Machine::here().warp_name(), 32, thread % 32, a[r]);
-      for (int lane = 0; lane < 4; ++lane)
+      const auto& all = Machine::here().meet(Machine::here().warp_name(), 32, lane, a[r]);
+      for (int other = 0; other < 4; ++other)
         for (int half = 0; half < 2; ++half) {
-          const auto bits = UInt32(all[std::size_t(thread % 32 / 4 * 4 + lane)] >> 16 * half & 0xffff);
-          rows[r % 2][8 * (r / 2) + 2 * lane + half] =
+          const auto bits = UInt32(all[std::size_t(lane / 4 * 4 + other)] >> 16 * half & 0xffff);
+          rows[r % 2][8 * (r / 2) + 2 * other + half] =
               emulated_element == Element::bf16 ? unpacked<Element::bf16>(bits) : unpacked<Element::f16>(bits);
         }
     }
-    for (int i = 0; i < n / 2; ++i)
-      for (int k = 0; k < 16; ++k) d[i] += rows[i / 2 % 2][k] * over_rows_at(b, k, accumulator_column(thread, i));
+    multiply(d, rows, [b](int k, int column) { return over_rows_at(b, k, column); });
+  }
+
+ private:
+  // A thread's two rows of the first operand with all of its columns of the second.
+  template <class Second>
+  static void multiply(float (&d)[n / 2], const float (&rows)[2][16], Second second) {
+    for (int i = 0; i < n / 2; i += i % 2 == 0 ? 1 : 3)
+      for (int k = 0; k < 16; ++k) {
+        const float x = second(k, accumulator_column(threadIdx.x % 128, i));
+        d[i] += rows[0][k] * x, d[i + 2] += rows[1][k] * x;
+      }
   }
 };
 
@@ -63,6 +74,8 @@ void wait_products() {
 }
 template <int count>
 void arrived(float (&)[count]) {}
+template <int count>
+void settled(UInt32 (&)[count]) {}
 
 inline void store_matrix(UInt32 address, UInt32 a, UInt32 b, UInt32 c, UInt32 d) {
   Machine& m = Machine::here();

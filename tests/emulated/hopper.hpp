@@ -1,0 +1,83 @@
+// A case of the tables on the emulated machine: planned like a call, run by the Hopper forward kernel's own text,
+// judged like a result of a GPU. Device text needs constants, so the tiles that may come out of the planner are a list.
+// Included by tests/sm90_machine_test.cpp, whose include path puts tests/emulated before src.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numbers>
+#include <string>
+
+#include "core/check.hpp"
+#include "cuda/device.hpp"
+#include "simt/arguments.hpp"
+#include "sm90/plan.hpp"
+#include "sm90/unit.hpp"
+#include "tests/emulated/machine.hpp"
+#include "tests/support.hpp"
+// The machine comes first: device text needs it.
+#include "sm90/kernel/forward.cuh"
+
+namespace tessera::sm90 {
+
+alignas(1024) inline unsigned char memory[emulated::Machine::memory_bytes];
+
+template <Config config>
+void launch(const ForwardParams& p, int grid) {
+  emulated_element = config.element;
+  emulated::Machine& machine = emulated::Machine::here();
+  machine.memory = memory;
+  machine.run(grid, threads_of(config), [&] { forward<config>(p); });
+}
+
+// Runs the kernel of a configuration, if it is one of the list.
+template <Config... configs>
+bool launch_one_of(const Config& wanted, const ForwardParams& p, int grid) {
+  bool found = false;
+  ((wanted == configs ? (found = true, launch<configs>(p, grid)) : void()), ...);
+  return found;
+}
+
+// As HopperPlan::run of sm90/backend.cpp does it, but the scale is the caller's own: these products lose nothing.
+inline ForwardParams params_of(const Problem& problem, const Call& call, const ForwardPlan& plan, UInt32* taken) {
+  const int keys = plan.config.block_keys;
+  ForwardParams p{.q = emulated_map(call.inputs.q, 64),
+                  .k = emulated_map(call.inputs.k, keys),
+                  .v = emulated_map(call.inputs.v, keys),
+                  .o = plan.config.stages_O ? emulated_map(call.outputs.o, 64) : TensorMap{},
+                  .call = simt::forward_params(problem, call),
+                  .Dv = Int32(problem.Dv),
+                  .factor = float(problem.options.scale * std::numbers::log2e),
+                  .tiles = Int32(plan.tiles),
+                  .tiles_per_head = plan.tiles_per_head,
+                  .section = plan.section,
+                  .taken = taken};
+  return p;
+}
+
+// The call of a built case, with `grid` blocks (0: as planned).
+template <Config... configs>
+void run_emulated(const Inputs& inputs, const Outputs& outputs, const Options& options, int grid) {
+  Call call{};
+  call.inputs = inputs, call.outputs = outputs, call.options = options;
+  const Problem problem = check_forward(call.inputs, call.outputs, options, {});
+  const ForwardPlan plan = plan_forward(problem, cuda::target_named("sm_90a"));
+  ASSERT_EQ(plan.reason, "");
+  const int blocks = grid > 0 ? grid : plan.grid;
+  UInt32 taken = 0;
+  const ForwardParams p = params_of(problem, call, plan, plan.varied && blocks < plan.tiles ? &taken : nullptr);
+  const std::string unit = forward_unit_text(plan.config);
+  ASSERT_TRUE(launch_one_of<configs...>(plan.config, p, blocks))
+      << "the planner's tile is not among those that this test has: " << unit.substr(unit.find("constexpr"));
+}
+
+inline void judge(const cases::CaseData& data, const cases::Expectation& expected, bool lse) {
+  for (const cases::OutputReport& report :
+       {cases::compare("o", data.o, expected.o), cases::compare_lse(data.lse, expected.lse)})
+    EXPECT_TRUE(report.ok || (!lse && report.name == "lse")) << report.name << " " << report.detail;
+  for (const cases::Buffer* buffer : data.buffers())
+    EXPECT_TRUE(buffer->margins_intact()) << "a margin or gap was written";
+}
+
+}  // namespace tessera::sm90
