@@ -81,6 +81,8 @@ struct BiasGradientJob {
 struct Isa {
   const char* name;
   Int64 lanes;
+  // Of how many bf16 the matrix unit's operands are sums; 0: products are multiply-adds in f32.
+  int (*pieces)(const Problem& problem);
   // Bytes of scratch that one thread needs.
   Int64 (*scratch_bytes)(const Problem& problem);
   void (*forward)(const ForwardJob& job, Range query_blocks, float* scratch);  // forward_blocks of them at most
@@ -90,6 +92,6 @@ struct Isa {
   void (*bias_gradient)(const BiasGradientJob& job, Int64 D, Int64 Dv, float* scratch);
 };
 
-extern const Isa sse4, avx2, avx512, neon;
+extern const Isa sse4, avx2, avx512, amx, neon;
 
 }  // namespace tessera::cpu

@@ -13,16 +13,28 @@
 #define TESSERA_UNROLL _Pragma("GCC unroll 8")
 #endif
 
+#ifndef TESSERA_NAMESPACE
+#define TESSERA_NAMESPACE HWY_NAMESPACE
+#endif
+
 HWY_BEFORE_NAMESPACE();
-namespace tessera::cpu::HWY_NAMESPACE {
+namespace tessera::cpu::TESSERA_NAMESPACE {
 
 #include "cpu/kernel/simd.hpp"
 //
 #include "cpu/kernel/product.hpp"
-//
+
+#if defined(TESSERA_MATRIX_UNIT)
+inline constexpr Int64 width_step = 32;  // two tiles
+#else
+inline constexpr Int64 width_step = lanes;
+#endif
+
 #include "cpu/kernel/tile.hpp"
 //
 #include "cpu/kernel/scores.hpp"
+//
+#include "cpu/kernel/vector_products.hpp"
 //
 #include "cpu/kernel/forward.hpp"
 //
@@ -30,9 +42,19 @@ namespace tessera::cpu::HWY_NAMESPACE {
 //
 #include "cpu/kernel/bias_gradient.hpp"
 //
+#if defined(TESSERA_MATRIX_UNIT)
+#include "cpu/kernel/matrix_unit.hpp"
+//
+#include "cpu/kernel/matrix_pack.hpp"
+//
+#include "cpu/kernel/matrix_products.hpp"
+//
+#include "cpu/kernel/matrix_table.hpp"
+#else
 #include "cpu/kernel/table.hpp"
+#endif
 
-}  // namespace tessera::cpu::HWY_NAMESPACE
+}  // namespace tessera::cpu::TESSERA_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 namespace tessera::cpu {
@@ -40,12 +62,13 @@ namespace tessera::cpu {
 #define TESSERA_TEXT_OF(x) #x
 #define TESSERA_TEXT(x) TESSERA_TEXT_OF(x)
 const Isa TESSERA_ISA{.name = TESSERA_TEXT(TESSERA_ISA),
-                      .lanes = HWY_NAMESPACE::lanes,
-                      .scratch_bytes = HWY_NAMESPACE::scratch_bytes,
-                      .forward = HWY_NAMESPACE::forward,
-                      .prepare = HWY_NAMESPACE::prepare_block,
-                      .key_group = HWY_NAMESPACE::backward_key_group,
-                      .finish_dq = HWY_NAMESPACE::finish_dq_block,
-                      .bias_gradient = HWY_NAMESPACE::bias_gradient};
+                      .lanes = TESSERA_NAMESPACE::lanes,
+                      .pieces = TESSERA_NAMESPACE::pieces,
+                      .scratch_bytes = TESSERA_NAMESPACE::scratch_bytes,
+                      .forward = TESSERA_NAMESPACE::forward,
+                      .prepare = TESSERA_NAMESPACE::prepare_block,
+                      .key_group = TESSERA_NAMESPACE::key_group,
+                      .finish_dq = TESSERA_NAMESPACE::finish_dq_block,
+                      .bias_gradient = TESSERA_NAMESPACE::bias_gradient};
 
 }  // namespace tessera::cpu

@@ -3,14 +3,14 @@
 // and storing to the caller's tensors. Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
-// Queries [i0, i0 + ni) against keys [j0, j0 + nj). `width` is ni rounded up to whole vectors.
+// Queries [i0, i0 + ni) against keys [j0, j0 + nj). `width` is ni rounded up to what a product takes.
 struct Tile {
   Int64 i0, ni, j0, nj, width;
 };
 
 HWY_INLINE Tile tile_of(Range queries, Range keys) {
   const Int64 ni = queries.size();
-  return {queries.begin, ni, keys.begin, keys.size(), round_up(ni, lanes)};
+  return {queries.begin, ni, keys.begin, keys.size(), round_up(ni, width_step)};
 }
 
 HWY_INLINE Range query_range(const HeadJob& head, Int64 block) {
@@ -85,6 +85,9 @@ HWY_INLINE void store_transposed(const float* in, const Tile& tile, Int64 width,
     narrow_row(out, tile.i0 + i, width, accumulate, row);
   }
 }
+
+// Does query i of the tile see no key at all? Such rows have no part in any gradient.
+HWY_INLINE bool blind(const BackwardJob& job, const Tile& tile, Int64 i) { return job.lse2[tile.i0 + i] == infinity; }
 
 HWY_INLINE void fill(float* p, Int64 count, float value) {
   for (Int64 n = 0; n < count; ++n) p[n] = value;

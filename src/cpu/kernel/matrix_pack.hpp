@@ -1,0 +1,170 @@
+// Operands of the matrix unit. A number is a sum of `pieces` bf16: 1 for bf16, 2 for f16 and 3 for f32 are exact. Left
+// operands are rows of 16-bit numbers; right ones are rows of 32-bit pairs, two neighbours along the depth of the
+// product. Included by cpu/isa/amx.cpp inside its target region.
+#pragma once
+
+inline constexpr Int64 tile_step = 32;  // rows, widths and depths of products are multiples of two tiles or one depth
+constexpr Int64 tiled(Int64 n) { return round_up(n, tile_step); }
+
+// [pieces][rows][stride]
+struct Halves {
+  UInt16* at;
+  Int64 stride, piece;
+  HWY_INLINE UInt16* row(Int64 r, int p = 0) const { return at + p * piece + r * stride; }
+};
+struct Pairs {
+  UInt32* at;
+  Int64 stride, piece;
+  HWY_INLINE UInt32* row(Int64 r, int p = 0) const { return at + p * piece + r * stride; }
+};
+
+template <int pieces>
+HWY_INLINE Halves take_halves(Scratch& s, Int64 rows, Int64 stride) {
+  return {reinterpret_cast<UInt16*>(s.take(pieces * rows * stride / 2)), stride, rows * stride};
+}
+template <int pieces>
+HWY_INLINE Pairs take_pairs(Scratch& s, Int64 rows, Int64 stride) {
+  return {reinterpret_cast<UInt32*>(s.take(pieces * rows * stride)), stride, rows * stride};
+}
+
+HWY_INLINE Vec float_of(__m512i bits) { return Vec{_mm512_castsi512_ps(bits)}; }
+
+// 32 numbers become pieces of bf16, 16 of `low` first, each piece the rounded rest that the ones before it leave.
+// Infinity leaves nothing: its rest would be NaN.
+template <int pieces>
+HWY_INLINE void split(Vec low, Vec high, __m512i out[pieces]) {
+  TESSERA_UNROLL
+  for (int p = 0; p < pieces; ++p) {
+    out[p] = bf16_halves(low, high);
+    if (p + 1 == pieces) break;
+    const __m256i low_half = _mm512_castsi512_si256(out[p]), high_half = _mm512_extracti64x4_epi64(out[p], 1);
+    const Vec low_part = float_of(_mm512_slli_epi32(_mm512_cvtepu16_epi32(low_half), 16));
+    const Vec high_part = float_of(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high_half), 16));
+    low = hn::IfThenZeroElse(hn::Eq(hn::Abs(low_part), set(infinity)), hn::Sub(low, low_part));
+    high = hn::IfThenZeroElse(hn::Eq(hn::Abs(high_part), set(infinity)), hn::Sub(high, high_part));
+  }
+}
+
+// 16 pairs (even, odd) of 32 halves that hold the even ones first.
+HWY_INLINE __m512i interleaved(__m512i halves) {
+  const __m512i places = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(places, halves);
+}
+
+template <int pieces>
+HWY_INLINE void clear_row(const Halves& out, Int64 r) {
+  for (int p = 0; p < pieces; ++p) __builtin_memset(out.row(r, p), 0, static_cast<UInt64>(out.stride) * 2);
+}
+
+// Row r of `out` becomes row i of the source, with zeros behind `width`.
+template <int pieces>
+HWY_INLINE void split_row(const Rows& source, Int64 i, Int64 width, const Halves& out, Int64 r) {
+  if (pieces == 1 && source.type == Type::bf16) {
+    const UInt16* from = reinterpret_cast<const UInt16*>(source.base) + i * source.stride;
+    __builtin_memcpy(out.row(r), from, static_cast<UInt64>(width) * 2);
+    for (Int64 d = width; d < out.stride; ++d) out.row(r)[d] = 0;
+    return;
+  }
+  HWY_ALIGN float row[tiled(576)];
+  widen_row(source, i, width, 1.0f, row);
+  for (Int64 d = width; d < out.stride; ++d) row[d] = 0;
+  for (Int64 d = 0; d < out.stride; d += 32) {
+    __m512i halves[pieces];
+    split<pieces>(load(row + d), load(row + d + 16), halves);
+    for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(r, p) + d, halves[p]);
+  }
+}
+
+// out[k] = {in[0][k], in[1][k], ..., in[15][k]}: a square of 16 x 16 words, transposed.
+HWY_INLINE void transpose_words(__m512i (&x)[16], UInt32* out, Int64 stride) {
+  __m512i y[16];
+  TESSERA_UNROLL
+  for (int n = 0; n < 16; n += 2) {
+    y[n] = _mm512_unpacklo_epi32(x[n], x[n + 1]);
+    y[n + 1] = _mm512_unpackhi_epi32(x[n], x[n + 1]);
+  }
+  TESSERA_UNROLL
+  for (int n = 0; n < 16; n += 4)
+    for (int m = 0; m < 2; ++m) {
+      x[n + 2 * m] = _mm512_unpacklo_epi64(y[n + m], y[n + 2 + m]);
+      x[n + 2 * m + 1] = _mm512_unpackhi_epi64(y[n + m], y[n + 2 + m]);
+    }
+  // x[4 q + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 q .. 4 q + 3, a 128-bit block each.
+  TESSERA_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    const __m512i low_even = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88),
+                  low_odd = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd);
+    const __m512i high_even = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
+    const __m512i high_odd = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
+    _mm512_storeu_si512(out + c * stride, _mm512_shuffle_i32x4(low_even, high_even, 0x88));
+    _mm512_storeu_si512(out + (c + 4) * stride, _mm512_shuffle_i32x4(low_odd, high_odd, 0x88));
+    _mm512_storeu_si512(out + (c + 8) * stride, _mm512_shuffle_i32x4(low_even, high_even, 0xdd));
+    _mm512_storeu_si512(out + (c + 12) * stride, _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd));
+  }
+}
+
+// Pairs of neighbours within a row: out[d / 2][r] = (in[r][d], in[r][d + 1]).
+template <int pieces>
+HWY_NOINLINE void pair_columns(const Halves& in, Int64 rows, const Pairs& out) {
+  for (int p = 0; p < pieces; ++p)
+    for (Int64 r = 0; r < rows; r += 16)
+      for (Int64 d = 0; d < in.stride; d += 32) {
+        __m512i x[16];
+        for (int n = 0; n < 16; ++n) x[n] = _mm512_loadu_si512(in.row(r + n, p) + d);
+        transpose_words(x, out.row(d / 2, p) + r, out.stride);
+      }
+}
+
+// (in[r][d + n], in[r + 1][d + n]) for n = 0 .. 15
+HWY_INLINE __m512i row_pair(const UInt16* row, const UInt16* next) {
+  const __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row)));
+  const __m512i odd = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(next)));
+  return _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+}
+
+// Pairs of neighbouring rows: out[r / 2][d] = (in[r][d], in[r + 1][d]).
+template <int pieces>
+HWY_NOINLINE void pair_rows(const Halves& in, Int64 rows, const Pairs& out) {
+  for (int p = 0; p < pieces; ++p)
+    for (Int64 r = 0; r < rows; r += 2)
+      for (Int64 d = 0; d < in.stride; d += 16)
+        _mm512_storeu_si512(out.row(r / 2, p) + d, row_pair(in.row(r, p) + d, in.row(r + 1, p) + d));
+}
+
+// out[d][r] = in[r][d]
+template <int pieces>
+HWY_NOINLINE void transpose_halves(const Halves& in, Int64 rows, const Halves& out) {
+  for (int p = 0; p < pieces; ++p)
+    for (Int64 r = 0; r < rows; r += 32)
+      for (Int64 d = 0; d < in.stride; d += 16) {
+        __m512i x[16];
+        for (int n = 0; n < 16; ++n) x[n] = row_pair(in.row(r + 2 * n, p) + d, in.row(r + 2 * n + 1, p) + d);
+        transpose_words(x, reinterpret_cast<UInt32*>(out.row(d, p) + r), out.stride / 2);
+      }
+}
+
+// A tile of f32 as a right operand whose depth is the tile's keys, with zeros behind the last key.
+template <int pieces>
+HWY_NOINLINE void pair_keys(const Tile& tile, const float* X, const Pairs& out) {
+  for (Int64 j = 0; j < tiled(tile.nj); j += 2)
+    for (Int64 i = 0; i < tile.width; i += 16) {
+      const Vec even = j < tile.nj ? load(X + j * block_q + i) : hn::Zero(FloatTag());
+      const Vec odd = j + 1 < tile.nj ? load(X + (j + 1) * block_q + i) : hn::Zero(FloatTag());
+      __m512i halves[pieces];
+      split<pieces>(even, odd, halves);
+      for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j / 2, p) + i, interleaved(halves[p]));
+    }
+}
+
+// A tile of f32 as a left operand whose rows are the tile's keys, with zeros behind the last key.
+template <int pieces>
+HWY_NOINLINE void split_keys(const Tile& tile, const float* X, const Halves& out) {
+  for (Int64 j = 0; j < tile.nj; ++j)
+    for (Int64 i = 0; i < tile.width; i += 32) {
+      __m512i halves[pieces];
+      split<pieces>(load(X + j * block_q + i), load(X + j * block_q + i + 16), halves);
+      for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j, p) + i, halves[p]);
+    }
+  for (Int64 j = tile.nj; j < tiled(tile.nj); ++j) clear_row<pieces>(out, j);
+}
