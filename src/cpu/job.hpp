@@ -83,6 +83,9 @@ struct Isa {
   Int64 lanes;
   // Of how many bf16 the matrix unit's operands are sums; 0: products are multiply-adds in f32.
   int (*pieces)(const Problem& problem);
+  // Neighbouring blocks of queries that one forward task takes, at most: they share what it loads of K and V. Any
+  // number gives the same bits.
+  Int64 forward_blocks;
   // Bytes of scratch that one thread needs.
   Int64 (*scratch_bytes)(const Problem& problem);
   void (*forward)(const ForwardJob& job, Range query_blocks, float* scratch);  // forward_blocks of them at most

@@ -134,7 +134,7 @@ void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout
   const std::vector<Sequence> sequences = all_sequences(p, call);
   const int threads = useful_threads(p, sequences, layout.threads);
   // As many blocks to a task as leave every thread several tasks.
-  Int64 blocks = 0, group = forward_blocks;
+  Int64 blocks = 0, group = isa.forward_blocks;
   for (const Sequence& s : sequences) blocks += p.Hq * query_blocks(s.nq);
   while (group > 1 && blocks < group * 4 * threads) group /= 2;
 

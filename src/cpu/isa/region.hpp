@@ -24,10 +24,12 @@ namespace tessera::cpu::TESSERA_NAMESPACE {
 //
 #include "cpu/kernel/product.hpp"
 
+// What the width of a product is a multiple of, and how many blocks of queries a forward task takes at most: packing K
+// and V for a matrix unit costs more, and its queries take less room.
 #if defined(TESSERA_MATRIX_UNIT)
-inline constexpr Int64 width_step = 32;  // two tiles
+inline constexpr Int64 width_step = 32, forward_blocks = 8;
 #else
-inline constexpr Int64 width_step = lanes;
+inline constexpr Int64 width_step = lanes, forward_blocks = 4;
 #endif
 
 #include "cpu/kernel/tile.hpp"
@@ -64,6 +66,7 @@ namespace tessera::cpu {
 const Isa TESSERA_ISA{.name = TESSERA_TEXT(TESSERA_ISA),
                       .lanes = TESSERA_NAMESPACE::lanes,
                       .pieces = TESSERA_NAMESPACE::pieces,
+                      .forward_blocks = TESSERA_NAMESPACE::forward_blocks,
                       .scratch_bytes = TESSERA_NAMESPACE::scratch_bytes,
                       .forward = TESSERA_NAMESPACE::forward,
                       .prepare = TESSERA_NAMESPACE::prepare_block,

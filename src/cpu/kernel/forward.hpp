@@ -32,18 +32,17 @@ HWY_INLINE Vec score(const float* S, Vec factor) {
   return scaled ? load(S) : hn::Mul(load(S), factor);
 }
 
-// P = 2^(S - base), in place.
+// P = 2^(S - base)
 template <bool scaled>
-HWY_INLINE Vec exponentiate(float* S, Vec factor, Vec base) {
-  const Vec P = exp2_bounded(scaled ? hn::Sub(load(S), base) : hn::MulSub(load(S), factor, base));
-  store(P, S);
-  return P;
+HWY_INLINE Vec exponential(const float* S, Vec factor, Vec base) {
+  return exp2_bounded(scaled ? hn::Sub(load(S), base) : hn::MulSub(load(S), factor, base));
 }
 
 // Scores become P = 2^(S - m) and m takes the tile in; alpha = 2^(m_old - m), and sum is that of P over the tile.
-// Several vectors at a time, so that maxima and sums stay in registers.
-template <int vectors, bool scaled>
-HWY_INLINE void softmax_columns(Int64 rows, Vec factor, float* S, float* m, float* sum, float* alpha) {
+// Several vectors at a time, from lane i on, so that maxima and sums stay in registers.
+template <int vectors, bool scaled, class Kept>
+HWY_INLINE void softmax_columns(Int64 rows, Int64 i, Vec factor, const Kept& kept, const float* S, float* m, float* sum,
+                                float* alpha) {
   Vec top[vectors], base[vectors], total[vectors], lost[vectors];
   TESSERA_UNROLL
   for (int n = 0; n < vectors; ++n) top[n] = load(m + n * lanes);
@@ -62,13 +61,17 @@ HWY_INLINE void softmax_columns(Int64 rows, Vec factor, float* S, float* m, floa
     const Int64 left = rows - j;
     TESSERA_UNROLL
     for (int n = 0; n < vectors; ++n) {
-      float* at = S + j * block_q + n * lanes;
-      Vec P = exponentiate<scaled>(at, factor, base[n]);
-      if (left > 1) P = hn::Add(P, exponentiate<scaled>(at + block_q, factor, base[n]));
+      const float* at = S + j * block_q + n * lanes;
+      const Vec none = hn::Zero(FloatTag());
+      const Vec first = exponential<scaled>(at, factor, base[n]);
+      const Vec second = left > 1 ? exponential<scaled>(at + block_q, factor, base[n]) : none;
+      kept.keep(j, i + n * lanes, first, second);
+      Vec P = hn::Add(first, second);
       if (left > 2) {
-        Vec other = exponentiate<scaled>(at + 2 * block_q, factor, base[n]);
-        if (left > 3) other = hn::Add(other, exponentiate<scaled>(at + 3 * block_q, factor, base[n]));
-        P = hn::Add(P, other);
+        const Vec third = exponential<scaled>(at + 2 * block_q, factor, base[n]);
+        const Vec fourth = left > 3 ? exponential<scaled>(at + 3 * block_q, factor, base[n]) : none;
+        kept.keep(j + 2, i + n * lanes, third, fourth);
+        P = hn::Add(P, hn::Add(third, fourth));
       }
       const Vec term = hn::Sub(P, lost[n]);
       const Vec next = hn::Add(total[n], term);
@@ -80,13 +83,13 @@ HWY_INLINE void softmax_columns(Int64 rows, Vec factor, float* S, float* m, floa
   for (int n = 0; n < vectors; ++n) store(total[n], sum + n * lanes);
 }
 
-template <bool scaled, class Block>
-HWY_NOINLINE void softmax_update(const Tile& tile, float factor, const Block& s) {
+template <bool scaled, class Kept, class Block>
+HWY_NOINLINE void softmax_update(const Tile& tile, float factor, const Kept& kept, const Block& s) {
   Int64 i = 0;
   for (; i + 4 * lanes <= tile.width; i += 4 * lanes)
-    softmax_columns<4, scaled>(tile.nj, set(factor), s.S + i, s.m + i, s.sum + i, s.alpha + i);
+    softmax_columns<4, scaled>(tile.nj, i, set(factor), kept, s.S + i, s.m + i, s.sum + i, s.alpha + i);
   for (; i < tile.width; i += lanes)
-    softmax_columns<1, scaled>(tile.nj, set(factor), s.S + i, s.m + i, s.sum + i, s.alpha + i);
+    softmax_columns<1, scaled>(tile.nj, i, set(factor), kept, s.S + i, s.m + i, s.sum + i, s.alpha + i);
   for (i = 0; i < tile.width; ++i) s.l[i] = s.l[i] * double(s.alpha[i]) + double(s.sum[i]);
 }
 
@@ -134,12 +137,15 @@ HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, Int64 n, Int
   const auto s = scratch.block(n, head.Dv);
   scratch.products.scores(head, tile, n, first, s.S);
   const float factor = finish_scores<Products::scaled>(head, tile, s.S, nullptr);
-  softmax_update<Products::scaled>(tile, factor, s);
-  rescale(tile, head.Dv, s.alpha, s.O);
-  if (head.threshold > 0) {
+  if (head.threshold == 0) {
+    softmax_update<Products::scaled>(tile, factor, scratch.products.kept(s.S), s);
+  } else {
+    softmax_update<Products::scaled>(tile, factor, InPlace{s.S}, s);
     dropout_factors(head, tile, s.Z);
     drop(tile, s.Z, s.S);
+    scratch.products.take_probabilities(tile, s.S);
   }
+  rescale(tile, head.Dv, s.alpha, s.O);
   scratch.products.add_values(head, tile, first, s.S, s.O);
 }
 

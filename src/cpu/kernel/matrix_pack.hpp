@@ -54,7 +54,8 @@ HWY_INLINE __m512i interleaved(__m512i halves) {
 
 template <int pieces>
 HWY_INLINE void clear_row(const Halves& out, Int64 r) {
-  for (int p = 0; p < pieces; ++p) __builtin_memset(out.row(r, p), 0, static_cast<UInt64>(out.stride) * 2);
+  for (int p = 0; p < pieces; ++p)
+    for (Int64 d = 0; d < out.stride; d += 32) _mm512_storeu_si512(out.row(r, p) + d, _mm512_setzero_si512());
 }
 
 // Row r of `out` becomes row i of the source, with zeros behind `width`.
@@ -62,8 +63,11 @@ template <int pieces>
 HWY_INLINE void split_row(const Rows& source, Int64 i, Int64 width, const Halves& out, Int64 r) {
   if (pieces == 1 && source.type == Type::bf16) {
     const UInt16* from = reinterpret_cast<const UInt16*>(source.base) + i * source.stride;
-    __builtin_memcpy(out.row(r), from, static_cast<UInt64>(width) * 2);
-    for (Int64 d = width; d < out.stride; ++d) out.row(r)[d] = 0;
+    for (Int64 d = 0; d < out.stride; d += 32) {
+      const Int64 left = width - d;
+      const __mmask32 there = left >= 32 ? ~__mmask32(0) : (__mmask32(1) << left) - 1;
+      _mm512_storeu_si512(out.row(r) + d, _mm512_maskz_loadu_epi16(there, from + d));
+    }
     return;
   }
   HWY_ALIGN float row[tiled(576)];
@@ -144,17 +148,33 @@ HWY_NOINLINE void transpose_halves(const Halves& in, Int64 rows, const Halves& o
       }
 }
 
-// A tile of f32 as a right operand whose depth is the tile's keys, with zeros behind the last key.
+// Rows j and j + 1 of a tile of f32 as a row of a right operand whose depth is the tile's keys.
+template <int pieces>
+struct AsPairs {
+  Pairs out;
+  HWY_INLINE void keep(Int64 j, Int64 i, Vec even, Vec odd) const {
+    __m512i halves[pieces];
+    split<pieces>(even, odd, halves);
+    for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j / 2, p) + i, interleaved(halves[p]));
+  }
+};
+
+// A whole tile of f32.
 template <int pieces>
 HWY_NOINLINE void pair_keys(const Tile& tile, const float* X, const Pairs& out) {
-  for (Int64 j = 0; j < tiled(tile.nj); j += 2)
-    for (Int64 i = 0; i < tile.width; i += 16) {
-      const Vec even = j < tile.nj ? load(X + j * block_q + i) : hn::Zero(FloatTag());
-      const Vec odd = j + 1 < tile.nj ? load(X + (j + 1) * block_q + i) : hn::Zero(FloatTag());
-      __m512i halves[pieces];
-      split<pieces>(even, odd, halves);
-      for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j / 2, p) + i, interleaved(halves[p]));
+  for (Int64 j = 0; j < tile.nj; j += 2)
+    for (Int64 i = 0; i < tile.width; i += lanes) {
+      const float* at = X + j * block_q + i;
+      AsPairs<pieces>{out}.keep(j, i, load(at), j + 1 < tile.nj ? load(at + block_q) : hn::Zero(FloatTag()));
     }
+}
+
+// A product takes whole tiles of depth: zeros behind the last key.
+template <int pieces>
+HWY_INLINE void clear_pairs_behind(const Tile& tile, const Pairs& out) {
+  for (int p = 0; p < pieces; ++p)
+    for (Int64 row = (tile.nj + 1) / 2; row < tiled(tile.nj) / 2; ++row)
+      for (Int64 i = 0; i < tile.width; i += lanes) _mm512_storeu_si512(out.row(row, p) + i, _mm512_setzero_si512());
 }
 
 // A tile of f32 as a left operand whose rows are the tile's keys, with zeros behind the last key.

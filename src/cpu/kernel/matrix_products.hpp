@@ -89,9 +89,10 @@ struct MatrixForward {
     multiply_matrix<pieces, score_order<pieces>, Result::replace>(from_row(K, first), queries(head, n), S, block_q,
                                                                   tiled(tile.nj), tile.width, tiled(head.D));
   }
-  HWY_INLINE void add_values(const HeadJob& head, const Tile& tile, Int64 first, const float* probabilities,
-                             float* O) const {
-    pair_keys<pieces>(tile, probabilities, P);
+  HWY_INLINE AsPairs<pieces> kept(const float*) const { return {P}; }
+  HWY_INLINE void take_probabilities(const Tile& tile, const float* kept) const { pair_keys<pieces>(tile, kept, P); }
+  HWY_INLINE void add_values(const HeadJob& head, const Tile& tile, Int64 first, const float*, float* O) const {
+    clear_pairs_behind<pieces>(tile, P);
     multiply_matrix<pieces, value_order<pieces>, Result::add>(from_column(Vt, first), P, O, block_q, tiled(head.Dv),
                                                               tile.width, tiled(tile.nj));
   }
@@ -156,6 +157,7 @@ struct MatrixBackward {
   HWY_INLINE void add_dq(const HeadJob& head, const Tile& tile, Int64 first, const float* dS, bool replace,
                          float* image) const {
     pair_keys<pieces>(tile, dS, right);
+    clear_pairs_behind<pieces>(tile, right);
     const Halves keys = from_column(Kt, first);
     const Int64 rows = tiled(head.D), depth = tiled(tile.nj);
     if (rows == head.D && replace)
