@@ -40,6 +40,8 @@ inline constexpr Int64 width_step = lanes, forward_blocks = 4;
 //
 #include "cpu/kernel/forward.hpp"
 //
+#include "cpu/kernel/decode.hpp"
+//
 #include "cpu/kernel/backward.hpp"
 //
 #include "cpu/kernel/bias_gradient.hpp"
@@ -69,6 +71,8 @@ const Isa TESSERA_ISA{.name = TESSERA_TEXT(TESSERA_ISA),
                       .forward_blocks = TESSERA_NAMESPACE::forward_blocks,
                       .scratch_bytes = TESSERA_NAMESPACE::scratch_bytes,
                       .forward = TESSERA_NAMESPACE::forward,
+                      .decode = TESSERA_NAMESPACE::decode,
+                      .finish_decode = TESSERA_NAMESPACE::finish_decode,
                       .prepare = TESSERA_NAMESPACE::prepare_block,
                       .key_group = TESSERA_NAMESPACE::key_group,
                       .finish_dq = TESSERA_NAMESPACE::finish_dq_block,

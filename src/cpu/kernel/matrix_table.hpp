@@ -22,8 +22,9 @@ HWY_INLINE int pieces(const Problem& p) {
 
 template <int pieces>
 HWY_INLINE Int64 pass_bytes(const Problem& p) {
-  return p.pass == Pass::forward ? bytes_of<ForwardScratch<MatrixForward<pieces>>>(p)
-                                 : bytes_of<BackwardScratch<MatrixBackward<pieces>>>(p);
+  return p.pass == Pass::forward
+             ? greater(bytes_of<ForwardScratch<MatrixForward<pieces>>>(p), bytes_of<DecodeScratch>(p))
+             : bytes_of<BackwardScratch<MatrixBackward<pieces>>>(p);
 }
 
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {

@@ -14,7 +14,7 @@ HWY_INLINE Int64 bytes_of(const Problem& p) {
 }
 
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
-  return p.pass == Pass::forward ? bytes_of<ForwardScratch<VectorForward>>(p)
+  return p.pass == Pass::forward ? greater(bytes_of<ForwardScratch<VectorForward>>(p), bytes_of<DecodeScratch>(p))
                                  : bytes_of<BackwardScratch<VectorBackward>>(p);
 }
 
