@@ -2,6 +2,7 @@
 #include "core/failure.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor.hpp"
+#include "cpu/decode.hpp"
 #include "cpu/isa.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/run.hpp"
@@ -21,6 +22,9 @@ class CpuPlan : public KernelPlan {
                            layout.threads, " threads, ", layout.scratch_bytes, " bytes of scratch each");
     if (const int pieces = isa.pieces(problem))
       out += text("\n               products on the matrix unit, every operand the sum of ", pieces, " bf16");
+    if (decode_bytes(problem) > 0)
+      out += text("\n               sequences of at most ", decode_queries, " queries: keys in ",
+                  most_chunks(problem.longest_k()), " chunks at most, merged in order");
     if (problem.pass == Pass::backward && problem.dq)
       out += text("\n               dQ in ", key_groups(problem.longest_k()), " images at most, summed in order");
     return out;

@@ -54,7 +54,7 @@ bool is_decoding(const Problem& p, const Sequence& s) {
 }
 
 Int64 decode_bytes(const Problem& p) {
-  if (p.bias || p.mask || p.options.dropout > 0) return 0;
+  if (p.pass != Pass::forward || p.bias || p.mask || p.options.dropout > 0) return 0;
   // A padded sequence may use fewer rows than it has, down to those of this path.
   const Int64 short_rows = p.B * lesser(decode_queries, p.longest_q());
   const Int64 rows = p.packed ? lesser(short_rows, p.Nq) : short_rows;

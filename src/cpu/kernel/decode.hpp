@@ -55,21 +55,13 @@ HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, 
   store(sums_of(sums), out);
 }
 
-// Rows of K and V that will be read next. They often lie apart (those of other heads are between them), where
-// a processor does not foresee them.
+// Rows of K and V that will be read next.
 struct Ahead {
-  const char *K, *V;
-  Int64 K_stride, V_stride, K_bytes, V_bytes;  // K_bytes, V_bytes: of a row
-
-  Ahead(const HeadJob& head, Int64 key) :
-      K(head.k.base + key * head.k.stride * size_of(head.k.type)),
-      V(head.v.base + key * head.v.stride * size_of(head.v.type)), K_stride(head.k.stride * size_of(head.k.type)),
-      V_stride(head.v.stride * size_of(head.v.type)), K_bytes(head.D * size_of(head.k.type)),
-      V_bytes(head.Dv * size_of(head.v.type)) {}
-
+  const HeadJob* head;
+  Int64 key;
   HWY_INLINE void fetch(Int64 j) const {
-    for (Int64 at = 0; at < K_bytes; at += 64) __builtin_prefetch(K + j * K_stride + at, 0, 2);
-    for (Int64 at = 0; at < V_bytes; at += 64) __builtin_prefetch(V + j * V_stride + at, 0, 2);
+    fetch_row(head->k, key + j, head->D);
+    fetch_row(head->v, key + j, head->Dv);
   }
 };
 
@@ -281,7 +273,7 @@ HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* 
   for (Int64 j = keys.begin; j < keys.end; j += decode_step)
     for (Int64 n = 0; n < count; ++n) {
       const bool last = n + 1 == count;
-      const Ahead ahead(jobs[last ? 0 : n + 1].heads[0], last ? j + decode_step : j);
+      const Ahead ahead{&jobs[last ? 0 : n + 1].heads[0], last ? j + decode_step : j};
       decode_step_of(jobs[n], {j, lesser(j + decode_step, keys.end)}, ahead, s.job(n, D, Dv));
     }
   for (Int64 n = 0; n < count; ++n) store_partials(jobs[n], s.job(n, D, Dv));

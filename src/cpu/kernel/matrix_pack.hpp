@@ -80,34 +80,6 @@ HWY_INLINE void split_row(const Rows& source, Int64 i, Int64 width, const Halves
   }
 }
 
-// out[k] = {in[0][k], in[1][k], ..., in[15][k]}: a square of 16 x 16 words, transposed.
-HWY_INLINE void transpose_words(__m512i (&x)[16], UInt32* out, Int64 stride) {
-  __m512i y[16];
-  TESSERA_UNROLL
-  for (int n = 0; n < 16; n += 2) {
-    y[n] = _mm512_unpacklo_epi32(x[n], x[n + 1]);
-    y[n + 1] = _mm512_unpackhi_epi32(x[n], x[n + 1]);
-  }
-  TESSERA_UNROLL
-  for (int n = 0; n < 16; n += 4)
-    for (int m = 0; m < 2; ++m) {
-      x[n + 2 * m] = _mm512_unpacklo_epi64(y[n + m], y[n + 2 + m]);
-      x[n + 2 * m + 1] = _mm512_unpackhi_epi64(y[n + m], y[n + 2 + m]);
-    }
-  // x[4 q + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 q .. 4 q + 3, a 128-bit block each.
-  TESSERA_UNROLL
-  for (int c = 0; c < 4; ++c) {
-    const __m512i low_even = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88),
-                  low_odd = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd);
-    const __m512i high_even = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
-    const __m512i high_odd = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
-    _mm512_storeu_si512(out + c * stride, _mm512_shuffle_i32x4(low_even, high_even, 0x88));
-    _mm512_storeu_si512(out + (c + 4) * stride, _mm512_shuffle_i32x4(low_odd, high_odd, 0x88));
-    _mm512_storeu_si512(out + (c + 8) * stride, _mm512_shuffle_i32x4(low_even, high_even, 0xdd));
-    _mm512_storeu_si512(out + (c + 12) * stride, _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd));
-  }
-}
-
 // Pairs of neighbours within a row: out[d / 2][r] = (in[r][d], in[r][d + 1]).
 template <int pieces>
 HWY_NOINLINE void pair_columns(const Halves& in, Int64 rows, const Pairs& out) {

@@ -53,7 +53,10 @@ inline constexpr Int64 key_rows = block_k + tile_step;
 
 template <int pieces>
 HWY_INLINE Int64 load_key_rows(const Rows& source, Range keys, Int64 width, const Halves& out) {
-  for (Int64 r = 0; r < keys.size(); ++r) split_row<pieces>(source, keys.begin + r, width, out, r);
+  for (Int64 r = 0; r < keys.size(); ++r) {
+    fetch_row(source, keys.begin + r + rows_ahead, width);
+    split_row<pieces>(source, keys.begin + r, width, out, r);
+  }
   const Int64 end = lesser(tiled(keys.size()) + tile_step, key_rows);
   for (Int64 r = keys.size(); r < end; ++r) clear_row<pieces>(out, r);
   return end;
