@@ -27,29 +27,50 @@ HWY_INLINE Pairs take_pairs(Scratch& s, Int64 rows, Int64 stride) {
   return {reinterpret_cast<UInt32*>(s.take(pieces * rows * stride)), stride, rows * stride};
 }
 
-HWY_INLINE Vec float_of(__m512i bits) { return Vec{_mm512_castsi512_ps(bits)}; }
+// --- from f32 to pieces
 
-// 32 numbers become pieces of bf16, 16 of `low` first, each piece the rounded rest that the ones before it leave.
-// Infinity leaves nothing: its rest would be NaN.
-template <int pieces>
-HWY_INLINE void split(Vec low, Vec high, __m512i out[pieces]) {
-  TESSERA_UNROLL
-  for (int p = 0; p < pieces; ++p) {
-    out[p] = bf16_halves(low, high);
-    if (p + 1 == pieces) break;
-    const __m256i low_half = _mm512_castsi512_si256(out[p]), high_half = _mm512_extracti64x4_epi64(out[p], 1);
-    const Vec low_part = float_of(_mm512_slli_epi32(_mm512_cvtepu16_epi32(low_half), 16));
-    const Vec high_part = float_of(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high_half), 16));
-    low = hn::IfThenZeroElse(hn::Eq(hn::Abs(low_part), set(infinity)), hn::Sub(low, low_part));
-    high = hn::IfThenZeroElse(hn::Eq(hn::Abs(high_part), set(infinity)), hn::Sub(high, high_part));
-  }
+// 32 numbers of bf16: 16 of `low` first, or the pairs (low, high).
+enum class Order { behind, in_pairs };
+
+// f32 whose last 16 bits are 0.
+template <Order order>
+HWY_INLINE __m512i upper_halves(Vec low, Vec high) {
+  const __m512i x = _mm512_castps_si512(low.raw), y = _mm512_castps_si512(high.raw);
+  if (order == Order::in_pairs) return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(x, 16), y);
+  const __m512i places = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                                          25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  return _mm512_permutex2var_epi16(x, places, y);
 }
 
-// 16 pairs (even, odd) of 32 halves that hold the even ones first.
-HWY_INLINE __m512i interleaved(__m512i halves) {
+// f32 rounded to bf16.
+template <Order order>
+HWY_INLINE __m512i rounded_halves(Vec low, Vec high) {
+  const __m512i halves = bf16_halves(low, high);
+  if (order == Order::behind) return halves;
   const __m512i places = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(places, halves);
+}
+
+// The first 8 bits of x, as f32, leave x; they are what is returned. Infinity leaves nothing: its rest would be NaN.
+template <bool may_be_infinite>
+HWY_INLINE Vec take_piece(Vec& x) {
+  const Vec piece{_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x.raw), _mm512_set1_epi32(-65536)))};
+  const Vec rest = hn::Sub(x, piece);
+  x = may_be_infinite ? hn::IfThenZeroElse(hn::Eq(hn::Abs(x), set(infinity)), rest) : rest;
+  return piece;
+}
+
+// 32 numbers become pieces of bf16. Of more than one, each has the next 8 bits, so that two hold every f16 and three
+// every f32; a single one is rounded.
+template <int pieces, Order order, bool may_be_infinite>
+HWY_INLINE void split(Vec low, Vec high, __m512i out[pieces]) {
+  if (pieces == 1) out[0] = rounded_halves<order>(low, high);
+  TESSERA_UNROLL
+  for (int p = 0; p < pieces && pieces > 1; ++p) {
+    const Vec low_piece = take_piece<may_be_infinite>(low), high_piece = take_piece<may_be_infinite>(high);
+    out[p] = upper_halves<order>(low_piece, high_piece);
+  }
 }
 
 template <int pieces>
@@ -75,7 +96,7 @@ HWY_INLINE void split_row(const Rows& source, Int64 i, Int64 width, const Halves
   for (Int64 d = width; d < out.stride; ++d) row[d] = 0;
   for (Int64 d = 0; d < out.stride; d += 32) {
     __m512i halves[pieces];
-    split<pieces>(load(row + d), load(row + d + 16), halves);
+    split<pieces, Order::behind, true>(load(row + d), load(row + d + 16), halves);
     for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(r, p) + d, halves[p]);
   }
 }
@@ -126,8 +147,8 @@ struct AsPairs {
   Pairs out;
   HWY_INLINE void keep(Int64 j, Int64 i, Vec even, Vec odd) const {
     __m512i halves[pieces];
-    split<pieces>(even, odd, halves);
-    for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j / 2, p) + i, interleaved(halves[p]));
+    split<pieces, Order::in_pairs, false>(even, odd, halves);
+    for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j / 2, p) + i, halves[p]);
   }
 };
 
@@ -155,7 +176,7 @@ HWY_NOINLINE void split_keys(const Tile& tile, const float* X, const Halves& out
   for (Int64 j = 0; j < tile.nj; ++j)
     for (Int64 i = 0; i < tile.width; i += 32) {
       __m512i halves[pieces];
-      split<pieces>(load(X + j * block_q + i), load(X + j * block_q + i + 16), halves);
+      split<pieces, Order::behind, false>(load(X + j * block_q + i), load(X + j * block_q + i + 16), halves);
       for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j, p) + i, halves[p]);
     }
   for (Int64 j = tile.nj; j < tiled(tile.nj); ++j) clear_row<pieces>(out, j);
