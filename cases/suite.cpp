@@ -3,6 +3,9 @@
 // Implements the accuracy promise of docs/numerics.md.
 #include "cases/suite.hpp"
 
+#include <cstdlib>
+#include <iterator>
+#include <sstream>
 #include <stdexcept>
 
 #include "cases/tables.hpp"
@@ -42,10 +45,15 @@ Case find_case(const std::string& name) {
 
 std::vector<std::string> available_kernels() {
   std::vector<std::string> names;
+  std::vector<std::string> wanted{"reference", "sse4", "avx2", "avx512", "amx"};
+  if (const char* chosen = std::getenv("TESSERA_TEST_KERNELS")) {
+    std::istringstream words{chosen};
+    wanted.assign(std::istream_iterator<std::string>(words), {});
+  }
   const CaseData tiny = build({.name = "tiny", .Nq = 1, .Nk = 1, .D = 1});
-  for (const char* name : {"reference", "sse4", "avx2", "avx512"}) {
+  for (const std::string& name : wanted) {
     try {
-      Plan::forward(tiny.inputs(), tiny.outputs(), {}, {.kernel = name});
+      Plan::forward(tiny.inputs(), tiny.outputs(), {}, {.kernel = name.c_str()});
       names.push_back(name);
     } catch (const Error&) {  // not on this machine
     }

@@ -8,10 +8,11 @@
 #include "cases/suite.hpp"
 #include "cli/array.hpp"
 #include "cli/bench.hpp"
+#include "cli/bench_pass.hpp"
 #include "cli/command.hpp"
 #include "cli/flags.hpp"
-#include "cli/fma_rate.hpp"
 #include "cli/progress.hpp"
+#include "cli/rates.hpp"
 #include "cli/timing.hpp"
 #include "tessera/tessera.hpp"
 
@@ -21,8 +22,10 @@ namespace {
 struct Measured {
   double full = 0, causal = 0;  // seconds, medians
   double fma = 0;               // operations per second, median of the same rounds
+  double limit = 0;             // the same of the part that does the kernel's products: FMA, or the matrix unit
   int runs = 0;
   std::string kernel;
+  const char* limit_name() const { return kernel == "amx" ? "AMX" : "FMA"; }
 };
 
 std::vector<BenchShape> shapes_of(const std::string& suite) {
@@ -38,62 +41,6 @@ std::vector<BenchShape> shapes_of(const std::string& suite) {
   return shapes;
 }
 
-// The tensors of one shape, and its two passes ready to run, full and causal.
-class Bench {
- public:
-  Bench(const BenchShape& shape, const Execution& base) : shape(shape), execution(base) {
-    const std::vector<std::int64_t> size{shape.B, shape.N, shape.H, shape.D};
-    q = random_normal(shape.type, size, 1), k = random_normal(shape.type, size, 2);
-    v = random_normal(shape.type, size, 3), d_o = random_normal(shape.type, size, 4);
-    for (Array* array : {&dq, &dk, &dv}) *array = Array(shape.type, size);
-    for (Saved& pass : saved) {
-      results.push_back(Array(shape.type, size));
-      pass.o = results.back().view();
-      results.push_back(Array(Type::f32, {shape.B, shape.H, shape.N}));
-      pass.lse = results.back().view();
-      pass.d_o = d_o.view();
-    }
-    inputs.q = q.view(), inputs.k = k.view(), inputs.v = v.view();
-    gradients.dq = dq.view(), gradients.dk = dk.view(), gradients.dv = dv.view();
-    std::size_t bytes = 0;
-    for (const bool causal : {false, true}) {
-      Options options;
-      options.causal = causal;
-      forward_plans.push_back(Plan::forward(inputs, outputs(causal), options, base));
-      backward_plans.push_back(Plan::backward(inputs, saved[causal], gradients, options, base));
-      bytes = std::max({bytes, forward_plans.back().workspace_size(), backward_plans.back().workspace_size()});
-    }
-    workspace = Array(Type::u8, {static_cast<std::int64_t>(bytes)});
-    execution.workspace = workspace.data<void>();
-    execution.workspace_bytes = bytes;
-    for (const bool causal : {false, true}) {
-      run(false, causal);  // O and LSE for the backward pass
-      if (shape.backward) run(true, causal);
-    }
-  }
-
-  void run(bool backward, bool causal) {
-    Options options;
-    options.causal = causal;
-    if (backward) backward_plans[causal].run(inputs, saved[causal], gradients, options, execution);
-    if (!backward) forward_plans[causal].run(inputs, outputs(causal), options, execution);
-  }
-
-  std::string kernel() const { return (shape.backward ? backward_plans : forward_plans)[0].kernel(); }
-
- private:
-  Outputs outputs(bool causal) const { return {.o = saved[causal].o, .lse = saved[causal].lse}; }
-
-  BenchShape shape;
-  Execution execution;
-  Array q, k, v, d_o, dq, dk, dv, workspace;
-  std::vector<Array> results;
-  Inputs inputs;
-  Saved saved[2];
-  Gradients gradients;
-  std::vector<Plan> forward_plans, backward_plans;  // full, causal
-};
-
 constexpr int least_rounds = 7, most_rounds = 1000;
 constexpr double least_seconds = 0.6;
 
@@ -104,8 +51,9 @@ double expected_seconds(const BenchShape& shape) {
 
 // Rounds of FMA rate, full and causal in turn: another program that slows one of them down slows all of them down.
 Measured measure(const BenchShape& shape, const BenchArguments& a, Progress& progress) {
-  Bench bench(shape, a.execution.execution());
-  std::vector<double> full, causal, fma;
+  BenchPass bench(shape, a.execution.execution());
+  const bool matrix = bench.kernel() == "amx";
+  std::vector<double> full, causal, fma, limit;
   double sum = 0;
   const auto enough = [&] {
     const int rounds = static_cast<int>(full.size());
@@ -116,13 +64,14 @@ Measured measure(const BenchShape& shape, const BenchArguments& a, Progress& pro
     // About as long as what it is compared with: on a busy machine a short burst may escape the other programs.
     const double burst = full.empty() ? 0.01 : std::clamp(full.back(), 0.01, 0.25);
     fma.push_back(measure_fma_rate(a.execution.threads(), burst));
-    full.push_back(seconds_of([&] { bench.run(shape.backward, false); }));
-    causal.push_back(seconds_of([&] { bench.run(shape.backward, true); }));
+    limit.push_back(matrix ? measure_matrix_rate(a.execution.threads(), burst) : fma.back());
+    full.push_back(seconds_of([&] { bench.run(false); }));
+    causal.push_back(seconds_of([&] { bench.run(true); }));
     sum += full.back() + causal.back();
     const int expected = a.repeat > 0 ? a.repeat : least_rounds;
     if (static_cast<int>(full.size()) <= expected) progress.advance(expected_seconds(shape) / expected);
   }
-  return {median(full), median(causal), median(fma), static_cast<int>(full.size()), bench.kernel()};
+  return {median(full), median(causal), median(fma), median(limit), static_cast<int>(full.size()), bench.kernel()};
 }
 
 const Table table({{"type", 4, true},
@@ -134,17 +83,17 @@ const Table table({{"type", 4, true},
                    {"time", 10},
                    {"GF/s", 7},
                    {"of FMA", 6},
-                   {"FMA GF/s", 8},
-                   {"vs full", 7}});
+                   {"vs full", 7},
+                   {"of the limit", share_width, true}});
 
 void report_row(const BenchShape& shape, const Measured& m, bool causal, Json& rows) {
   const double seconds = causal ? m.causal : m.full;
   const double rate = shape.operations(causal) / seconds;
   const char *pass = shape.pass(), *mask = causal ? "causal" : "full";
-  const std::string line =
-      table.row({name_of(shape.type), std::to_string(shape.N), std::to_string(shape.D), pass, mask, m.kernel,
-                 time_text(seconds), format("%.1f", rate / 1e9), format("%.2f", rate / m.fma),
-                 format("%.1f", m.fma / 1e9), causal ? format("%.2fx", m.full / m.causal) : ""});
+  const std::string line = table.row(
+      {name_of(shape.type), std::to_string(shape.N), std::to_string(shape.D), pass, mask, m.kernel, time_text(seconds),
+       format("%.1f", rate / 1e9), format("%.2f", rate / m.fma), causal ? format("%.2fx", m.full / m.causal) : "",
+       share_text(rate / m.limit) + format(" of %s %.0f", m.limit_name(), m.limit / 1e9)});
   std::fputs(line.c_str(), stdout);
   Json row = {{"type", name_of(shape.type)},
               {"B", shape.B},
@@ -158,7 +107,10 @@ void report_row(const BenchShape& shape, const Measured& m, bool causal, Json& r
               {"seconds", seconds},
               {"gflops", rate / 1e9},
               {"fma_gflops", m.fma / 1e9},
-              {"of_fma", rate / m.fma}};
+              {"of_fma", rate / m.fma},
+              {"limit", m.limit_name()},
+              {"limit_gflops", m.limit / 1e9},
+              {"of_limit", rate / m.limit}};
   if (causal) row["speedup_over_full"] = m.full / m.causal;
   rows.push_back(row);
 }
@@ -196,7 +148,10 @@ int bench_cpu(const BenchArguments& a) {
       "the\n"
       "register-only FMA rate of as many threads, measured between the runs of the same row. \"vs full\": how much "
       "less\n"
-      "time causal takes than full.\n");
+      "time causal takes than full. The limit: what the part of the processor that does the products reaches alone "
+      "(FMA in\n"
+      "f32; AMX in bf16, of which a product of f16 takes three or four and one of f32 six).\n");
+  if (a.suite == "cpu") json["decoding"] = bench_decode(a);
   save_json(a.json, json);
   return 0;
 }
@@ -205,10 +160,16 @@ int bench(const BenchArguments& a) {
   if (a.suite == "ladder") return bench_ladder(a);
   if (a.suite == "gpu") return bench_gpu(a);
   if (a.suite == "first-call") return bench_first_call(a);
+  if (a.suite == "scaling") return bench_scaling(a);
   return bench_cpu(a);
 }
 
 }  // namespace
+
+std::string share_text(double share) {
+  const auto full = static_cast<std::size_t>(std::clamp(share, 0.0, 1.0) * 10 + 0.5);
+  return std::string(full, '#') + std::string(10 - full, '.') + format(" %.2f", share);
+}
 
 Action add_bench(CLI::App& program) {
   auto arguments = std::make_shared<BenchArguments>();
@@ -220,9 +181,10 @@ Action add_bench(CLI::App& program) {
                   "  tessera bench --kernel avx2 --json bench.json\n"
                   "  tessera bench --suite ladder --json ladder.json");
   add_flag(command, "--suite",
-           "cpu (the default), tiny to see that it works; on a GPU: ladder (every kernel), gpu (the best one in every "
+           "cpu (the default), scaling (one thread against --threads), tiny to see that it works; on a GPU: ladder "
+           "(every kernel), gpu (the best one in every "
            "type), first-call (what compiling costs this process)",
-           a.suite, {.value = "NAME", .choices = {"cpu", "tiny", "ladder", "gpu", "first-call"}});
+           a.suite, {.value = "NAME", .choices = {"cpu", "scaling", "tiny", "ladder", "gpu", "first-call"}});
   add_flag(command, "--repeat", "Runs per row (default: 7 or more, until 0.6 seconds are measured)", a.repeat,
            {.value = "N", .least = 1, .most = 1e6});
   add_json_flag(command, a.json);

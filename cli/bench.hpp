@@ -30,6 +30,12 @@ struct BenchShape {
   const char* pass() const { return backward ? "backward" : "forward"; }
 };
 
+// A share of a limit as a bar of ten and a number: "#######    0.68".
+inline constexpr int share_width = 28;
+std::string share_text(double share);
+
+int bench_scaling(const BenchArguments& arguments);     // one thread against all of them; bench_scaling.cpp
+Json bench_decode(const BenchArguments& arguments);     // one query against many keys; bench_decode.cpp
 int bench_ladder(const BenchArguments& arguments);      // every kernel of the GPU beside the slowest; bench_ladder.cpp
 int bench_gpu(const BenchArguments& arguments);         // one kernel in every type; bench_ladder.cpp
 int bench_first_call(const BenchArguments& arguments);  // this process's first call; bench_host.cpp

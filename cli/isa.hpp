@@ -1,5 +1,5 @@
 // Which vector instructions the command line's own loops may use: chosen at run time, as the library does.
-// Included by cli/fma_rate.cpp and cli/unfused.cpp, whose loops must not be slower than this machine allows.
+// Included by cli/rates.cpp and cli/unfused.cpp, whose loops must not be slower than this machine allows.
 // The trick: one always-inlined template body, and a function per instruction set that it is inlined into.
 #pragma once
 

@@ -173,8 +173,8 @@ std::vector<Case> repeated() {
 }
 
 constexpr const char* compare_text = R"(
-extern "C" __global__ void compare(const unsigned* a, const unsigned* b, unsigned long long words, unsigned* different) {
-  for (unsigned long long n = blockIdx.x * blockDim.x + threadIdx.x; n < words; n += gridDim.x * blockDim.x)
+extern "C" __global__ void compare(const unsigned* a, const unsigned* b, unsigned words, unsigned* different) {
+  for (unsigned n = blockIdx.x * blockDim.x + threadIdx.x; n < words; n += gridDim.x * blockDim.x)
     if (a[n] != b[n]) atomicAdd(different, 1u);
 })";
 
@@ -192,7 +192,7 @@ class Remembered {
   }
   void compare() {
     void *a = now.data, *b = before.data(), *count = different.data();
-    unsigned long long words = bytes / 4;
+    auto words = static_cast<unsigned>(bytes / 4);
     void* arguments[] = {&a, &b, &words, &count};
     kernel->launch({.grid = {64}, .block = {256}}, arguments);
   }

@@ -50,7 +50,7 @@ std::vector<Case> feature_rows() {
 
 std::vector<Case> long_rows() {
   const Case base{.name = "long", .Nq = tile_q + 2, .Nk = several_groups, .Hq = 2, .Hk = 1, .D = 24};
-  std::vector<Case> rows(6, base);
+  std::vector<Case> rows(9, base);
   rows[1].name = "long_causal", rows[1].options.causal = true;
   rows[2].name = "long_window", rows[2].options.window_left = 30, rows[2].options.window_right = 7;
   rows[3].name = "long_packed", rows[3].packed_q = {tile_q + 1, 3}, rows[3].packed_k = {9, several_groups};
@@ -60,6 +60,13 @@ std::vector<Case> long_rows() {
   rows[4].bias = true, rows[4].grads = {.dq = false, .dk = false, .dv = false};
   rows[5].name = "strides_of_single_elements", rows[5].style = Style::gaps, rows[5].Nk = 20;
   rows[5].bias = true, rows[5].bias_dims = {.b = false, .h = false, .i = false, .j = false};
+  // Few queries: keys in chunks, one of them all of a head group's.
+  rows[6].name = "few_queries", rows[6].Nq = 3, rows[6].Hq = 6, rows[6].Hk = 2, rows[6].D = 32;
+  rows[7] = rows[6], rows[7].name = "few_queries_window", rows[7].Nq = 2, rows[7].Hq = 9, rows[7].Hk = 1;
+  rows[7].options.window_left = 500, rows[7].options.softcap = 3, rows[7].slopes = Slopes::per_head,
+  rows[7].sinks = Sinks::finite;
+  rows[8] = rows[6], rows[8].name = "few_queries_packed", rows[8].packed_q = {1, 8, 0, tile_q + 1};
+  rows[8].packed_k = {several_groups, 9, 5, 30}, rows[8].options.causal = true, rows[8].D = 40;
   return rows;
 }
 

@@ -2,6 +2,7 @@
 #include "core/failure.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor.hpp"
+#include "cpu/decode.hpp"
 #include "cpu/isa.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/run.hpp"
@@ -19,6 +20,11 @@ class CpuPlan : public KernelPlan {
   std::string describe() const override {
     std::string out = text("tiles of ", block_q, " queries x ", block_k, " keys in f32, ", isa.lanes, " lanes, ",
                            layout.threads, " threads, ", layout.scratch_bytes, " bytes of scratch each");
+    if (const int pieces = isa.pieces(problem))
+      out += text("\n               products on the matrix unit, every operand the sum of ", pieces, " bf16");
+    if (decode_bytes(problem) > 0)
+      out += text("\n               sequences of at most ", decode_queries, " queries: keys in ",
+                  most_chunks(problem.longest_k()), " chunks at most, merged in order");
     if (problem.pass == Pass::backward && problem.dq)
       out += text("\n               dQ in ", key_groups(problem.longest_k()), " images at most, summed in order");
     return out;
@@ -46,6 +52,8 @@ class CpuKernel : public Kernel {
       return {nullptr, text("device is ", name_of(p.device), "; this kernel runs on cpu")};
     if (!choice.here) return {nullptr, text("this processor lacks ", choice.needs)};
     if (p.q_type == Type::f64) return {nullptr, "type is f64; this kernel takes f32, f16 and bf16"};
+    if (p.q_type == Type::f32 && choice.isa->pieces(p) > 0 && !execution.kernel)
+      return {nullptr, "type is f32, which takes six products of bf16 for one; only by name"};
     return {std::make_unique<CpuPlan>(p, *choice.isa, resolve_threads(execution.threads)), ""};
   }
 

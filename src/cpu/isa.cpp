@@ -4,6 +4,7 @@
 #include <fstream>
 #include <string>
 
+#include "cpu/amx.hpp"
 #include "cpu/kernels.hpp"
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -28,7 +29,8 @@ const std::vector<IsaChoice>& isa_choices() {
                           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c();
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return std::vector<IsaChoice>{{&avx512, has_avx512, "AVX-512 F, BW, DQ and VL"},
+    return std::vector<IsaChoice>{{&amx, has_avx512 && amx_usable(), "AMX with bf16, or the system's leave to use it"},
+                                  {&avx512, has_avx512, "AVX-512 F, BW, DQ and VL"},
                                   {&avx2, has_avx2, "AVX2, FMA, BMI2 and F16C"},
                                   {&sse4, has_sse4, "SSE4.2, AES and PCLMUL"}};
   }();

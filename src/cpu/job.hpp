@@ -46,6 +46,15 @@ struct ForwardJob {
   RowNumbers lse;  // head's part included: index with h = 0
 };
 
+// All the queries of a few heads that share K and V, against a chunk of keys. Row h * nq + i leaves m, l and O,
+// relative to m and not yet divided by l, at partials + row * row_stride.
+struct DecodeJob {
+  HeadJob heads[decode_rows];
+  Int64 count;
+  float* partials;
+  Int64 row_stride;
+};
+
 // The backward pass of one head. delta and lse2 are arrays of the workspace, one number per query of the head, padded
 // to whole blocks: lse2 = LSE * log2e, +inf for a row that sees nothing or does not exist, so that its P is 0.
 struct BackwardJob {
@@ -81,15 +90,24 @@ struct BiasGradientJob {
 struct Isa {
   const char* name;
   Int64 lanes;
+  // Of how many bf16 the matrix unit's operands are sums; 0: products are multiply-adds in f32.
+  int (*pieces)(const Problem& problem);
+  // Neighbouring blocks of queries that one forward task takes, at most: they share what it loads of K and V. Any
+  // number gives the same bits.
+  Int64 forward_blocks;
   // Bytes of scratch that one thread needs.
   Int64 (*scratch_bytes)(const Problem& problem);
   void (*forward)(const ForwardJob& job, Range query_blocks, float* scratch);  // forward_blocks of them at most
+  // Several jobs side by side, as many as scratch_bytes counted on: their heads' rows often lie between each other.
+  void (*decode)(const DecodeJob* jobs, Int64 count, Range keys, float* scratch);
+  // O and LSE of one head's queries, from partials [nq][chunks].
+  void (*finish_decode)(const ForwardJob& job, const float* partials, Int64 chunks);
   void (*prepare)(const BackwardJob& job, Int64 query_block);
   void (*key_group)(const KeyGroupJob& job, float* scratch);
   void (*finish_dq)(const BackwardJob& job, const Rows& dq, bool accumulate, Int64 query_block, float* scratch);
   void (*bias_gradient)(const BiasGradientJob& job, Int64 D, Int64 Dv, float* scratch);
 };
 
-extern const Isa sse4, avx2, avx512, neon;
+extern const Isa sse4, avx2, avx512, amx, neon;
 
 }  // namespace tessera::cpu

@@ -9,67 +9,13 @@
 #include <vector>
 
 #include "core/parallel.hpp"
+#include "cpu/decode.hpp"
+#include "cpu/jobs.hpp"
 
 namespace tessera::cpu {
 namespace {
 
 constexpr double log2e = 1.44269504088896340736;
-
-// --- jobs
-
-Rows head_rows(const TokenRows& rows, Int64 h) {
-  if (!rows) return {};
-  return {rows.type, static_cast<char*>(rows.at(0, h)), rows.token};
-}
-
-RowNumbers head_numbers(RowNumbers numbers, Int64 h) {
-  if (numbers) numbers.base += h * numbers.head * size_of(numbers.type);
-  return numbers;
-}
-
-PairNumbers head_pairs(PairNumbers pairs, Int64 h) {
-  if (pairs) pairs.base += h * pairs.head * size_of(pairs.type);
-  return pairs;
-}
-
-HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h) {
-  const Options& o = p.options;
-  const DropoutSeed seed = dropout_seed(call.options, call.inputs.rng);
-  const Int64 kv = h / p.heads_per_kv();
-  const UInt32 threshold = dropout_threshold(o.dropout);
-  return {.D = p.D,
-          .Dv = p.Dv,
-          .nq = s.nq,
-          .nk = s.nk,
-          .q = head_rows(token_rows(call.inputs.q, p, s.b, s.q_begin), h),
-          .k = head_rows(token_rows(call.inputs.k, p, s.b, s.k_begin), kv),
-          .v = head_rows(token_rows(call.inputs.v, p, s.b, s.k_begin), kv),
-          .mask = s.mask,
-          .scale = static_cast<float>(o.scale),
-          .q_factor = static_cast<float>(o.softcap > 0 ? o.scale / o.softcap : o.scale * log2e),
-          .softcap = static_cast<float>(o.softcap * log2e),
-          .slope = static_cast<float>(slope_of(call, p, s.b, h) * log2e),
-          .shift = s.shift,
-          .alibi = p.slopes != 0,
-          .bias = head_pairs(pair_numbers(call.inputs.bias, s), h),
-          .visible = head_pairs(pair_numbers(call.inputs.mask, s), h),
-          .sink = static_cast<float>(sink_of(call, h) * log2e),
-          .threshold = threshold,
-          .keep_scale = static_cast<float>(dropout_scale(threshold)),
-          .key = dropout_key(seed.seed, seed.offset),
-          .b0 = s.b + o.batch0,
-          .h0 = h + o.head0,
-          .row0 = o.row0,
-          .col0 = o.col0};
-}
-
-// --- tasks
-
-std::vector<Sequence> all_sequences(const Problem& p, const Call& call) {
-  std::vector<Sequence> list;
-  for (Int64 b = 0; b < p.B; ++b) list.push_back(sequence_of(p, call, b));
-  return list;
-}
 
 // A numbering of the tasks of several sequences, the longest sequence's first, so that the last tasks are short ones.
 class TaskList {
@@ -109,10 +55,6 @@ int useful_threads(const Problem& p, const std::vector<Sequence>& sequences, int
   return static_cast<int>(std::clamp(operations / 2e6, 1.0, static_cast<double>(threads)));
 }
 
-float* scratch_of(const Call& call, const WorkspaceLayout& layout, int worker) {
-  return reinterpret_cast<float*>(static_cast<char*>(call.execution.workspace) + worker * layout.scratch_bytes);
-}
-
 // Query blocks of all sequences together, at most.
 Int64 total_query_blocks(const Problem& p) { return p.packed ? p.Nq / block_q + p.B : p.B * query_blocks(p.Nq); }
 
@@ -121,7 +63,11 @@ Int64 total_query_blocks(const Problem& p) { return p.packed ? p.Nq / block_q + 
 WorkspaceLayout workspace_layout(const Problem& p, const Isa& isa, int threads) {
   WorkspaceLayout layout{.threads = threads, .scratch_bytes = round_up(isa.scratch_bytes(p), 64)};
   layout.bytes = threads * layout.scratch_bytes;
-  if (p.pass == Pass::forward) return layout;
+  if (p.pass == Pass::forward) {
+    layout.partials = layout.bytes;
+    layout.bytes += decode_bytes(p);
+    return layout;
+  }
   const Int64 row_bytes = p.Hq * total_query_blocks(p) * block_q * Int64(sizeof(float));
   layout.delta = layout.bytes;
   layout.lse2 = layout.delta + row_bytes;
@@ -130,11 +76,18 @@ WorkspaceLayout workspace_layout(const Problem& p, const Isa& isa, int threads) 
   return layout;
 }
 
+float* scratch_of(const Call& call, const WorkspaceLayout& layout, int worker) {
+  return reinterpret_cast<float*>(static_cast<char*>(call.execution.workspace) + worker * layout.scratch_bytes);
+}
+
 void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call) {
-  const std::vector<Sequence> sequences = all_sequences(p, call);
+  const std::vector<Sequence> all = all_sequences(p, call);
+  std::vector<Sequence> sequences, few;  // few: with few queries
+  for (const Sequence& s : all) (is_decoding(p, s) ? few : sequences).push_back(s);
+  if (!few.empty()) run_decode(p, isa, layout, call, few);
   const int threads = useful_threads(p, sequences, layout.threads);
   // As many blocks to a task as leave every thread several tasks.
-  Int64 blocks = 0, group = forward_blocks;
+  Int64 blocks = 0, group = isa.forward_blocks;
   for (const Sequence& s : sequences) blocks += p.Hq * query_blocks(s.nq);
   while (group > 1 && blocks < group * 4 * threads) group /= 2;
 

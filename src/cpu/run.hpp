@@ -1,5 +1,5 @@
 // How a CPU plan runs: tasks over (sequence, head, block) for the kernels of one instruction set, and the workspace
-// they share. Included by cpu/backend.cpp.
+// they share. Included by cpu/backend.cpp and cpu/decode.cpp.
 #pragma once
 
 #include "core/kernel.hpp"
@@ -11,8 +11,11 @@ namespace tessera::cpu {
 struct WorkspaceLayout {
   int threads = 1;
   Int64 scratch_bytes = 0;                           // of one thread
+  Int64 partials = 0;                                // forward: of sequences with few queries, cpu/decode.hpp
   Int64 delta = 0, lse2 = 0, images = 0, bytes = 0;  // scratch begins at 0
 };
+
+float* scratch_of(const Call& call, const WorkspaceLayout& layout, int worker);
 
 WorkspaceLayout workspace_layout(const Problem& problem, const Isa& isa, int threads);
 

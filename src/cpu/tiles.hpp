@@ -12,14 +12,19 @@ inline constexpr Int64 block_q = 64;
 // operands stay in a 512 KiB L2 cache for D up to 128.
 inline constexpr Int64 block_k = 192;
 
-// Neighbouring blocks of queries that one forward task takes, at most: they share what it loads of K and V. Any number
-// gives the same bits.
-inline constexpr Int64 forward_blocks = 4;
-
 // The backward pass splits a sequence's keys into groups, one task each, with a dQ image per group that is summed in
 // order at the end. More groups: more parallelism, more memory. Counted from the sequence's own length.
 inline constexpr Int64 max_groups = 4;
 inline constexpr Int64 min_blocks_per_group = 2;
+
+// Sequences with few queries: rows (queries of several heads) that share a pass over K and V, keys to a step, passes
+// side by side, and the chunks into which the keys that they see are split, by their number alone.
+inline constexpr Int64 decode_queries = 8, decode_rows = 16, decode_step = 64, decode_jobs = 8;
+inline constexpr Int64 least_chunk = 256, max_chunks = 32;
+constexpr Int64 decode_chunk(Int64 keys) {
+  return greater(least_chunk, round_up(ceil_div(keys, max_chunks), decode_step));
+}
+constexpr Int64 most_chunks(Int64 keys) { return clamp(ceil_div(keys, least_chunk), 1, max_chunks); }
 
 constexpr Int64 key_blocks(Int64 keys) { return ceil_div(keys, block_k); }
 constexpr Int64 query_blocks(Int64 queries) { return ceil_div(queries, block_q); }

@@ -13,26 +13,52 @@
 #define TESSERA_UNROLL _Pragma("GCC unroll 8")
 #endif
 
+#ifndef TESSERA_NAMESPACE
+#define TESSERA_NAMESPACE HWY_NAMESPACE
+#endif
+
 HWY_BEFORE_NAMESPACE();
-namespace tessera::cpu::HWY_NAMESPACE {
+namespace tessera::cpu::TESSERA_NAMESPACE {
 
 #include "cpu/kernel/simd.hpp"
 //
 #include "cpu/kernel/product.hpp"
-//
+
+// What the width of a product is a multiple of, and how many blocks of queries a forward task takes at most: packing K
+// and V for a matrix unit costs more, and its queries take less room.
+#if defined(TESSERA_MATRIX_UNIT)
+inline constexpr Int64 width_step = 32, forward_blocks = 8;
+#else
+inline constexpr Int64 width_step = lanes, forward_blocks = 4;
+#endif
+
 #include "cpu/kernel/tile.hpp"
 //
 #include "cpu/kernel/scores.hpp"
 //
+#include "cpu/kernel/vector_products.hpp"
+//
 #include "cpu/kernel/forward.hpp"
+//
+#include "cpu/kernel/decode.hpp"
 //
 #include "cpu/kernel/backward.hpp"
 //
 #include "cpu/kernel/bias_gradient.hpp"
 //
+#if defined(TESSERA_MATRIX_UNIT)
+#include "cpu/kernel/matrix_unit.hpp"
+//
+#include "cpu/kernel/matrix_pack.hpp"
+//
+#include "cpu/kernel/matrix_products.hpp"
+//
+#include "cpu/kernel/matrix_table.hpp"
+#else
 #include "cpu/kernel/table.hpp"
+#endif
 
-}  // namespace tessera::cpu::HWY_NAMESPACE
+}  // namespace tessera::cpu::TESSERA_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 namespace tessera::cpu {
@@ -40,12 +66,16 @@ namespace tessera::cpu {
 #define TESSERA_TEXT_OF(x) #x
 #define TESSERA_TEXT(x) TESSERA_TEXT_OF(x)
 const Isa TESSERA_ISA{.name = TESSERA_TEXT(TESSERA_ISA),
-                      .lanes = HWY_NAMESPACE::lanes,
-                      .scratch_bytes = HWY_NAMESPACE::scratch_bytes,
-                      .forward = HWY_NAMESPACE::forward,
-                      .prepare = HWY_NAMESPACE::prepare_block,
-                      .key_group = HWY_NAMESPACE::backward_key_group,
-                      .finish_dq = HWY_NAMESPACE::finish_dq_block,
-                      .bias_gradient = HWY_NAMESPACE::bias_gradient};
+                      .lanes = TESSERA_NAMESPACE::lanes,
+                      .pieces = TESSERA_NAMESPACE::pieces,
+                      .forward_blocks = TESSERA_NAMESPACE::forward_blocks,
+                      .scratch_bytes = TESSERA_NAMESPACE::scratch_bytes,
+                      .forward = TESSERA_NAMESPACE::forward,
+                      .decode = TESSERA_NAMESPACE::decode,
+                      .finish_decode = TESSERA_NAMESPACE::finish_decode,
+                      .prepare = TESSERA_NAMESPACE::prepare_block,
+                      .key_group = TESSERA_NAMESPACE::key_group,
+                      .finish_dq = TESSERA_NAMESPACE::finish_dq_block,
+                      .bias_gradient = TESSERA_NAMESPACE::bias_gradient};
 
 }  // namespace tessera::cpu

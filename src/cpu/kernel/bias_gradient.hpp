@@ -44,7 +44,7 @@ HWY_INLINE void write_sums(const BiasGradientJob& job, const BiasSums& sums) {
 
 HWY_NOINLINE void bias_gradient(const BiasGradientJob& job, Int64 D, Int64 Dv, float* memory) {
   Scratch pieces(memory);
-  const BackwardScratch s(D, Dv, pieces);
+  BackwardScratch<VectorBackward> s(D, Dv, pieces);
   BiasSums sums{.tile = pieces.take(block_k * block_q)};
   fill(sums.tile, block_k * block_q, 0);
   for (Int64 n = 0; n < job.heads; ++n) {
@@ -56,9 +56,9 @@ HWY_NOINLINE void bias_gradient(const BiasGradientJob& job, Int64 D, Int64 Dv, f
         const Range keys = key_range(head, queries, k);
         if (keys.empty()) continue;
         const Tile tile = tile_of(queries, keys);
-        load_queries(head_job, tile, s);
-        const Panel K = load_panel(head.k, keys, head.D, false, s.K), V = load_panel(head.v, keys, head.Dv, false, s.V);
-        recompute(head_job, tile, K, V, s);
+        s.products.load_queries(head_job, tile);
+        s.products.load_keys(head, keys, false);
+        recompute(head_job, tile, 0, s);
         add_tile(job, tile, s.dS, sums);
       }
     }

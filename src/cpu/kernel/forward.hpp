@@ -2,42 +2,52 @@
 // each query owns a lane. Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
+template <class Products>
 struct ForwardScratch {
-  float *Q, *O, *m;  // of each block of queries
+  Products products;
+  float *O, *m;  // of each block of queries
   double* l;  // likewise; f64: many nearly equal terms would drift in f32, and LSE promises one unit in the last place
-  float *S, *K, *V, *Z, *sum, *alpha;
+  float *S, *Z, *sum, *alpha;
 
   ForwardScratch(Int64 D, Int64 Dv, Scratch& scratch) :
-      Q(scratch.take(forward_blocks * D * block_q)), O(scratch.take(forward_blocks * Dv * block_q)),
+      products(D, Dv, scratch), O(scratch.take(forward_blocks * Products::padded(Dv) * block_q)),
       m(scratch.take(forward_blocks * block_q)),
       l(reinterpret_cast<double*>(scratch.take(forward_blocks * 2 * block_q))), S(scratch.take(block_k * block_q)),
-      K(scratch.take(block_k * D)), V(scratch.take(block_k * Dv)), Z(scratch.take(block_k * block_q)),
-      sum(scratch.take(block_q)), alpha(scratch.take(block_q)) {}
+      Z(scratch.take(block_k * block_q)), sum(scratch.take(block_q)), alpha(scratch.take(block_q)) {}
 
-  // The same with the state of block n.
-  HWY_INLINE ForwardScratch of_block(Int64 n, Int64 D, Int64 Dv) const {
-    ForwardScratch s = *this;
-    s.Q += n * D * block_q, s.O += n * Dv * block_q, s.m += n * block_q, s.l += n * block_q;
-    return s;
+  // What the steps of one block of queries need.
+  struct Block {
+    float *O, *m;
+    double* l;
+    float *S, *Z, *sum, *alpha;
+  };
+  HWY_INLINE Block block(Int64 n, Int64 Dv) const {
+    return {O + n * Products::padded(Dv) * block_q, m + n * block_q, l + n * block_q, S, Z, sum, alpha};
   }
 };
 
-// P = 2^(S - base), in place.
-HWY_INLINE Vec exponentiate(float* S, Vec base) {
-  const Vec P = exp2_bounded(hn::Sub(load(S), base));
-  store(P, S);
-  return P;
+// What a score lacks: products that are not scores yet have still to be multiplied by `factor`.
+template <bool scaled>
+HWY_INLINE Vec score(const float* S, Vec factor) {
+  return scaled ? load(S) : hn::Mul(load(S), factor);
+}
+
+// P = 2^(S - base)
+template <bool scaled>
+HWY_INLINE Vec exponential(const float* S, Vec factor, Vec base) {
+  return exp2_bounded(scaled ? hn::Sub(load(S), base) : hn::MulSub(load(S), factor, base));
 }
 
 // Scores become P = 2^(S - m) and m takes the tile in; alpha = 2^(m_old - m), and sum is that of P over the tile.
-// Several vectors at a time, so that maxima and sums stay in registers.
-template <int vectors>
-HWY_INLINE void softmax_columns(Int64 rows, float* S, float* m, float* sum, float* alpha) {
+// Several vectors at a time, from lane i on, so that maxima and sums stay in registers.
+template <int vectors, bool scaled, class Kept>
+HWY_INLINE void softmax_columns(Int64 rows, Int64 i, Vec factor, const Kept& kept, const float* S, float* m, float* sum,
+                                float* alpha) {
   Vec top[vectors], base[vectors], total[vectors], lost[vectors];
   TESSERA_UNROLL
   for (int n = 0; n < vectors; ++n) top[n] = load(m + n * lanes);
   for (Int64 j = 0; j < rows; ++j) TESSERA_UNROLL
-  for (int n = 0; n < vectors; ++n) top[n] = hn::Max(top[n], load(S + j * block_q + n * lanes));
+  for (int n = 0; n < vectors; ++n) top[n] = hn::Max(top[n], score<scaled>(S + j * block_q + n * lanes, factor));
   TESSERA_UNROLL
   for (int n = 0; n < vectors; ++n) {
     // Exponents of a row that has seen nothing are taken relative to 0: -inf - (-inf) would be NaN.
@@ -51,13 +61,17 @@ HWY_INLINE void softmax_columns(Int64 rows, float* S, float* m, float* sum, floa
     const Int64 left = rows - j;
     TESSERA_UNROLL
     for (int n = 0; n < vectors; ++n) {
-      float* at = S + j * block_q + n * lanes;
-      Vec P = exponentiate(at, base[n]);
-      if (left > 1) P = hn::Add(P, exponentiate(at + block_q, base[n]));
+      const float* at = S + j * block_q + n * lanes;
+      const Vec none = hn::Zero(FloatTag());
+      const Vec first = exponential<scaled>(at, factor, base[n]);
+      const Vec second = left > 1 ? exponential<scaled>(at + block_q, factor, base[n]) : none;
+      kept.keep(j, i + n * lanes, first, second);
+      Vec P = hn::Add(first, second);
       if (left > 2) {
-        Vec other = exponentiate(at + 2 * block_q, base[n]);
-        if (left > 3) other = hn::Add(other, exponentiate(at + 3 * block_q, base[n]));
-        P = hn::Add(P, other);
+        const Vec third = exponential<scaled>(at + 2 * block_q, factor, base[n]);
+        const Vec fourth = left > 3 ? exponential<scaled>(at + 3 * block_q, factor, base[n]) : none;
+        kept.keep(j + 2, i + n * lanes, third, fourth);
+        P = hn::Add(P, hn::Add(third, fourth));
       }
       const Vec term = hn::Sub(P, lost[n]);
       const Vec next = hn::Add(total[n], term);
@@ -69,11 +83,13 @@ HWY_INLINE void softmax_columns(Int64 rows, float* S, float* m, float* sum, floa
   for (int n = 0; n < vectors; ++n) store(total[n], sum + n * lanes);
 }
 
-HWY_NOINLINE void softmax_update(const Tile& tile, const ForwardScratch& s) {
+template <bool scaled, class Kept, class Block>
+HWY_NOINLINE void softmax_update(const Tile& tile, float factor, const Kept& kept, const Block& s) {
   Int64 i = 0;
   for (; i + 4 * lanes <= tile.width; i += 4 * lanes)
-    softmax_columns<4>(tile.nj, s.S + i, s.m + i, s.sum + i, s.alpha + i);
-  for (; i < tile.width; i += lanes) softmax_columns<1>(tile.nj, s.S + i, s.m + i, s.sum + i, s.alpha + i);
+    softmax_columns<4, scaled>(tile.nj, i, set(factor), kept, s.S + i, s.m + i, s.sum + i, s.alpha + i);
+  for (; i < tile.width; i += lanes)
+    softmax_columns<1, scaled>(tile.nj, i, set(factor), kept, s.S + i, s.m + i, s.sum + i, s.alpha + i);
   for (i = 0; i < tile.width; ++i) s.l[i] = s.l[i] * double(s.alpha[i]) + double(s.sum[i]);
 }
 
@@ -90,62 +106,69 @@ HWY_INLINE void rescale(const Tile& tile, Int64 Dv, const float* alpha, float* O
     }
 }
 
+// LSE of one row from its state. (No template: gcc would instantiate log_sum_exp outside of the target region.)
+HWY_INLINE double natural_lse(float m, double l) {
+  return log_sum_exp(double(m), l, log2_of) * 0.693147180559945309417;
+}
+
 // O / l and LSE = log(l) + m go to the caller's tensors.
-HWY_INLINE void finish_forward(const ForwardJob& job, const Tile& tile, const ForwardScratch& s) {
+template <class Block>
+HWY_INLINE void finish_forward(const ForwardJob& job, const Tile& tile, const Block& s) {
   float* inverse = s.alpha;
   for (Int64 i = 0; i < tile.ni; ++i) {
-    inverse[i] = s.l[i] == 0 ? 0 : static_cast<float>(1 / s.l[i]);
-    const double ln2 = 0.693147180559945309417;
-    if (job.lse) job.lse.set(tile.i0 + i, 0, log_sum_exp(double(s.m[i]), s.l[i], log2_of) * ln2);
+    inverse[i] = s.l[i] == 0 ? 0 : static_cast<float>(double(job.head.keep_scale) / s.l[i]);
+    if (job.lse) job.lse.set(tile.i0 + i, 0, natural_lse(s.m[i], s.l[i]));
   }
   store_transposed(s.O, tile, job.head.Dv, inverse, false, job.o);
 }
 
-HWY_INLINE void start_block(const HeadJob& head, const Tile& whole, const ForwardScratch& scratch) {
-  load_transposed(head.q, whole, head.D, head.q_factor, scratch.Q);
+template <class Block>
+HWY_INLINE void start_block(const HeadJob& head, Int64 O_rows, const Block& s) {
   // A sink is a key with the score `sink` and no value.
-  fill(scratch.m, block_q, head.sink);
-  for (Int64 i = 0; i < block_q; ++i) scratch.l[i] = head.sink == -infinity ? 0 : 1;
-  fill(scratch.O, head.Dv * block_q, 0);
+  fill(s.m, block_q, head.sink);
+  for (Int64 i = 0; i < block_q; ++i) s.l[i] = head.sink == -infinity ? 0 : 1;
+  fill(s.O, O_rows * block_q, 0);
 }
 
-// One block of queries against keys whose rows of K and V are at hand.
-HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, const Panel& K, const Panel& V,
-                             const ForwardScratch& scratch) {
-  float *S = scratch.S, *O = scratch.O;
-  multiply<Operand::rows, Result::replace>(K.rows, K.stride, scratch.Q, block_q, S, block_q, tile.nj, tile.width,
-                                           head.D);
-  finish_scores(head, tile, S, nullptr);
-  softmax_update(tile, scratch);
-  rescale(tile, head.Dv, scratch.alpha, O);
-  if (head.threshold > 0) {
-    dropout_factors(head, tile, scratch.Z);
-    multiply_tile(tile, scratch.Z, S);
+// Block n of the task's queries against keys that are loaded, from row `first` on.
+template <class Products>
+HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, Int64 n, Int64 first,
+                             const ForwardScratch<Products>& scratch) {
+  const auto s = scratch.block(n, head.Dv);
+  scratch.products.scores(head, tile, n, first, s.S);
+  const float factor = finish_scores<Products::scaled>(head, tile, s.S, nullptr);
+  if (head.threshold == 0) {
+    softmax_update<Products::scaled>(tile, factor, scratch.products.kept(s.S), s);
+  } else {
+    softmax_update<Products::scaled>(tile, factor, InPlace{s.S}, s);
+    dropout_factors(head, tile, s.Z);
+    drop(tile, s.Z, s.S);
+    scratch.products.take_probabilities(tile, s.S);
   }
-  multiply<Operand::transposed, Result::add>(V.rows, V.stride, S, block_q, O, block_q, head.Dv, tile.width, tile.nj);
+  rescale(tile, head.Dv, s.alpha, s.O);
+  scratch.products.add_values(head, tile, first, s.S, s.O);
 }
 
 // Several neighbouring blocks of queries share what they load of K and V. Their results do not depend on each other.
-HWY_NOINLINE void forward(const ForwardJob& job, Range blocks, float* memory) {
+template <class Products>
+HWY_NOINLINE void forward_blocks_of(const ForwardJob& job, Range blocks, float* memory) {
   const HeadJob& head = job.head;
   Scratch pieces(memory);
-  const ForwardScratch all(head.D, head.Dv, pieces);
-  for (Int64 n = blocks.begin; n < blocks.end; ++n)
-    start_block(head, tile_of(query_range(head, n), {}), all.of_block(n - blocks.begin, head.D, head.Dv));
-
+  ForwardScratch<Products> all(head.D, head.Dv, pieces);
+  for (Int64 n = blocks.begin; n < blocks.end; ++n) {
+    all.products.load_queries(head, tile_of(query_range(head, n), {}), n - blocks.begin);
+    start_block(head, Products::padded(head.Dv), all.block(n - blocks.begin, head.Dv));
+  }
   const Range seen = visible_keys(head.mask, {blocks.begin * block_q, lesser(blocks.end * block_q, head.nq)});
   for (Int64 block = seen.begin / block_k; block * block_k < seen.end; ++block) {
     const Range loaded{greater(seen.begin, block * block_k), lesser(seen.end, (block + 1) * block_k)};
-    const Panel K = load_panel(head.k, loaded, head.D, blocks.size() > 1, all.K);
-    const Panel V = load_panel(head.v, loaded, head.Dv, blocks.size() > 1, all.V);
+    all.products.load_keys(head, loaded, blocks.size() > 1);
     for (Int64 n = blocks.begin; n < blocks.end; ++n) {
       const Range queries = query_range(head, n), keys = key_range(head, queries, block);
       if (keys.empty()) continue;
-      const Int64 first = keys.begin - loaded.begin;
-      forward_tile(head, tile_of(queries, keys), {K.at(first), K.stride}, {V.at(first), V.stride},
-                   all.of_block(n - blocks.begin, head.D, head.Dv));
+      forward_tile(head, tile_of(queries, keys), n - blocks.begin, keys.begin - loaded.begin, all);
     }
   }
   for (Int64 n = blocks.begin; n < blocks.end; ++n)
-    finish_forward(job, tile_of(query_range(head, n), {}), all.of_block(n - blocks.begin, head.D, head.Dv));
+    finish_forward(job, tile_of(query_range(head, n), {}), all.block(n - blocks.begin, head.Dv));
 }

@@ -63,14 +63,28 @@ HWY_NOINLINE void apply_mask_tensor(const HeadJob& head, const Tile& tile, float
       if (head.visible.base[head.visible.index(0, tile.i0 + i, tile.j0 + j)] == 0) S[j * block_q + i] = -infinity;
 }
 
-// S: products of K with q * q_factor. Becomes scores. `derivative` is written only when there is a softcap.
-HWY_INLINE void finish_scores(const HeadJob& head, const Tile& tile, float* S, float* derivative) {
+// X *= factor
+HWY_NOINLINE void scale_tile(const Tile& tile, float factor, float* X) {
+  TESSERA_FOR_TILE(tile, j, i) {
+    float* at = X + j * block_q + i;
+    store(hn::Mul(load(at), set(factor)), at);
+  }
+}
+
+// S: products of K with q, or (`scaled`) with q * q_factor. Becomes scores, but for the factor that is returned, which
+// is 1 if they are scaled or any option looked at them. `derivative` is written only when there is a softcap.
+template <bool scaled>
+HWY_INLINE float finish_scores(const HeadJob& head, const Tile& tile, float* S, float* derivative) {
+  const Range queries{tile.i0, tile.i0 + tile.ni}, keys{tile.j0, tile.j0 + tile.nj};
+  const bool whole = tile_class(head.mask, queries, keys) == TileClass::full;
+  if (whole && head.softcap == 0 && !head.alibi && !head.bias && !head.visible) return scaled ? 1.0f : head.q_factor;
+  if (!scaled) scale_tile(tile, head.q_factor, S);
   if (head.softcap > 0) apply_softcap(head, tile, S, derivative);
   if (head.alibi) apply_alibi(head, tile, S);
   if (head.bias) apply_bias(head, tile, S);
-  const Range queries{tile.i0, tile.i0 + tile.ni}, keys{tile.j0, tile.j0 + tile.nj};
-  if (tile_class(head.mask, queries, keys) != TileClass::full) apply_band(head, tile, S);
+  if (!whole) apply_band(head, tile, S);
   if (head.visible) apply_mask_tensor(head, tile, S);
+  return 1.0f;
 }
 
 // Z = z / (1 - p_drop) for every element of the tile, 0 in lanes without a query. One Philox block serves two queries
@@ -92,6 +106,15 @@ HWY_NOINLINE void dropout_factors(const HeadJob& head, const Tile& tile, float* 
             Z[(j - col_begin) * block_q + (i - row_begin)] = kept ? head.keep_scale : 0.0f;
           }
       }
+}
+
+// P = 0 where Z is. The forward pass multiplies by 1 / (1 - p_drop) only in the end: its largest P of a row is 1, and
+// rounded to a matrix unit's type, the scale times 1 would be wrong by the same amount in every row.
+HWY_INLINE void drop(const Tile& tile, const float* Z, float* P) {
+  TESSERA_FOR_TILE(tile, j, i) {
+    const Int64 at = j * block_q + i;
+    store(hn::IfThenZeroElse(hn::Eq(load(Z + at), hn::Zero(FloatTag())), load(P + at)), P + at);
+  }
 }
 
 // X *= Z

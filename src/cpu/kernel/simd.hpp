@@ -20,22 +20,31 @@ HWY_INLINE Vec iota(float first) { return hn::Iota(FloatTag(), first); }
 inline constexpr float log2e = 1.44269504088896340736f;
 inline constexpr float infinity = __builtin_inff();
 
-// 2^x for x <= 127, within 1.5 units in the last place; 0 below -126; NaN stays NaN. x = n + f with |f| <= 1/2; 2^f by
-// a polynomial (relative error 2e-9), 2^n through the exponent field.
-HWY_INLINE Vec exp2_bounded(Vec x) {
-  const Vec magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-  const Vec t = hn::Add(x, magic);
-  const Vec f = hn::Sub(x, hn::Sub(t, magic));
+// 2^f for |f| <= 1/2: relative error 2e-9.
+HWY_INLINE Vec exp2_fraction(Vec f) {
   Vec p = hn::MulAdd(set(0.00015353361959569156f), f, set(0.0013398875016719103f));
   p = hn::MulAdd(p, f, set(0.00961843691766262f));
   p = hn::MulAdd(p, f, set(0.055503323674201965f));
   p = hn::MulAdd(p, f, set(0.24022647738456726f));
   p = hn::MulAdd(p, f, set(0.6931471824645996f));
-  p = hn::MulAdd(p, f, set(1.0f));
+  return hn::MulAdd(p, f, set(1.0f));
+}
+
+// 2^x for x <= 127, within 1.5 units in the last place; 0 below -126; NaN stays NaN. x = n + f with |f| <= 1/2.
+HWY_INLINE Vec exp2_bounded(Vec x) {
+  const Vec magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  const Vec t = hn::Add(x, magic);
+  const Vec whole = hn::Sub(t, magic);
+  const Vec p = exp2_fraction(hn::Sub(x, whole));
+#if HWY_TARGET == HWY_AVX3
+  const __mmask16 normal = _mm512_cmp_ps_mask(x.raw, set(-126.0f).raw, _CMP_NLT_UQ);
+  return Vec{_mm512_maskz_scalef_ps(normal, p.raw, whole.raw)};
+#else
   // The low bits of t are n; moving them to the exponent field drops the rest of t.
   const auto n = hn::Add(hn::BitCast(IntTag(), t), hn::Set(IntTag(), 127));
   const Vec power = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(n));
   return hn::IfThenElse(hn::Lt(x, set(-126.0f)), hn::Zero(FloatTag()), hn::Mul(p, power));
+#endif
 }
 
 // 2^x for any x.
@@ -54,8 +63,11 @@ HWY_INLINE hn::Vec<IntTag> load_halves(const UInt16* p) {
 
 HWY_INLINE Vec widen_vector(const BF16* p) { return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(load_halves(&p->bits))); }
 
-// The steps of widen(F16) in math/types.hpp.
+// The steps of widen(F16) in math/types.hpp, or one instruction.
 HWY_INLINE Vec widen_vector(const F16* p) {
+#if HWY_TARGET == HWY_AVX3
+  return Vec{_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+#else
   const auto bits = load_halves(&p->bits);
   const auto magnitude = hn::And(bits, hn::Set(IntTag(), 0x7fff));
   const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
@@ -64,6 +76,7 @@ HWY_INLINE Vec widen_vector(const F16* p) {
   const auto special = hn::Or(shifted, hn::Set(IntTag(), 0x7f800000));
   const auto result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(IntTag(), 0x7bff)), special, value);
   return hn::BitCast(FloatTag(), hn::Or(result, sign));
+#endif
 }
 
 HWY_INLINE Vec widen_vector(const float* p) { return load(p); }
@@ -127,3 +140,35 @@ HWY_INLINE void narrow_row(const Rows& rows, Int64 i, Int64 width, bool accumula
   float* out = reinterpret_cast<float*>(rows.base) + at;
   for (Int64 d = 0; d < width; ++d) out[d] = accumulate ? out[d] + values[d] : values[d];
 }
+
+// --- transposition
+
+#if HWY_TARGET == HWY_AVX3
+// out[k] = {in[0][k], in[1][k], ..., in[15][k]}: a square of 16 x 16 words, transposed.
+HWY_INLINE void transpose_words(__m512i (&x)[16], UInt32* out, Int64 stride) {
+  __m512i y[16];
+  TESSERA_UNROLL
+  for (int n = 0; n < 16; n += 2) {
+    y[n] = _mm512_unpacklo_epi32(x[n], x[n + 1]);
+    y[n + 1] = _mm512_unpackhi_epi32(x[n], x[n + 1]);
+  }
+  TESSERA_UNROLL
+  for (int n = 0; n < 16; n += 4)
+    for (int m = 0; m < 2; ++m) {
+      x[n + 2 * m] = _mm512_unpacklo_epi64(y[n + m], y[n + 2 + m]);
+      x[n + 2 * m + 1] = _mm512_unpackhi_epi64(y[n + m], y[n + 2 + m]);
+    }
+  // x[4 q + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 q .. 4 q + 3, a 128-bit block each.
+  TESSERA_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    const __m512i low_even = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88),
+                  low_odd = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd);
+    const __m512i high_even = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88);
+    const __m512i high_odd = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
+    _mm512_storeu_si512(out + c * stride, _mm512_shuffle_i32x4(low_even, high_even, 0x88));
+    _mm512_storeu_si512(out + (c + 4) * stride, _mm512_shuffle_i32x4(low_odd, high_odd, 0x88));
+    _mm512_storeu_si512(out + (c + 8) * stride, _mm512_shuffle_i32x4(low_even, high_even, 0xdd));
+    _mm512_storeu_si512(out + (c + 12) * stride, _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd));
+  }
+}
+#endif

@@ -1,16 +1,25 @@
-// The last file of a target region: scratch sizes and the table that the instruction set exports.
-// Included by cpu/isa/*.cpp; TESSERA_ISA is the set's name.
+// The last file of a target region without a matrix unit: scratch sizes and what the instruction set exports.
+// Included by cpu/isa/region.hpp; matrix_table.hpp is its counterpart.
 #pragma once
 
-HWY_INLINE Int64 scratch_bytes(const Problem& p) {
+HWY_INLINE int pieces(const Problem&) { return 0; }
+
+template <class Layout>
+HWY_INLINE Int64 bytes_of(const Problem& p) {
   Scratch scratch(nullptr);
-  if (p.pass == Pass::forward) {
-    const ForwardScratch layout(p.D, p.Dv, scratch);
-    (void)layout;
-  } else {
-    const BackwardScratch layout(p.D, p.Dv, scratch);
-    (void)layout;
-    scratch.take(block_k * block_q);  // bias_gradient's sums
-  }
+  const Layout layout(p.D, p.Dv, scratch);
+  (void)layout;
+  if (p.dbias) scratch.take(block_k * block_q);  // bias_gradient's sums
   return scratch.bytes();
 }
+
+HWY_INLINE Int64 scratch_bytes(const Problem& p) {
+  return p.pass == Pass::forward ? greater(bytes_of<ForwardScratch<VectorForward>>(p), bytes_of<DecodeScratch>(p))
+                                 : bytes_of<BackwardScratch<VectorBackward>>(p);
+}
+
+HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
+  forward_blocks_of<VectorForward>(job, blocks, scratch);
+}
+
+HWY_INLINE void key_group(const KeyGroupJob& job, float* scratch) { backward_key_group<VectorBackward>(job, scratch); }

@@ -3,14 +3,14 @@
 // and storing to the caller's tensors. Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
-// Queries [i0, i0 + ni) against keys [j0, j0 + nj). `width` is ni rounded up to whole vectors.
+// Queries [i0, i0 + ni) against keys [j0, j0 + nj). `width` is ni rounded up to what a product takes.
 struct Tile {
   Int64 i0, ni, j0, nj, width;
 };
 
 HWY_INLINE Tile tile_of(Range queries, Range keys) {
   const Int64 ni = queries.size();
-  return {queries.begin, ni, keys.begin, keys.size(), round_up(ni, lanes)};
+  return {queries.begin, ni, keys.begin, keys.size(), round_up(ni, width_step)};
 }
 
 HWY_INLINE Range query_range(const HeadJob& head, Int64 block) {
@@ -39,6 +39,14 @@ class Scratch {
   float* next;
 };
 
+// Asks for row i, which will be read soon. Rows often lie apart (those of other heads are between them), where a
+// processor does not foresee them; one that does not exist does no harm.
+HWY_INLINE void fetch_row(const Rows& rows, Int64 i, Int64 width) {
+  const char* row = rows.base + i * rows.stride * size_of(rows.type);
+  for (Int64 at = 0; at < width * size_of(rows.type); at += 64) __builtin_prefetch(row + at, 0, 2);
+}
+inline constexpr Int64 rows_ahead = 24;  // far enough to hide the way to memory
+
 // Rows of K or V as f32, a row every `stride` floats.
 struct Panel {
   const float* rows;
@@ -51,7 +59,10 @@ struct Panel {
 HWY_INLINE Panel load_panel(const Rows& source, Range range, Int64 width, bool reused, float* buffer) {
   if (source.type == Type::f32 && (!reused || source.stride == width))
     return {reinterpret_cast<const float*>(source.base) + range.begin * source.stride, source.stride};
-  for (Int64 r = 0; r < range.size(); ++r) widen_row(source, range.begin + r, width, 1.0f, buffer + r * width);
+  for (Int64 r = 0; r < range.size(); ++r) {
+    fetch_row(source, range.begin + r + rows_ahead, width);
+    widen_row(source, range.begin + r, width, 1.0f, buffer + r * width);
+  }
   return {buffer, width};
 }
 
@@ -67,24 +78,61 @@ HWY_INLINE void load_rows(const Rows& source, Int64 i0, Int64 ni, Int64 width, f
 
 // out[d][i] = source[i0 + i][d] * factor for a tile of queries; lanes beyond the last query are 0.
 HWY_INLINE void load_transposed(const Rows& source, const Tile& tile, Int64 width, float factor, float* out) {
-  HWY_ALIGN float row[576];
-  for (Int64 i = 0; i < tile.ni; ++i) {
-    widen_row(source, tile.i0 + i, width, factor, row);
-    for (Int64 d = 0; d < width; ++d) out[d * block_q + i] = row[d];
+#if HWY_TARGET == HWY_AVX3
+  constexpr Int64 together = 16;  // rows, and columns of a square
+#else
+  constexpr Int64 together = 1;
+#endif
+  HWY_ALIGN float rows[together * 576];
+  const Int64 padded = round_up(width, together);
+  for (Int64 i = 0; i < tile.width; i += together) {
+    for (Int64 n = 0; n < together; ++n) {
+      if (i + n < tile.ni) widen_row(source, tile.i0 + i + n, width, factor, rows + n * padded);
+      for (Int64 d = i + n < tile.ni ? width : 0; d < padded; ++d) rows[n * padded + d] = 0;
+    }
+    Int64 d = 0;
+#if HWY_TARGET == HWY_AVX3
+    for (; d + together <= width; d += together) {
+      __m512i square[together];
+      for (Int64 n = 0; n < together; ++n) square[n] = _mm512_loadu_si512(rows + n * padded + d);
+      transpose_words(square, reinterpret_cast<UInt32*>(out + d * block_q + i), block_q);
+    }
+#endif
+    for (; d < width; ++d)
+      for (Int64 n = 0; n < together; ++n) out[d * block_q + i + n] = rows[n * padded + d];
   }
-  for (Int64 i = tile.ni; i < tile.width; ++i)
-    for (Int64 d = 0; d < width; ++d) out[d * block_q + i] = 0;
 }
 
 // The inverse: row i0 + i of the output becomes (or grows by) factor[i] * in[.][i].
 HWY_INLINE void store_transposed(const float* in, const Tile& tile, Int64 width, const float* factor, bool accumulate,
                                  const Rows& out) {
+#if HWY_TARGET == HWY_AVX3
+  HWY_ALIGN float rows[16 * 576];
+  const Int64 padded = round_up(width, 16);
+  for (Int64 i = 0; i < tile.ni; i += 16) {
+    Int64 d = 0;
+    for (; d + 16 <= width; d += 16) {
+      __m512i square[16];
+      for (Int64 n = 0; n < 16; ++n)
+        square[n] = _mm512_castps_si512(hn::Mul(load(in + (d + n) * block_q + i), load(factor + i)).raw);
+      transpose_words(square, reinterpret_cast<UInt32*>(rows + d), padded);
+    }
+    for (; d < width; ++d)
+      for (Int64 n = 0; n < 16; ++n) rows[n * padded + d] = in[d * block_q + i + n] * factor[i + n];
+    for (Int64 n = 0; n < lesser(16, tile.ni - i); ++n)
+      narrow_row(out, tile.i0 + i + n, width, accumulate, rows + n * padded);
+  }
+#else
   HWY_ALIGN float row[576];
   for (Int64 i = 0; i < tile.ni; ++i) {
     for (Int64 d = 0; d < width; ++d) row[d] = in[d * block_q + i] * factor[i];
     narrow_row(out, tile.i0 + i, width, accumulate, row);
   }
+#endif
 }
+
+// Does query i of the tile see no key at all? Such rows have no part in any gradient.
+HWY_INLINE bool blind(const BackwardJob& job, const Tile& tile, Int64 i) { return job.lse2[tile.i0 + i] == infinity; }
 
 HWY_INLINE void fill(float* p, Int64 count, float value) {
   for (Int64 n = 0; n < count; ++n) p[n] = value;

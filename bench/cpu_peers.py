@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Tessera and PyTorch's attention on the CPU, in turn, in one process, with the same threads, forward and backward.
+
+    TESSERA_LIBRARY=build/src/libtessera.so python3 bench/cpu_peers.py [--threads 2] [--types f32 bf16 f16]
+                                                                       [--kernel NAME] [--only TEXT] [--json FILE]
+
+Both read the same memory: contiguous [B,N,H,D], which PyTorch takes as views [B,H,N,D]. Tessera is called through its C
+ABI, planned once, with a workspace; PyTorch's backward pass alone is torch.autograd.grad over a kept graph. Rounds of
+both in turn, medians, after warm-up. Decoding (one query) is counted in bytes of K and V per second, beside a loop that
+only reads as much memory, if there is a C compiler to make one. Needs PyTorch.
+"""
+import argparse
+import ctypes
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+os.environ.setdefault("TESSERA_LIBRARY", str(ROOT / "build" / "src" / "libtessera.so"))
+
+# What is wanted of the geometric mean of each group on two threads, and of every group on more than two.
+WANTED = {("bf16", "forward"): 2.5, ("bf16", "backward"): 4.0, ("f16", "forward"): 2.5, ("f16", "backward"): 2.0,
+          ("f32", "forward"): 1.4, ("f32", "backward"): 1.4}
+WANTED_DECODE, WANTED_DECODE_OF_LIMIT, WANTED_ON_MANY, WANTED_OF_EACH_ROW = 2.0, 0.85, 1.3, 1.0
+ROUNDS, SHORTEST_BURST = 9, 2e-2  # measurements, seconds that each lasts at least
+
+
+class Shape(NamedTuple):
+    tokens: int
+    dim: int
+    causal: bool = False
+    heads: int = 8
+    kv_heads: int = 8
+
+    def __str__(self):
+        group = f" {self.heads}/{self.kv_heads} heads" if self.heads != self.kv_heads else ""
+        return f"{self.tokens},{self.dim} {'causal' if self.causal else 'full'}{group}"
+
+
+ADDED = [Shape(4096, 64), Shape(2048, 128, True, 32, 8)]  # to the rows of the published table, for every type
+SHAPES = {"f32": [Shape(512, 64), Shape(2048, 64), Shape(2048, 128), Shape(2048, 128, True), Shape(4096, 128, True)],
+          "bf16": [Shape(512, 64), Shape(2048, 64), Shape(2048, 128), Shape(4096, 128), Shape(4096, 128, True)],
+          "f16": [Shape(2048, 128)]}
+DECODE_KEYS, DECODE_DIM = (8192, 32768), 128
+DECODE_HEADS = ((8, 8), (32, 8))
+
+READER = """
+#include <pthread.h>
+#include <stddef.h>
+typedef unsigned long long Words __attribute__((vector_size(64)));
+struct Part { const Words* begin; size_t count; Words sum; };
+static void* read_part(void* argument) {
+  struct Part* part = argument;
+  Words a = {0}, b = {0}, c = {0}, d = {0};
+  for (size_t n = 0; n + 4 <= part->count; n += 4) {
+    a ^= part->begin[n], b ^= part->begin[n + 1], c ^= part->begin[n + 2], d ^= part->begin[n + 3];
+  }
+  part->sum = a ^ b ^ c ^ d;
+  return NULL;
+}
+unsigned long long read_all(const void* memory, size_t bytes, int threads) {
+  struct Part parts[256];
+  pthread_t helpers[256];
+  size_t each = bytes / sizeof(Words) / (size_t)threads;
+  for (int t = 0; t < threads; ++t) {
+    parts[t] = (struct Part){(const Words*)memory + (size_t)t * each, each, {0}};
+    if (t > 0) pthread_create(&helpers[t], NULL, read_part, &parts[t]);
+  }
+  read_part(&parts[0]);
+  unsigned long long all = parts[0].sum[0];
+  for (int t = 1; t < threads; ++t) pthread_join(helpers[t], NULL), all ^= parts[t].sum[0];
+  return all;
+}
+"""
+
+
+def build_reader():
+    """A loop of loads on several threads, compiled here; None without a C compiler."""
+    folder = tempfile.mkdtemp()
+    source, library = Path(folder) / "reader.c", Path(folder) / "reader.so"
+    source.write_text(READER)
+    command = [os.environ.get("CC", "cc"), "-O3", "-march=native", "-shared", "-fPIC", "-pthread", str(source), "-o",
+               str(library)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    function = ctypes.CDLL(str(library)).read_all
+    function.restype, function.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
+
+
+class TesseraPass:
+    """One pass of Tessera over PyTorch's tensors, planned once, with a workspace of its own."""
+
+    def __init__(self, torch, arguments, causal, tensors):
+        from tessera import _arrays, _call, _options
+        self.tensors = tensors
+        self.views = {name: _arrays.view(name, t, 0, []) for name, t in tensors.items()}
+        settings = _options.Settings(causal=causal, threads=arguments.threads, kernel=arguments.kernel)
+        self.call = _call.Call(self.views, settings, (_arrays.CPU, 0))
+        self.workspace = torch.zeros(self.call.workspace_size, dtype=torch.uint8)
+        self.kernel = self.call.kernel
+
+    def __call__(self):
+        self.call.run(self.views, (0, 0), 0, self.workspace.data_ptr())
+
+
+class Problem:
+    """Inputs of one shape and type, and both libraries' passes over them."""
+
+    def __init__(self, torch, arguments, type_name, shape, queries=None, backward=True):
+        dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[type_name]
+        make = torch.Generator().manual_seed(shape.dim + shape.causal)
+        rows = shape.tokens if queries is None else queries
+        normal = lambda n, heads: torch.randn(1, n, heads, shape.dim, generator=make).to(dtype)
+        q, d_o = normal(rows, shape.heads), normal(rows, shape.heads)
+        k, v = normal(shape.tokens, shape.kv_heads), normal(shape.tokens, shape.kv_heads)
+        inputs = {"q": q, "k": k, "v": v}
+        o, lse = torch.empty_like(q), torch.empty(1, shape.heads, rows)
+        self.forward = TesseraPass(torch, arguments, shape.causal, {**inputs, "o": o, "lse": lse})
+        self.forward()
+        views = [t.transpose(1, 2) for t in (q, k, v)]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        more = {"is_causal": shape.causal, "enable_gqa": shape.heads != shape.kv_heads}
+
+        def peer_forward():
+            with torch.no_grad():
+                return attend(*views, **more)
+
+        self.peer_forward = peer_forward
+        self.difference = float((peer_forward().transpose(1, 2).float() - o.float()).abs().max())
+        if not backward:
+            return
+        self.backward = TesseraPass(torch, arguments, shape.causal,
+                                    {**inputs, "o": o, "lse": lse, "d_o": d_o, "dq": torch.empty_like(q),
+                                     "dk": torch.empty_like(k), "dv": torch.empty_like(v)})
+        leaves = [t.detach().requires_grad_() for t in views]
+        graph = attend(*leaves, **more)
+        self.peer_backward = lambda: torch.autograd.grad(graph, leaves, d_o.transpose(1, 2), retain_graph=True)
+
+
+def geometric_mean(values):
+    return math.exp(statistics.fmean(math.log(x) for x in values))
+
+
+def measure_products(torch, measure, arguments, rows):
+    print(f"{'type':5}{'N,D mask':29}{'pass':9}{'kernel':10}{'tessera':>11}{'GF/s':>8}{'torch':>12}{'GF/s':>8}{'ratio':>8}")
+    for type_name in arguments.types:
+        for shape in SHAPES[type_name] + ADDED:
+            if arguments.only and arguments.only not in str(shape):
+                continue
+            problem = Problem(torch, arguments, type_name, shape)
+            for name in ("forward", "backward"):
+                ours = getattr(problem, name)
+                times = measure({"tessera": ours, "torch": getattr(problem, "peer_" + name)})
+                work = 4 * shape.heads * shape.tokens**2 * shape.dim * (2.5 if name == "backward" else 1)
+                work /= 2 if shape.causal else 1
+                row = {"type": type_name, "shape": str(shape), "pass": name, "kernel": ours.kernel, "seconds": times,
+                       "gflops": {who: work / t / 1e9 for who, t in times.items()},
+                       "ratio": times["torch"] / times["tessera"], "largest_difference": problem.difference}
+                rows.append(row)
+                print(f"{type_name:5}{str(shape):29}{name:9}{ours.kernel:10}"
+                      f"{times['tessera'] * 1e3:>8.2f} ms{row['gflops']['tessera']:>8.0f}"
+                      f"{times['torch'] * 1e3:>9.2f} ms{row['gflops']['torch']:>8.0f}{row['ratio']:>7.2f}x", flush=True)
+
+
+def measure_decoding(torch, measure, arguments, rows):
+    reader = build_reader()
+    print(f"\n{'type':5}{'one query':24}{'kernel':10}{'tessera':>11}{'GB/s':>7}{'torch':>12}{'GB/s':>7}{'read':>7}"
+          f"{'ratio':>8}{'of read':>9}")
+    for type_name in arguments.types:
+        for heads, kv_heads in DECODE_HEADS:
+            for keys in DECODE_KEYS:
+                shape = Shape(keys, DECODE_DIM, False, heads, kv_heads)
+                label = f"{keys} keys {heads}/{kv_heads} heads"
+                if arguments.only and arguments.only not in label:
+                    continue
+                problem = Problem(torch, arguments, type_name, shape, queries=1, backward=False)
+                size = 2 * keys * kv_heads * DECODE_DIM * (4 if type_name == "f32" else 2)
+                memory = torch.zeros(size, dtype=torch.uint8)
+                calls = {"tessera": problem.forward, "torch": problem.peer_forward}
+                if reader:
+                    calls["read"] = lambda: reader(memory.data_ptr(), size, arguments.threads)
+                times = measure(calls)
+                rate = {who: size / t / 1e9 for who, t in times.items()}
+                row = {"type": type_name, "shape": label, "pass": "decode", "kernel": problem.forward.kernel,
+                       "seconds": times, "gbytes": rate, "ratio": times["torch"] / times["tessera"],
+                       "of_read": rate["tessera"] / rate["read"] if reader else None}
+                rows.append(row)
+                limit = f"{rate['read']:>7.1f}" if reader else f"{'-':>7}"
+                share = f"{row['of_read']:>9.2f}" if reader else f"{'-':>9}"
+                print(f"{type_name:5}{label:24}{row['kernel']:10}{times['tessera'] * 1e6:>8.0f} us{rate['tessera']:>7.1f}"
+                      f"{times['torch'] * 1e6:>9.0f} us{rate['torch']:>7.1f}{limit}{row['ratio']:>7.2f}x{share}",
+                      flush=True)
+
+
+def judge(rows, threads):
+    """What is wanted of each group beside what was measured."""
+    verdicts = []
+
+    def say(what, value, wanted):
+        verdicts.append({"what": what, "value": value, "wanted": wanted, "met": value >= wanted})
+        print(f"  {what:34}{value:6.2f}   wanted {wanted:.2f}: {'met' if value >= wanted else 'NOT met'}")
+
+    print("\nratios (PyTorch's time over Tessera's), geometric means:")
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["type"], row["pass"]) if row["pass"] != "decode" else ("", "decode"), []).append(row)
+    for (type_name, name), members in groups.items():
+        wanted = WANTED_DECODE if name == "decode" else WANTED[type_name, name]
+        wanted = wanted if threads <= 2 else WANTED_ON_MANY
+        say(f"{type_name} {name}".strip(), geometric_mean([row["ratio"] for row in members]), wanted)
+    shares = [row["of_read"] for row in rows if row.get("of_read")]
+    if shares:
+        say("decode, smallest share of reading", min(shares), WANTED_DECODE_OF_LIMIT)
+    if rows:
+        worst = min(rows, key=lambda row: row["ratio"])
+        say(f"worst: {worst['type']} {worst['pass']} {worst['shape']}", worst["ratio"], WANTED_OF_EACH_ROW)
+    return verdicts
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--types", nargs="+", default=["f32", "bf16", "f16"], choices=["f32", "bf16", "f16"])
+    parser.add_argument("--kernel", help="force one of Tessera's kernels, as `tessera info` names it")
+    parser.add_argument("--only", metavar="TEXT", help="only the rows whose description holds this")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--passes", nargs="+", default=["products", "decode"], choices=["products", "decode"])
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    arguments = parser.parse_args()
+    try:
+        import torch
+    except ImportError as error:
+        sys.exit(f"cpu_peers.py: PyTorch is needed: {error}")
+    try:
+        from tessera import _measure
+    except ImportError as error:
+        sys.exit(f"cpu_peers.py: {error}")
+    torch.set_num_threads(arguments.threads)
+    _measure.SHORTEST_BURST = SHORTEST_BURST
+    measure = lambda calls: _measure.measure(calls, "cpu", arguments.rounds)
+    report = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "rows": [],
+              "threads": arguments.threads, "load_before": os.getloadavg()[0]}
+    print(f"PyTorch {report['torch']} ({report['capability']}), {arguments.threads} threads, B=1\n")
+    if "products" in arguments.passes:
+        measure_products(torch, measure, arguments, report["rows"])
+    if "decode" in arguments.passes:
+        measure_decoding(torch, measure, arguments, report["rows"])
+    report["verdicts"] = judge(report["rows"], arguments.threads)
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as out:
+            json.dump(report, out, indent=2)
+            out.write("\n")
+
+
+if __name__ == "__main__":
+    main()

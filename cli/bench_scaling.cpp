@@ -1,0 +1,75 @@
+// `tessera bench --suite scaling`: how much faster many threads are than one, beside the same for registers alone,
+// which is what the machine itself gains. Nobody includes this; see cli/bench.hpp. Method: docs/benchmarks.md.
+#include <cstdio>
+
+#include "cli/bench.hpp"
+#include "cli/bench_pass.hpp"
+#include "cli/rates.hpp"
+#include "cli/timing.hpp"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int rounds = 5;
+
+const Table table({{"type", 4, true},
+                   {"N", 5},
+                   {"D", 4},
+                   {"H", 3},
+                   {"pass", 8, true},
+                   {"kernel", 9, true},
+                   {"1 thread", 10},
+                   {"threads", 10},
+                   {"gain", 6},
+                   {"FMA gain", 8},
+                   {"of the limit", share_width, true}});
+
+Json measure(const BenchShape& shape, const BenchArguments& a) {
+  const int threads = a.execution.threads();
+  Execution one = a.execution.execution(), many = one;
+  one.threads = 1, many.threads = threads;
+  BenchPass alone(shape, one), together(shape, many);
+  std::vector<double> alone_times, together_times, fma_alone, fma_together;
+  for (int round = 0; round < rounds; ++round) {
+    alone_times.push_back(seconds_of([&] { alone.run(false); }));
+    fma_alone.push_back(measure_fma_rate(1, 0.1));
+    together_times.push_back(seconds_of([&] { together.run(false); }));
+    fma_together.push_back(measure_fma_rate(threads, 0.1));
+  }
+  const double gain = median(alone_times) / median(together_times), fma_gain = median(fma_together) / median(fma_alone);
+  std::fputs(
+      table
+          .row({name_of(shape.type), std::to_string(shape.N), std::to_string(shape.D), std::to_string(shape.H),
+                shape.pass(), together.kernel(), time_text(median(alone_times)), time_text(median(together_times)),
+                format("%.2fx", gain), format("%.2fx", fma_gain), share_text(gain / fma_gain)})
+          .c_str(),
+      stdout);
+  std::fflush(stdout);
+  return {{"type", name_of(shape.type)},
+          {"N", shape.N},
+          {"D", shape.D},
+          {"H", shape.H},
+          {"pass", shape.pass()},
+          {"kernel", together.kernel()},
+          {"gain", gain},
+          {"fma_gain", fma_gain},
+          {"of_fma_gain", gain / fma_gain}};
+}
+
+}  // namespace
+
+int bench_scaling(const BenchArguments& a) {
+  Json json;
+  json["machine"] = machine();
+  json["threads"] = a.execution.threads();
+  json["rows"] = Json::array();
+  std::printf("%s, 1 and %d threads, B=1\n\n", cpu_model().c_str(), a.execution.threads());
+  std::fputs(table.heading().c_str(), stdout);
+  for (const Type type : {Type::f32, Type::bf16})
+    for (const bool backward : {false, true}) json["rows"].push_back(measure({type, 4096, 128, backward, 1, 16}, a));
+  std::printf("\nMedians of %d rounds of all four measurements. The limit: the gain of registers alone.\n", rounds);
+  save_json(a.json, json);
+  return 0;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,20 @@
+// What this machine does when nothing but one of its parts is involved: vector registers, the matrix unit, memory.
+// Included by cli/bench*.cpp: a kernel's speed means little without the speed that is possible here and now.
+// Method: docs/benchmarks.md.
+#pragma once
+
+#include <cstddef>
+
+namespace tessera::cli {
+
+// Operations per second (a fused multiply-add counts as two) of `threads` threads at once, each running for about
+// `seconds`. With the widest vectors that the machine has.
+double measure_fma_rate(int threads, double seconds);
+
+// Operations per second of the matrix unit on bf16, tiles resident. Only where the kernel `amx` runs.
+double measure_matrix_rate(int threads, double seconds);
+
+// Bytes per second that the threads read, each its own part of the memory, again and again.
+double measure_read_rate(const void* memory, std::size_t bytes, int threads, double seconds);
+
+}  // namespace tessera::cli

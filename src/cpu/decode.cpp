@@ -1,0 +1,106 @@
+// See cpu/decode.hpp.
+#include "cpu/decode.hpp"
+
+#include <algorithm>
+
+#include "core/parallel.hpp"
+#include "cpu/jobs.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+// Query heads of one KV head that a task takes at once: as many as its rows have room for.
+Int64 heads_at_once(const Problem& p, Int64 nq) { return clamp(decode_rows / nq, 1, p.heads_per_kv()); }
+
+// One sequence: its chunks, and where its partial results lie.
+struct Decoding {
+  const Sequence* sequence;
+  Range keys;            // those that some query sees
+  Int64 chunks, passes;  // passes: over K and V, each for some of a KV head's query heads
+  float* partials;
+
+  Range chunk(Int64 c) const {
+    const Int64 size = decode_chunk(keys.size());
+    return {keys.begin + c * size, lesser(keys.begin + (c + 1) * size, keys.end)};
+  }
+};
+
+// Pass number `pass` of a chunk: some query heads of KV head pass / passes.
+DecodeJob decode_job(const Problem& p, const Call& call, const Decoding& d, Int64 chunk, Int64 pass) {
+  const Sequence& s = *d.sequence;
+  const Int64 heads = heads_at_once(p, s.nq), kv = pass / d.passes;
+  const Int64 begin = kv * p.heads_per_kv() + pass % d.passes * heads;
+  const Int64 row = p.Dv + 2;
+  DecodeJob job;
+  job.count = lesser(begin + heads, (kv + 1) * p.heads_per_kv()) - begin;
+  job.partials = d.partials + (begin * s.nq * d.chunks + chunk) * row;
+  job.row_stride = d.chunks * row;
+  for (Int64 h = 0; h < job.count; ++h) job.heads[h] = head_job(p, call, s, begin + h);
+  return job;
+}
+
+// Reading K and V costs more than computing with them: threads by the bytes, a microsecond for some 20 KB.
+int useful_readers(const Problem& p, const std::vector<Decoding>& list, int threads) {
+  double bytes = 0;
+  for (const Decoding& d : list)
+    bytes += double(p.Hk) * double(d.keys.size()) * double(p.D + p.Dv) * double(size_of(p.kv_type));
+  return static_cast<int>(std::clamp(bytes / 128e3, 1.0, static_cast<double>(threads)));
+}
+
+}  // namespace
+
+bool is_decoding(const Problem& p, const Sequence& s) {
+  return s.nq > 0 && s.nq <= decode_queries && !p.bias && !p.mask && p.options.dropout == 0;
+}
+
+Int64 decode_bytes(const Problem& p) {
+  if (p.pass != Pass::forward || p.bias || p.mask || p.options.dropout > 0) return 0;
+  // A padded sequence may use fewer rows than it has, down to those of this path.
+  const Int64 short_rows = p.B * lesser(decode_queries, p.longest_q());
+  const Int64 rows = p.packed ? lesser(short_rows, p.Nq) : short_rows;
+  const bool may_be_short = p.packed || p.seqused_q || p.Nq <= decode_queries;
+  if (!may_be_short) return 0;
+  return rows * p.Hq * most_chunks(p.longest_k()) * (p.Dv + 2) * Int64(sizeof(float));
+}
+
+void run_decode(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
+                const std::vector<Sequence>& sequences) {
+  std::vector<Decoding> list;
+  auto* partials = reinterpret_cast<float*>(static_cast<char*>(call.execution.workspace) + layout.partials);
+  for (const Sequence& s : sequences) {
+    const Range keys = visible_keys(s.mask, {0, s.nq});
+    const Int64 chunks = greater(1, ceil_div(keys.size(), decode_chunk(keys.size())));
+    const Int64 passes = ceil_div(p.heads_per_kv(), heads_at_once(p, s.nq));
+    list.push_back({&s, keys, chunks, passes, partials});
+    partials += s.nq * p.Hq * chunks * (p.Dv + 2);
+  }
+  const int threads = useful_readers(p, list, layout.threads);
+  // As many passes side by side as leave every thread several tasks. Their results do not depend on each other.
+  Int64 chunks = 0, beside = decode_jobs;
+  for (const Decoding& d : list) chunks += d.chunks * p.Hk * d.passes;
+  while (beside > 1 && chunks < beside * 2 * threads) beside /= 2;
+  std::vector<Int64> first{0};  // task of each sequence
+  for (const Decoding& d : list) first.push_back(first.back() + d.chunks * ceil_div(p.Hk * d.passes, beside));
+
+  parallel_for(first.back(), threads, [&](Int64 index, int worker) {
+    const auto at = static_cast<std::size_t>(std::upper_bound(first.begin(), first.end(), index) - first.begin()) - 1;
+    const Decoding& d = list[at];
+    const Int64 all = p.Hk * d.passes, groups = ceil_div(all, beside);
+    const Int64 chunk = (index - first[at]) / groups, begin = (index - first[at]) % groups * beside;
+    std::vector<DecodeJob> jobs;
+    for (Int64 pass = begin; pass < lesser(begin + beside, all); ++pass)
+      jobs.push_back(decode_job(p, call, d, chunk, pass));
+    isa.decode(jobs.data(), Int64(jobs.size()), d.chunk(chunk), scratch_of(call, layout, worker));
+  });
+  parallel_for(Int64(list.size()) * p.Hq, threads, [&](Int64 index, int) {
+    const Decoding& d = list[static_cast<std::size_t>(index / p.Hq)];
+    const Sequence& s = *d.sequence;
+    const Int64 h = index % p.Hq;
+    const ForwardJob job{.head = head_job(p, call, s, h),
+                         .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), h),
+                         .lse = head_numbers(row_numbers(call.outputs.lse, p, s), h)};
+    isa.finish_decode(job, d.partials + h * s.nq * d.chunks * (p.Dv + 2), d.chunks);
+  });
+}
+
+}  // namespace tessera::cpu

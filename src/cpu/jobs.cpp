@@ -1,0 +1,60 @@
+// See cpu/jobs.hpp.
+#include "cpu/jobs.hpp"
+
+namespace tessera::cpu {
+
+constexpr double log2e = 1.44269504088896340736;
+
+Rows head_rows(const TokenRows& rows, Int64 h) {
+  if (!rows) return {};
+  return {rows.type, static_cast<char*>(rows.at(0, h)), rows.token};
+}
+
+RowNumbers head_numbers(RowNumbers numbers, Int64 h) {
+  if (numbers) numbers.base += h * numbers.head * size_of(numbers.type);
+  return numbers;
+}
+
+PairNumbers head_pairs(PairNumbers pairs, Int64 h) {
+  if (pairs) pairs.base += h * pairs.head * size_of(pairs.type);
+  return pairs;
+}
+
+HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h) {
+  const Options& o = p.options;
+  const DropoutSeed seed = dropout_seed(call.options, call.inputs.rng);
+  const Int64 kv = h / p.heads_per_kv();
+  const UInt32 threshold = dropout_threshold(o.dropout);
+  return {.D = p.D,
+          .Dv = p.Dv,
+          .nq = s.nq,
+          .nk = s.nk,
+          .q = head_rows(token_rows(call.inputs.q, p, s.b, s.q_begin), h),
+          .k = head_rows(token_rows(call.inputs.k, p, s.b, s.k_begin), kv),
+          .v = head_rows(token_rows(call.inputs.v, p, s.b, s.k_begin), kv),
+          .mask = s.mask,
+          .scale = static_cast<float>(o.scale),
+          .q_factor = static_cast<float>(o.softcap > 0 ? o.scale / o.softcap : o.scale * log2e),
+          .softcap = static_cast<float>(o.softcap * log2e),
+          .slope = static_cast<float>(slope_of(call, p, s.b, h) * log2e),
+          .shift = s.shift,
+          .alibi = p.slopes != 0,
+          .bias = head_pairs(pair_numbers(call.inputs.bias, s), h),
+          .visible = head_pairs(pair_numbers(call.inputs.mask, s), h),
+          .sink = static_cast<float>(sink_of(call, h) * log2e),
+          .threshold = threshold,
+          .keep_scale = static_cast<float>(dropout_scale(threshold)),
+          .key = dropout_key(seed.seed, seed.offset),
+          .b0 = s.b + o.batch0,
+          .h0 = h + o.head0,
+          .row0 = o.row0,
+          .col0 = o.col0};
+}
+
+std::vector<Sequence> all_sequences(const Problem& p, const Call& call) {
+  std::vector<Sequence> list;
+  for (Int64 b = 0; b < p.B; ++b) list.push_back(sequence_of(p, call, b));
+  return list;
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,308 @@
+// Few queries against many keys: bound by reading K and V, so every row of them is read once for all the queries of a
+// few heads, and 16-bit ones are widened in registers. S is transposed as elsewhere (a key per row), a lane per (head,
+// query). Included by cpu/isa/*.cpp inside their target region.
+#pragma once
+
+#if HWY_TARGET == HWY_AVX3
+// Of neighbouring 128-bit blocks the sums: first those of `a`, then those of `b`.
+HWY_INLINE Vec add_blocks(Vec a, Vec b) {
+  return Vec{_mm512_add_ps(_mm512_shuffle_f32x4(a.raw, b.raw, 0x88), _mm512_shuffle_f32x4(a.raw, b.raw, 0xdd))};
+}
+#endif
+
+// Sums of the lanes of `lanes` vectors, one per lane of the result.
+HWY_INLINE Vec sums_of(const Vec (&x)[lanes]) {
+  const hn::RepartitionToWide<FloatTag> wide;
+  Vec fours[lanes / 4];  // in every 128-bit block, that block's share of four sums
+  TESSERA_UNROLL
+  for (Int64 n = 0; n < lanes / 4; ++n) {
+    const Vec *a = x + 4 * n,
+              first = hn::Add(hn::InterleaveLower(FloatTag(), a[0], a[1]), hn::InterleaveUpper(FloatTag(), a[0], a[1]));
+    const Vec second =
+        hn::Add(hn::InterleaveLower(FloatTag(), a[2], a[3]), hn::InterleaveUpper(FloatTag(), a[2], a[3]));
+    const auto low = hn::BitCast(wide, first), high = hn::BitCast(wide, second);
+    fours[n] = hn::Add(hn::BitCast(FloatTag(), hn::InterleaveLower(wide, low, high)),
+                       hn::BitCast(FloatTag(), hn::InterleaveUpper(wide, low, high)));
+  }
+#if HWY_TARGET == HWY_AVX3
+  return add_blocks(add_blocks(fours[0], fours[1]), add_blocks(fours[2], fours[3]));
+#elif HWY_TARGET == HWY_AVX2
+  return hn::Add(hn::ConcatLowerLower(FloatTag(), fours[1], fours[0]),
+                 hn::ConcatUpperUpper(FloatTag(), fours[1], fours[0]));
+#else
+  return fours[0];
+#endif
+}
+
+// The products of a few keys with a few rows of Q, which fill a vector: out[key][row].
+template <class T, int rows>
+HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, Int64 Q_stride, Int64 D, float* out) {
+  constexpr int count = lanes / rows;
+  Vec sums[lanes];
+  TESSERA_UNROLL
+  for (int n = 0; n < lanes; ++n) sums[n] = hn::Zero(FloatTag());
+  for (Int64 d = 0; d < D; d += lanes) {
+    Vec q[rows];
+    TESSERA_UNROLL
+    for (int r = 0; r < rows; ++r) q[r] = load(Q + r * Q_stride + d);
+    TESSERA_UNROLL
+    for (int k = 0; k < count; ++k) {
+      const Vec key = widen_vector(keys[k] + d);
+      TESSERA_UNROLL
+      for (int r = 0; r < rows; ++r) sums[k * rows + r] = hn::MulAdd(key, q[r], sums[k * rows + r]);
+    }
+  }
+  store(sums_of(sums), out);
+}
+
+// Rows of K and V that will be read next.
+struct Ahead {
+  const HeadJob* head;
+  Int64 key;
+  HWY_INLINE void fetch(Int64 j) const {
+    fetch_row(head->k, key + j, head->D);
+    fetch_row(head->v, key + j, head->Dv);
+  }
+};
+
+// S[j][row] for `count` keys, a few rows at a time.
+template <class T, int rows>
+HWY_NOINLINE void dot_keys(const T* K, Int64 K_stride, Int64 count, const float* Q, Int64 Q_stride, Int64 D,
+                           const Ahead& ahead, float* S) {
+  constexpr Int64 step = lanes / rows;
+  for (Int64 j = 0; j < count; j += step) {
+    const T* keys[step];
+    // Behind the last key its own row is read again.
+    for (Int64 k = 0; k < step; ++k) {
+      keys[k] = K + lesser(j + k, count - 1) * K_stride;
+      ahead.fetch(j + k);
+    }
+    HWY_ALIGN float out[lanes];
+    dot_block<T, rows>(keys, Q, Q_stride, D, out);
+    for (Int64 k = 0; k < lesser(step, count - j); ++k)
+      for (Int64 r = 0; r < rows; ++r) S[(j + k) * block_q + r] = out[k * rows + r];
+  }
+}
+
+template <class T>
+HWY_INLINE void dot_all(const T* K, Int64 K_stride, Int64 count, const float* Q, Int64 Q_stride, Int64 rows, Int64 D,
+                        const Ahead& ahead, float* S) {
+  if (rows == 1) return dot_keys<T, 1>(K, K_stride, count, Q, Q_stride, D, ahead, S);
+  if (rows == 2) return dot_keys<T, 2>(K, K_stride, count, Q, Q_stride, D, ahead, S);
+  for (Int64 r = 0; r < rows; r += 4) dot_keys<T, 4>(K, K_stride, count, Q + r * Q_stride, Q_stride, D, ahead, S + r);
+}
+
+// O[row][d ...] += sum over the keys of P[j][row] V[j][d ...], for `cols` vectors and a few rows.
+template <class T, int rows, int cols>
+HWY_INLINE void add_values_block(const T* V, Int64 V_stride, Int64 count, const float* P, float* O, Int64 O_stride) {
+  Vec sums[rows][cols];
+  TESSERA_UNROLL
+  for (int r = 0; r < rows; ++r) TESSERA_UNROLL
+  for (int c = 0; c < cols; ++c) sums[r][c] = hn::Zero(FloatTag());
+  for (Int64 j = 0; j < count; ++j) {
+    Vec value[cols];
+    TESSERA_UNROLL
+    for (int c = 0; c < cols; ++c) value[c] = widen_vector(V + j * V_stride + c * lanes);
+    TESSERA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      const Vec weight = set(P[j * block_q + r]);
+      TESSERA_UNROLL
+      for (int c = 0; c < cols; ++c) sums[r][c] = hn::MulAdd(weight, value[c], sums[r][c]);
+    }
+  }
+  TESSERA_UNROLL
+  for (int r = 0; r < rows; ++r) TESSERA_UNROLL
+  for (int c = 0; c < cols; ++c) {
+    float* out = O + r * O_stride + c * lanes;
+    store(hn::Add(load(out), sums[r][c]), out);
+  }
+}
+
+template <class T, int rows>
+HWY_NOINLINE void add_values_of(const T* V, Int64 V_stride, Int64 count, const float* P, float* O, Int64 O_stride) {
+  constexpr int cols = rows == 1 ? 8 : lanes < 16 ? 2 : 4;  // as many sums as registers hold
+  Int64 d = 0;
+  for (; d + cols * lanes <= O_stride; d += cols * lanes)
+    add_values_block<T, rows, cols>(V + d, V_stride, count, P, O + d, O_stride);
+  for (; d < O_stride; d += lanes) add_values_block<T, rows, 1>(V + d, V_stride, count, P, O + d, O_stride);
+}
+
+template <class T>
+HWY_INLINE void add_all_values(const T* V, Int64 V_stride, Int64 count, const float* P, Int64 rows, float* O,
+                               Int64 O_stride) {
+  if (rows == 1) return add_values_of<T, 1>(V, V_stride, count, P, O, O_stride);
+  if (rows == 2) return add_values_of<T, 2>(V, V_stride, count, P, O, O_stride);
+  for (Int64 r = 0; r < rows; r += 4) add_values_of<T, 4>(V, V_stride, count, P + r, O + r * O_stride, O_stride);
+}
+
+// What a job keeps from step to step.
+struct DecodeState {
+  float *Q, *O, *m;
+  double* l;
+
+  DecodeState(Int64 D, Int64 Dv, Scratch& s) :
+      Q(s.take(decode_rows * round_up(D, lanes))), O(s.take(decode_rows * round_up(Dv, lanes))), m(s.take(block_q)),
+      l(reinterpret_cast<double*>(s.take(2 * block_q))) {}
+};
+
+struct DecodeScratch {
+  float *S, *K, *V, *sum, *alpha, *states;
+  Int64 Q_stride, O_stride;
+
+  DecodeScratch(Int64 D, Int64 Dv, Scratch& s) :
+      S(s.take((decode_step + 1) * block_q)), K(s.take(decode_step * round_up(D, lanes))),
+      V(s.take(decode_step * round_up(Dv, lanes))), sum(s.take(block_q)), alpha(s.take(block_q)), states(s.take(0)),
+      Q_stride(round_up(D, lanes)), O_stride(round_up(Dv, lanes)) {
+    for (Int64 n = 0; n < decode_jobs; ++n) DecodeState(D, Dv, s);
+  }
+
+  // What the steps of one job need.
+  struct Block {
+    float *Q, *O, *m;
+    double* l;
+    float *S, *K, *V, *sum, *alpha;
+    Int64 Q_stride, O_stride;
+  };
+  HWY_INLINE Block job(Int64 n, Int64 D, Int64 Dv) const {
+    Scratch one(states);
+    const DecodeState unused(D, Dv, one);
+    Scratch place(states + n * one.bytes() / Int64(sizeof(float)));
+    const DecodeState state(D, Dv, place);
+    return {state.Q, state.O, state.m, state.l, S, K, V, sum, alpha, Q_stride, O_stride};
+  }
+};
+using DecodeBlock = DecodeScratch::Block;
+
+// Products of K and q * q_factor for every row of the job.
+HWY_INLINE void decode_products(const DecodeJob& job, Range keys, Int64 rows, const Ahead& ahead,
+                                const DecodeBlock& s) {
+  const HeadJob& any = job.heads[0];
+  const Int64 at = keys.begin * any.k.stride;
+  if (any.D % lanes != 0) {
+    load_rows(any.k, keys.begin, keys.size(), any.D, s.K);
+    return dot_all(s.K, s.Q_stride, keys.size(), s.Q, s.Q_stride, rows, s.Q_stride, ahead, s.S);
+  }
+  if (any.k.type == Type::f32)
+    dot_all(reinterpret_cast<const float*>(any.k.base) + at, any.k.stride, keys.size(), s.Q, s.Q_stride, rows, any.D,
+            ahead, s.S);
+  if (any.k.type == Type::f16)
+    dot_all(reinterpret_cast<const F16*>(any.k.base) + at, any.k.stride, keys.size(), s.Q, s.Q_stride, rows, any.D,
+            ahead, s.S);
+  if (any.k.type == Type::bf16)
+    dot_all(reinterpret_cast<const BF16*>(any.k.base) + at, any.k.stride, keys.size(), s.Q, s.Q_stride, rows, any.D,
+            ahead, s.S);
+}
+
+// Softcap, ALiBi and the band, row by row of the job.
+HWY_INLINE void decode_scores(const DecodeJob& job, const Tile& tile, float* S) {
+  const HeadJob& any = job.heads[0];
+  if (any.softcap > 0) apply_softcap(any, tile, S, nullptr);
+  const bool whole = tile_class(any.mask, {0, any.nq}, {tile.j0, tile.j0 + tile.nj}) == TileClass::full;
+  if (whole && !any.alibi) return;
+  for (Int64 row = 0; row < tile.ni; ++row) {
+    const HeadJob& head = job.heads[row / any.nq];
+    const Int64 i = row % any.nq;
+    for (Int64 j = 0; j < tile.nj; ++j) {
+      float& score = S[j * block_q + row];
+      const Int64 distance = tile.j0 + j - i;
+      if (head.alibi) score -= head.slope * __builtin_fabsf(static_cast<float>(distance - head.shift));
+      if (distance < head.mask.low || distance > head.mask.high) score = -infinity;
+    }
+  }
+}
+
+// O += P V
+HWY_INLINE void decode_values(const HeadJob& any, Range keys, Int64 rows, const DecodeBlock& s) {
+  const Int64 at = keys.begin * any.v.stride, count = keys.size();
+  if (any.Dv % lanes != 0) {
+    load_rows(any.v, keys.begin, count, any.Dv, s.V);
+    return add_all_values(s.V, s.O_stride, count, s.S, rows, s.O, s.O_stride);
+  }
+  const Int64 stride = any.v.stride;
+  const char* V = any.v.base + at * size_of(any.v.type);
+  if (any.v.type == Type::f32)
+    add_all_values(reinterpret_cast<const float*>(V), stride, count, s.S, rows, s.O, s.O_stride);
+  if (any.v.type == Type::f16)
+    add_all_values(reinterpret_cast<const F16*>(V), stride, count, s.S, rows, s.O, s.O_stride);
+  if (any.v.type == Type::bf16)
+    add_all_values(reinterpret_cast<const BF16*>(V), stride, count, s.S, rows, s.O, s.O_stride);
+}
+
+HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
+  const HeadJob& any = job.heads[0];
+  fill(s.Q, decode_rows * s.Q_stride, 0);
+  fill(s.O, decode_rows * s.O_stride, 0);
+  fill(s.m, block_q, -infinity);
+  for (Int64 i = 0; i < block_q; ++i) s.l[i] = 0;
+  for (Int64 row = 0; row < job.count * any.nq; ++row)
+    widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.q_factor, s.Q + row * s.Q_stride);
+}
+
+HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const Ahead& ahead, const DecodeBlock& s) {
+  const HeadJob& any = job.heads[0];
+  const Int64 rows = job.count * any.nq;
+  const Tile tile{0, rows, keys.begin, keys.size(), round_up(rows, lanes)};
+  decode_products(job, keys, rows, ahead, s);
+  decode_scores(job, tile, s.S);
+  softmax_update<true>(tile, 1.0f, InPlace{s.S}, s);
+  for (Int64 row = 0; row < rows; ++row)
+    for (Int64 d = 0; d < s.O_stride && s.alpha[row] != 1; d += lanes) {
+      float* at = s.O + row * s.O_stride + d;
+      store(hn::Mul(load(at), set(s.alpha[row])), at);
+    }
+  decode_values(any, keys, rows, s);
+}
+
+// m, l and O of every row.
+HWY_INLINE void store_partials(const DecodeJob& job, const DecodeBlock& s) {
+  const HeadJob& any = job.heads[0];
+  for (Int64 row = 0; row < job.count * any.nq; ++row) {
+    float* out = job.partials + row * job.row_stride;
+    out[0] = s.m[row], out[1] = static_cast<float>(s.l[row]);
+    for (Int64 d = 0; d < any.Dv; ++d) out[2 + d] = s.O[row * s.O_stride + d];
+  }
+}
+
+HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* memory) {
+  const Int64 D = jobs[0].heads[0].D, Dv = jobs[0].heads[0].Dv;
+  Scratch pieces(memory);
+  const DecodeScratch s(D, Dv, pieces);
+  // Lanes without a row are computed from zeros or not at all; nobody looks at them.
+  fill(s.S, (decode_step + 1) * block_q, 0);
+  for (Int64 n = 0; n < count; ++n) start_decode(jobs[n], s.job(n, D, Dv));
+  for (Int64 j = keys.begin; j < keys.end; j += decode_step)
+    for (Int64 n = 0; n < count; ++n) {
+      const bool last = n + 1 == count;
+      const Ahead ahead{&jobs[last ? 0 : n + 1].heads[0], last ? j + decode_step : j};
+      decode_step_of(jobs[n], {j, lesser(j + decode_step, keys.end)}, ahead, s.job(n, D, Dv));
+    }
+  for (Int64 n = 0; n < count; ++n) store_partials(jobs[n], s.job(n, D, Dv));
+}
+
+// The chunks' results in order: m, l, O relative to a common maximum, the sink as a key of its own.
+HWY_NOINLINE void finish_decode(const ForwardJob& job, const float* partials, Int64 chunks) {
+  const HeadJob& head = job.head;
+  HWY_ALIGN float O[512];
+  for (Int64 i = 0; i < head.nq; ++i) {
+    const float* row = partials + i * chunks * (head.Dv + 2);
+    float m = head.sink;
+    // NaN, of a row that saw one, must win, and then stay.
+    for (Int64 c = 0; c < chunks; ++c)
+      if (const float x = row[c * (head.Dv + 2)]; x > m || x != x) m = x;
+    const float base = m == -infinity ? 0 : m;
+    double l = head.sink == -infinity ? 0 : __builtin_exp2(double(head.sink - base));
+    fill(O, head.Dv, 0);
+    for (Int64 c = 0; c < chunks; ++c) {
+      const float* part = row + c * (head.Dv + 2);
+      if (part[1] == 0) continue;  // saw nothing
+      const double weight = __builtin_exp2(double(part[0]) - double(base));
+      l += weight * double(part[1]);
+      const auto factor = static_cast<float>(weight);
+      for (Int64 d = 0; d < head.Dv; ++d) O[d] += factor * part[2 + d];
+    }
+    const float inverse = l == 0 ? 0 : static_cast<float>(1 / l);
+    for (Int64 d = 0; d < head.Dv; ++d) O[d] *= inverse;
+    narrow_row(job.o, i, head.Dv, false, O);
+    if (job.lse) job.lse.set(i, 0, natural_lse(m, l));
+  }
+}

@@ -1,0 +1,52 @@
+// The last file of a target region with a matrix unit: how many pieces of bf16 a type takes, scratch sizes, and what
+// the instruction set exports. Included by cpu/isa/region.hpp in place of table.hpp.
+#pragma once
+
+HWY_INLINE int pieces_of(Type type) { return type == Type::bf16 ? 1 : type == Type::f16 ? 2 : 3; }
+HWY_INLINE int pieces_of(const HeadJob& head) {
+  return static_cast<int>(greater(greater(pieces_of(head.q.type), pieces_of(head.k.type)), pieces_of(head.v.type)));
+}
+
+template <class Layout>
+HWY_INLINE Int64 bytes_of(const Problem& p) {
+  Scratch scratch(nullptr);
+  const Layout layout(p.D, p.Dv, scratch);
+  (void)layout;
+  return scratch.bytes();
+}
+
+HWY_INLINE int pieces(const Problem& p) {
+  const Int64 inputs = greater(pieces_of(p.q_type), pieces_of(p.kv_type));
+  return static_cast<int>(p.d_o ? greater(inputs, pieces_of(*p.d_o)) : inputs);
+}
+
+template <int pieces>
+HWY_INLINE Int64 pass_bytes(const Problem& p) {
+  return p.pass == Pass::forward
+             ? greater(bytes_of<ForwardScratch<MatrixForward<pieces>>>(p), bytes_of<DecodeScratch>(p))
+             : bytes_of<BackwardScratch<MatrixBackward<pieces>>>(p);
+}
+
+HWY_INLINE Int64 scratch_bytes(const Problem& p) {
+  const int count = pieces(p);
+  const Int64 bytes = count == 1 ? pass_bytes<1>(p) : count == 2 ? pass_bytes<2>(p) : pass_bytes<3>(p);
+  // dBias and its tile of sums come by multiply-adds.
+  const Int64 bias = bytes_of<BackwardScratch<VectorBackward>>(p) + block_k * block_q * Int64(sizeof(float));
+  return p.dbias ? greater(bytes, bias) : bytes;
+}
+
+HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
+  const TileSession session;
+  const int count = pieces_of(job.head);
+  if (count == 1) forward_blocks_of<MatrixForward<1>>(job, blocks, scratch);
+  if (count == 2) forward_blocks_of<MatrixForward<2>>(job, blocks, scratch);
+  if (count == 3) forward_blocks_of<MatrixForward<3>>(job, blocks, scratch);
+}
+
+HWY_INLINE void key_group(const KeyGroupJob& job, float* scratch) {
+  const TileSession session;
+  const int count = static_cast<int>(greater(pieces_of(job.jobs[0].head), pieces_of(job.jobs[0].d_o.type)));
+  if (count == 1) backward_key_group<MatrixBackward<1>>(job, scratch);
+  if (count == 2) backward_key_group<MatrixBackward<2>>(job, scratch);
+  if (count == 3) backward_key_group<MatrixBackward<3>>(job, scratch);
+}

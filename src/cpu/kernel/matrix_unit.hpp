@@ -1,0 +1,48 @@
+// The matrix unit (AMX): eight tiles of 16 rows of 64 bytes, products of bf16 tiles summed in f32, and the rounding of
+// f32 to bf16 that goes with them. Included by cpu/isa/amx.cpp inside its target region; tests/emulated holds the same
+// functions in plain C++, so that the kernels' own text runs on processors without the unit.
+#pragma once
+
+// Written in assembly: the compiler's own functions for tiles tell it less than it must know about memory.
+template <int tile>
+HWY_INLINE void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(tile));
+}
+template <int tile>
+HWY_INLINE void tile_load(const void* rows, Int64 stride_bytes) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(stride_bytes), "i"(tile) : "memory");
+}
+template <int tile>
+HWY_INLINE void tile_store(void* rows, Int64 stride_bytes) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(rows), "r"(stride_bytes), "i"(tile) : "memory");
+}
+// c += a b: a holds 16 rows of 32 bf16; row k of b holds the pairs (2k, 2k + 1) of 16 columns.
+template <int c, int a, int b>
+HWY_INLINE void tile_dot() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+}
+
+// 32 numbers rounded to bf16 (to nearest, ties to even; subnormal ones become 0): 16 of `low`, then 16 of `high`.
+HWY_INLINE __m512i bf16_halves(Vec low, Vec high) {
+  __m512i halves;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(high.raw), "v"(low.raw));
+  return halves;
+}
+
+// What a thread's tiles look like, as ldtilecfg reads it.
+struct alignas(64) TileShapes {
+  unsigned char palette = 1, start_row = 0, reserved[14] = {};
+  UInt16 row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  unsigned char rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(TileShapes) == 64);
+inline constexpr TileShapes tile_shapes{};
+
+// While one of these lives, its thread may use tiles; then they are given up, so that the system need not save them.
+class TileSession {
+ public:
+  TileSession() { asm volatile("ldtilecfg %0" ::"m"(tile_shapes)); }
+  ~TileSession() { asm volatile("tilerelease"); }
+  TileSession(const TileSession&) = delete;
+  TileSession& operator=(const TileSession&) = delete;
+};

@@ -1,0 +1,115 @@
+// The products of attention by multiply-adds in f32: which operands they have and how those are loaded. forward.hpp and
+// backward.hpp are written over this and its counterpart for matrix units, matrix_products.hpp.
+// Included by cpu/isa/*.cpp inside their target region.
+#pragma once
+
+// Where the softmax leaves P: in place of the scores.
+struct InPlace {
+  float* S;
+  // Rows j and j + 1 of the lanes from i on. There is room for a row behind the last one.
+  HWY_INLINE void keep(Int64 j, Int64 i, Vec even, Vec odd) const {
+    store(even, S + j * block_q + i);
+    store(odd, S + (j + 1) * block_q + i);
+  }
+};
+
+// Operands of the forward pass: Q^T of each block of a task, and one block of keys.
+struct VectorForward {
+  static constexpr bool scaled = true;  // q carries q_factor, so products are scores
+  static constexpr Int64 padded(Int64 width) { return width; }
+
+  float *Qt, *K_room, *V_room;
+  Panel K{}, V{};
+
+  VectorForward(Int64 D, Int64 Dv, Scratch& s) :
+      Qt(s.take(forward_blocks * D * block_q)), K_room(s.take(block_k * D)), V_room(s.take(block_k * Dv)) {}
+
+  HWY_INLINE void load_queries(const HeadJob& head, const Tile& tile, Int64 n) {
+    load_transposed(head.q, tile, head.D, head.q_factor, Qt + n * head.D * block_q);
+  }
+  HWY_INLINE void load_keys(const HeadJob& head, Range keys, bool reused) {
+    K = load_panel(head.k, keys, head.D, reused, K_room);
+    V = load_panel(head.v, keys, head.Dv, reused, V_room);
+  }
+  // S^T = K Q^T of block n; the tile's keys begin at row `first` of those loaded.
+  HWY_INLINE void scores(const HeadJob& head, const Tile& tile, Int64 n, Int64 first, float* S) const {
+    multiply<Operand::rows, Result::replace>(K.at(first), K.stride, Qt + n * head.D * block_q, block_q, S, block_q,
+                                             tile.nj, tile.width, head.D);
+  }
+  // What becomes of P: what the softmax hands over row by row, or (after dropout) a whole tile.
+  HWY_INLINE InPlace kept(float* S) const { return {S}; }
+  HWY_INLINE void take_probabilities(const Tile&, const float*) const {}
+  // O^T += V^T P^T
+  HWY_INLINE void add_values(const HeadJob& head, const Tile& tile, Int64 first, const float* P, float* O) const {
+    multiply<Operand::transposed, Result::add>(V.at(first), V.stride, P, block_q, O, block_q, head.Dv, tile.width,
+                                               tile.nj);
+  }
+};
+
+// Operands of the backward pass: one block of keys, one block of queries.
+struct VectorBackward {
+  static constexpr bool scaled = true;
+  static constexpr Int64 padded(Int64 width) { return round_up(width, lanes); }  // of a row of dK or dV
+  static constexpr Int64 rows = block_k;                                         // of dK and dV
+
+  float *Qt, *dOt, *Q, *dO, *K_room, *V_room;
+  Panel K{}, V{};
+
+  VectorBackward(Int64 D, Int64 Dv, Scratch& s) :
+      Qt(s.take(D * block_q)), dOt(s.take(Dv * block_q)), Q(s.take(block_q * padded(D))),
+      dO(s.take(block_q * padded(Dv))), K_room(s.take(block_k * D)), V_room(s.take(block_k * Dv)) {}
+
+  HWY_INLINE void load_keys(const HeadJob& head, Range keys, bool reused) {
+    K = load_panel(head.k, keys, head.D, reused, K_room);
+    V = load_panel(head.v, keys, head.Dv, reused, V_room);
+  }
+  // q and dO, transposed. Rows that see nothing become 0, since they may hold anything.
+  HWY_INLINE void load_queries(const BackwardJob& job, const Tile& tile) {
+    load_transposed(job.head.q, tile, job.head.D, job.head.q_factor, Qt);
+    load_transposed(job.d_o, tile, job.head.Dv, 1.0f, dOt);
+    for (Int64 i = 0; i < tile.ni; ++i) {
+      if (!blind(job, tile, i)) continue;
+      for (Int64 d = 0; d < job.head.D; ++d) Qt[d * block_q + i] = 0;
+      for (Int64 d = 0; d < job.head.Dv; ++d) dOt[d * block_q + i] = 0;
+    }
+  }
+  // S^T = K Q^T
+  HWY_INLINE void scores(const HeadJob& head, const Tile& tile, Int64 first, float* S) const {
+    multiply<Operand::rows, Result::replace>(K.at(first), K.stride, Qt, block_q, S, block_q, tile.nj, tile.width,
+                                             head.D);
+  }
+  // dP^T = V dO^T
+  HWY_INLINE void value_products(const HeadJob& head, const Tile& tile, Int64 first, float* dP) const {
+    multiply<Operand::rows, Result::replace>(V.at(first), V.stride, dOt, block_q, dP, block_q, tile.nj, tile.width,
+                                             head.Dv);
+  }
+  // dV += P^T dO; `dV` starts at the tile's first key, here and for dK.
+  HWY_INLINE void add_dv(const BackwardJob& job, const Tile& tile, const float* P, float* dV) const {
+    add_rows(job, tile, job.d_o, job.head.Dv, P, dO, dV);
+  }
+  // dK += dS^T Q
+  HWY_INLINE void add_dk(const BackwardJob& job, const Tile& tile, const float* dS, float* dK) const {
+    add_rows(job, tile, job.head.q, job.head.D, dS, Q, dK);
+  }
+  // dQ^T (+)= K^T dS^T
+  HWY_INLINE void add_dq(const HeadJob& head, const Tile& tile, Int64 first, const float* dS, bool replace,
+                         float* image) const {
+    const float* keys = K.at(first);
+    if (replace)
+      multiply<Operand::transposed, Result::replace>(keys, K.stride, dS, block_q, image, block_q, head.D, tile.width,
+                                                     tile.nj);
+    else
+      multiply<Operand::transposed, Result::add>(keys, K.stride, dS, block_q, image, block_q, head.D, tile.width,
+                                                 tile.nj);
+  }
+
+ private:
+  HWY_INLINE void add_rows(const BackwardJob& job, const Tile& tile, const Rows& source, Int64 width, const float* left,
+                           float* right, float* out) const {
+    load_rows(source, tile.i0, tile.ni, width, right);
+    for (Int64 i = 0; i < tile.ni; ++i)
+      if (blind(job, tile, i)) fill(right + i * padded(width), padded(width), 0);
+    multiply<Operand::rows, Result::add>(left, block_q, right, padded(width), out, padded(width), tile.nj,
+                                         padded(width), tile.ni);
+  }
+};
