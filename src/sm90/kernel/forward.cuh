@@ -323,7 +323,9 @@ struct Consumer {
       work = &next;
       Int32 passed = w.end - end;  // tiles of keys between this warpgroup's last of these queries and first of the next
       pass_K(passed);
-      if (!work->empty(warpgroup)) {  // the next queries' first S together with these queries' last PV
+      // The next queries' first S together with these queries' last PV; not with options, whose text is long: a third
+      // copy of it would take the compiler too long.
+      if (!config.general && !work->empty(warpgroup)) {
         const Int32 first = work->own_begin[warpgroup];
         const bool cut = work->cuts(warpgroup, first);
         rows = fresh_rows(*work);
@@ -342,6 +344,7 @@ struct Consumer {
       }
       pass_V(passed);
       write(finished, w);
+      if constexpr (config.general) break;
       if constexpr (in_turn) copy(P, other);  // not before O has left: ptxas would wait in the wrong place
     }
     return work;
