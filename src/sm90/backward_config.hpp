@@ -9,14 +9,16 @@ namespace tessera::sm90 {
 using simt::Side;
 
 struct BackwardConfig {
-  Side side = Side::queries;         // X = Q, Y = dO, x = K, y = V; or X = K, Y = V, x = Q, y = dO
-  int D = 128, Dv = 128;             // multiples of 64: what the tensors lack is 0 in shared memory
-  Element element = Element::bf16;   // of Q, K, V and dO
-  Element dX = Element::bf16;        // dQ, or dK; none where it is not wanted
-  Element dY = Element::none;        // dV
-  int warpgroups = 2;                // that compute, of 64 rows each; one more loads
-  int block_columns = 64;            // of a tile
-  int stages = 2;                    // tiles of x and y in shared memory
+  Side side = Side::queries;        // X = Q, Y = dO, x = K, y = V; or X = K, Y = V, x = Q, y = dO
+  int D = 128, Dv = 128;            // multiples of 64: what the tensors lack is 0 in shared memory
+  Element element = Element::bf16;  // of Q, K, V and dO
+  Element dX = Element::bf16;       // dQ, or dK; none where it is not wanted
+  Element dY = Element::none;       // dV
+  int warpgroups = 2;               // that compute, of 64 rows each; one more loads
+  int block_columns = 64;           // of a tile
+  int stages = 2;                   // tiles of x and y in shared memory
+  // A tile's sums end before the next tile's scores begin. That leaves registers for more columns.
+  bool drains = false;
 
   constexpr bool operator==(const BackwardConfig&) const = default;
 };
@@ -27,12 +29,12 @@ constexpr int rows_of(const BackwardConfig& c) { return 64 * c.warpgroups; }
 constexpr int threads_of(const BackwardConfig& c) { return 128 * (c.warpgroups + 1); }
 
 // Registers of a thread, by role (setmaxnreg).
-constexpr int producer_registers(const BackwardConfig& c) { return c.warpgroups == 2 ? 40 : 32; }
-constexpr int consumer_registers(const BackwardConfig& c) { return c.warpgroups == 2 ? 232 : 160; }
+constexpr int producer_registers(const BackwardConfig& c) { return c.warpgroups == 2 ? 24 : 32; }
+constexpr int consumer_registers(const BackwardConfig& c) { return c.warpgroups == 2 ? 240 : 160; }
 
 // Byte offsets. Tiles begin at multiples of 1024, as the 128-byte swizzle demands.
 struct BackwardLayout {
-  int X, Y, x, y, lse2, delta, blind, barriers, bytes;  // X, Y: tiles of 64 rows, one per warpgroup
+  int X, Y, x, y, lse2, delta, blind, work, barriers, bytes;  // X, Y: tiles of 64 rows, one per warpgroup
   int X_bytes, Y_bytes, x_bytes, y_bytes;
 };
 
@@ -48,7 +50,8 @@ constexpr BackwardLayout layout_of(const BackwardConfig& c) {
   l.lse2 = l.y + c.stages * l.y_bytes;
   l.delta = l.lse2 + c.stages * c.block_columns * 4;
   l.blind = l.delta + c.stages * c.block_columns * 4;
-  l.barriers = l.blind + c.stages * 8;
+  l.work = l.blind + c.stages * 8;
+  l.barriers = l.work + work_bytes;
   l.bytes = l.barriers + 8 * (c.warpgroups + 2 * c.stages);
   return l;
 }

@@ -59,4 +59,16 @@ std::optional<Config> forward_tile(const Problem& p) {
   return c;
 }
 
+std::optional<BackwardConfig> backward_tile(const Problem& p, Side side) {
+  const auto* row = std::find_if(std::begin(backward_tiles), std::end(backward_tiles),
+                                 [&](const BackwardConfig& c) { return c.side == side && p.D <= c.D && p.Dv <= c.Dv; });
+  if (row == std::end(backward_tiles)) return {};
+  const auto element = [](const std::optional<Type>& type) { return type ? simt::element_of(*type) : Element::none; };
+  BackwardConfig c = *row;
+  c.element = simt::element_of(p.q_type);
+  c.dX = element(side == Side::queries ? p.dq : p.dk);
+  c.dY = element(side == Side::queries ? std::nullopt : p.dv);
+  return c;
+}
+
 }  // namespace tessera::sm90

@@ -78,13 +78,14 @@ std::string forward_unit_text(const Config& c) {
 std::string backward_unit_text(const BackwardConfig& c) {
   using simt::spelled;
   std::string out = beginning({c.block_columns, c.D, c.Dv}, c.element);
-  out += text("#include \"sm90/kernel/backward.cuh\"\nconstexpr tessera::sm90::BackwardConfig config{.side = tessera::simt::Side::",
-              owns_queries(c) ? "queries" : "keys", ", .D = ", c.D, ", .Dv = ", c.Dv,
-              ", .element = ", spelled(c.element), ", .dX = ", spelled(c.dX), ", .dY = ", spelled(c.dY),
-              ", .warpgroups = ", c.warpgroups, ", .block_columns = ", c.block_columns, ", .stages = ", c.stages,
-              "};\nextern \"C\" __global__ __launch_bounds__(tessera::sm90::threads_of(config), 1) void ",
-              simt::kernel_symbol,
-              "(const __grid_constant__ tessera::sm90::BackwardParams p) { tessera::sm90::backward<config>(p); }\n");
+  out += text(
+      "#include \"sm90/kernel/backward.cuh\"\nconstexpr tessera::sm90::BackwardConfig config{.side = "
+      "tessera::simt::Side::",
+      owns_queries(c) ? "queries" : "keys", ", .D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
+      ", .dX = ", spelled(c.dX), ", .dY = ", spelled(c.dY), ", .warpgroups = ", c.warpgroups,
+      ", .block_columns = ", c.block_columns, ", .stages = ", c.stages, ", .drains = ", spelled(c.drains),
+      "};\nextern \"C\" __global__ __launch_bounds__(tessera::sm90::threads_of(config), 1) void ", simt::kernel_symbol,
+      "(const __grid_constant__ tessera::sm90::BackwardParams p) { tessera::sm90::backward<config>(p); }\n");
   return out;
 }
 

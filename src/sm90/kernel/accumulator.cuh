@@ -48,8 +48,8 @@ __device__ inline void hide(float (&S)[n / 2], int thread, Int32 low, Int32 high
 // One of a thread's two rows, r, to memory; `count` columns of the accumulator's n exist. All lanes of a quad call it
 // together; `exists`: the row is one to write.
 template <Element element, int n>
-__device__ inline void store_row(const float (&d)[n / 2], int r, int thread,
-                                 typename simt::Stored<element>::Type* to, int count, bool exists) {
+__device__ inline void store_row(const float (&d)[n / 2], int r, int thread, typename simt::Stored<element>::Type* to,
+                                 int count, bool exists) {
   if constexpr (element == Element::f32) {
 #pragma unroll
     for (int v = 0; v < n / 2; v += 4)
@@ -82,7 +82,7 @@ __device__ inline void add_row(float (&d)[n / 2], int r, int thread, const typen
 #pragma unroll
     for (int e = 0; e < 2; ++e)
       if (const int column = accumulator_column(thread, v + e); exists && column < count)
-        d[v + 2 * r + e] += simt::to_float(from[column]);
+        d[v + 2 * r + e] += widen(from[column]);
 }
 
 // Rows of a tile in shared memory become 0, by a warpgroup's threads: memory may hold NaN where P is 0, and 0 NaN is

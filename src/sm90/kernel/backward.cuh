@@ -29,7 +29,8 @@ struct BackwardConsumer {
 
   __device__ BackwardConsumer(const BackwardParams& p, const BackwardShared<config>& shared,
                               const BackwardWork<config>& w, int warpgroup) :
-      p(p), shared(shared), w(w), warpgroup(warpgroup) {}
+      p(p),
+      shared(shared), w(w), warpgroup(warpgroup) {}
 
   __device__ void sync_warpgroup() { sync_threads(1 + warpgroup, 128); }
   // Each warp for itself: its lanes also read numbers, which no product waits for.
@@ -93,8 +94,8 @@ struct BackwardConsumer {
   // P, in the place of S.
   __device__ void exponentiate(Int32 tile) {
     const Int32 first = w.row(warpgroup, 0), column = tile * columns;
-    const bool whole = column >= first + 63 + w.low && column + columns - 1 <= first + w.high &&
-                       column + columns <= w.columns;
+    const bool whole =
+        column >= first + 63 + w.low && column + columns - 1 <= first + w.high && column + columns <= w.columns;
     if (!whole) hide<columns>(S, thread, w.low + first - column, w.high + first - column, w.columns - column);
 #pragma unroll
     for (int n = 0; n < columns / 2; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2_of(n)));
@@ -117,8 +118,8 @@ struct BackwardConsumer {
     commit_products();
   }
 
-  // The sums of a tile are still being multiplied when the scores of the next one begin: its place in shared memory
-  // becomes free when those are here.
+  // A tile's sums may still be in the tensor cores' hands when the scores of the next one begin: its place in shared
+  // memory is free when those are here.
   __device__ void sum() {
     if constexpr (queries) read_numbers_of_rows();
     if (w.begin >= w.end) return;
@@ -131,13 +132,17 @@ struct BackwardConsumer {
       begin_scores();
       wait_products<wants_dX ? 1 : 0>();
       arrived(S);
-      if (before >= 0) release(before);
+      if (!config.drains && before >= 0) release(before);
       exponentiate(tile);
       if constexpr (wants_dY) begin_dY();
       if constexpr (wants_dX) {
         wait_products<wants_dY ? 1 : 0>();
         arrived(dP);
         begin_dX();
+      }
+      if constexpr (config.drains) {
+        wait_products<0>();
+        release(place.stage);
       }
       before = place.stage;
       place.advance();
@@ -174,13 +179,14 @@ template <BackwardConfig config>
 __device__ void backward(const BackwardParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const BackwardShared<config> shared{memory};
-  BackwardWork<config> work;
-  if (!work.find(p.call.x)) return;
   if (threadIdx.x == 0) {
+    shared.work().find(p.call.x);
     shared.init_barriers();
     prefetch(p.X), prefetch(p.Y), prefetch(p.x), prefetch(p.y);
   }
   __syncthreads();
+  const BackwardWork<config>& work = shared.work();
+  if (work.none()) return;
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role == 0) {
     give_registers<producer_registers(config)>();

@@ -9,23 +9,23 @@
 
 namespace tessera::sm90 {
 
-// One block's rows and the tiles of columns that they see. Tokens are counted in 32 bits, as tensor copies count them.
+// One block's rows and the tiles of columns that they see, in shared memory: consumers have no registers to spare for
+// it. Tokens are counted in 32 bits, as tensor copies count them.
 template <BackwardConfig config>
 struct BackwardWork {
-  Int32 b, tensor_b;                // tensor_b: where tensor copies count sequences; all packed ones are one
-  Int32 row_head, head, heads;      // of the rows; the first of the columns, and how many
-  Int32 first, rows, row_begin;     // the block's first row, of so many in its sequence, which begins there
-  Int32 columns, column_begin;      // of the sequence
-  Int32 low, high;                  // row r sees columns low + r to high + r
-  Int32 begin, end;                 // tiles of columns, at absolute positions
-  bool others_follow;               // in memory, behind the sequence's columns
+  Int32 b, tensor_b;             // tensor_b: where tensor copies count sequences; all packed ones are one
+  Int32 row_head, head, heads;   // of the rows; the first of the columns, and how many
+  Int32 first, rows, row_begin;  // the block's first row, of so many in its sequence, which begins there
+  Int32 columns, column_begin;   // of the sequence
+  Int32 low, high;               // row r sees columns low + r to high + r
+  Int32 begin, end;              // tiles of columns, at absolute positions
+  bool others_follow;            // in memory, behind the sequence's columns
 
-  // False: there are no rows.
-  __device__ bool find(const simt::Question& x) {
+  __device__ void find(const simt::Question& x) {
     constexpr bool queries = owns_queries(config);
     simt::QueryPlace place;
-    if (!(queries ? simt::query_place(x, rows_of(config), place) : simt::key_place(x, rows_of(config), place)))
-      return false;
+    rows = 0;
+    if (!(queries ? simt::query_place(x, rows_of(config), place) : simt::key_place(x, rows_of(config), place))) return;
     const simt::DeviceSequence& s = place.s;
     b = place.b, tensor_b = x.cu_seqlens_q.data ? 0 : place.b;
     row_head = queries ? place.h : place.kv, head = queries ? place.kv : place.h;
@@ -42,14 +42,15 @@ struct BackwardWork {
     const Range seen = queries ? visible_keys(s.mask, block) : visible_queries(s.mask, block);
     begin = Int32(seen.begin) / config.block_columns;
     end = seen.empty() ? begin : Int32(ceil_div(seen.end, config.block_columns));
-    return true;
   }
 
+  __device__ bool none() const { return rows == 0; }
   __device__ Int32 tiles() const { return heads * (end - begin); }
   __device__ Int32 after(Int32 tile) const { return tile + 1 < end ? tile + 1 : begin; }
   // Row of the sequence that is row `row` of a warpgroup's tile.
   __device__ Int32 row(int warpgroup, int row) const { return first + 64 * warpgroup + row; }
 };
+static_assert(sizeof(BackwardWork<BackwardConfig{}>) <= work_bytes);
 
 template <BackwardConfig config>
 struct BackwardShared {
@@ -64,6 +65,8 @@ struct BackwardShared {
   __device__ float* lse2(int stage) const { return numbers(layout.lse2, stage); }
   __device__ float* delta(int stage) const { return numbers(layout.delta, stage); }
   __device__ UInt32& blind(int stage) const { return reinterpret_cast<UInt32*>(base + layout.blind)[stage]; }
+
+  __device__ BackwardWork<config>& work() const { return *reinterpret_cast<BackwardWork<config>*>(base + layout.work); }
 
   // full: what the place holds is here. empty: it is no longer read.
   __device__ Barrier& rows_full(int warpgroup) const { return barrier(warpgroup); }
