@@ -74,15 +74,14 @@ __device__ inline void store_row(const float (&d)[n / 2], int r, int thread, typ
 }
 
 // What memory holds of that row, added to it.
-template <Element element, int n>
-__device__ inline void add_row(float (&d)[n / 2], int r, int thread, const typename simt::Stored<element>::Type* from,
-                               int count, bool exists) {
+template <int n>
+__device__ inline void add_row(float (&d)[n / 2], int r, int thread, const float* from, int count, bool exists) {
 #pragma unroll
   for (int v = 0; v < n / 2; v += 4)
 #pragma unroll
     for (int e = 0; e < 2; ++e)
       if (const int column = accumulator_column(thread, v + e); exists && column < count)
-        d[v + 2 * r + e] += widen(from[column]);
+        d[v + 2 * r + e] += from[column];
 }
 
 // Rows of a tile in shared memory become 0, by a warpgroup's threads: memory may hold NaN where P is 0, and 0 NaN is

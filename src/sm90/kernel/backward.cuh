@@ -163,7 +163,8 @@ struct BackwardConsumer {
       for (int n = 2 * r; n < width / 2; n += 4)
 #pragma unroll
         for (int e = 0; e < 2; ++e) sums[n + e] = sees ? sums[n + e] * factor : 0;
-      if (p.call.accumulate) add_row<element, width>(sums, r, thread, row, count, i < w.rows);
+      if constexpr (element == Element::f32)  // no other type accumulates
+        if (p.call.accumulate) add_row<width>(sums, r, thread, row, count, i < w.rows);
       store_row<element, width>(sums, r, thread, row, count, i < w.rows);
     }
   }
