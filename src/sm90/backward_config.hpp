@@ -28,6 +28,11 @@ constexpr bool owns_queries(const BackwardConfig& c) { return c.side == Side::qu
 constexpr int rows_of(const BackwardConfig& c) { return 64 * c.warpgroups; }
 constexpr int threads_of(const BackwardConfig& c) { return 128 * (c.warpgroups + 1); }
 
+// Tiles of columns that a warpgroup may pass over at either end, because only others see them, while its last sums keep
+// a place in the ring: what it waits for must find room. Of keys, the end of one head's is followed by the next one's
+// beginning.
+constexpr int most_passed(const BackwardConfig& c) { return (c.stages - 1) / (owns_queries(c) ? 1 : 2); }
+
 // Registers of a thread, by role (setmaxnreg).
 constexpr int producer_registers(const BackwardConfig& c) { return c.warpgroups == 2 ? 24 : 32; }
 constexpr int consumer_registers(const BackwardConfig& c) { return c.warpgroups == 2 ? 240 : 160; }

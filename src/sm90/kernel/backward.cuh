@@ -119,33 +119,48 @@ struct BackwardConsumer {
   }
 
   // A tile's sums may still be in the tensor cores' hands when the scores of the next one begin: its place in shared
-  // memory is free when those are here.
+  // memory, `before`, is free when those are here.
+  __device__ void sum_tile(Int32 tile, int& before) {
+    shared.full(place.stage).wait(place.parity);
+    clear_unused(tile);
+    begin_scores();
+    wait_products<wants_dX ? 1 : 0>();
+    arrived(S);
+    if (!config.drains && before >= 0) release(before);
+    exponentiate(tile);
+    if constexpr (wants_dY) begin_dY();
+    if constexpr (wants_dX) {
+      wait_products<wants_dY ? 1 : 0>();
+      arrived(dP);
+      begin_dX();
+    }
+    if constexpr (config.drains) {
+      wait_products<0>();
+      release(place.stage);
+    }
+    before = place.stage;
+    place.advance();
+  }
+
+  // Tiles that only other warpgroups see. All threads have seen one come before it is released: a thread that came too
+  // late would wait for the next but one.
+  __device__ void pass(Int32 count) {
+    for (; count > 0; --count, place.advance()) {
+      shared.full(place.stage).wait(place.parity);
+      sync_warpgroup();
+      release(place.stage);
+    }
+  }
+
   __device__ void sum() {
     if constexpr (queries) read_numbers_of_rows();
     if (w.begin >= w.end) return;
     shared.rows_full(warpgroup).wait(0);
     int before = -1;
-    Int32 tile = w.begin;
-    for (Int32 left = w.tiles(); left > 0; --left, tile = w.after(tile)) {
-      shared.full(place.stage).wait(place.parity);
-      clear_unused(tile);
-      begin_scores();
-      wait_products<wants_dX ? 1 : 0>();
-      arrived(S);
-      if (!config.drains && before >= 0) release(before);
-      exponentiate(tile);
-      if constexpr (wants_dY) begin_dY();
-      if constexpr (wants_dX) {
-        wait_products<wants_dY ? 1 : 0>();
-        arrived(dP);
-        begin_dX();
-      }
-      if constexpr (config.drains) {
-        wait_products<0>();
-        release(place.stage);
-      }
-      before = place.stage;
-      place.advance();
+    for (Int32 head = 0; head < w.heads; ++head) {
+      pass(w.own_begin[warpgroup] - w.begin);
+      for (Int32 tile = w.own_begin[warpgroup]; tile < w.own_end[warpgroup]; ++tile) sum_tile(tile, before);
+      pass(w.end - w.own_end[warpgroup]);
     }
     wait_products<0>();
     if constexpr (wants_dX) arrived(dX);

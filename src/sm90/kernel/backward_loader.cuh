@@ -19,7 +19,8 @@ struct BackwardWork {
   Int32 columns, column_begin;   // of the sequence
   Int32 low, high;               // row r sees columns low + r to high + r
   Int32 begin, end;              // tiles of columns, at absolute positions
-  bool others_follow;            // in memory, behind the sequence's columns
+  Int32 own_begin[config.warpgroups], own_end[config.warpgroups];  // those that each 64 rows see
+  bool others_follow;                                              // in memory, behind the sequence's columns
 
   __device__ void find(const simt::Question& x) {
     constexpr bool queries = owns_queries(config);
@@ -38,15 +39,25 @@ struct BackwardWork {
     low = Int32(clamp(queries ? s.mask.low : -s.mask.high, -far, far));
     high = Int32(clamp(queries ? s.mask.high : -s.mask.low, -far, far));
 
-    const Range block{first, lesser(first + rows_of(config), rows)};
-    const Range seen = queries ? visible_keys(s.mask, block) : visible_queries(s.mask, block);
-    begin = Int32(seen.begin) / config.block_columns;
-    end = seen.empty() ? begin : Int32(ceil_div(seen.end, config.block_columns));
+    constexpr Int64 block = config.block_columns;
+    const auto seen_by = [&](Int32 begin, Int32 end) {
+      const Range range{begin, lesser(end, rows)};
+      return queries ? visible_keys(s.mask, range) : visible_queries(s.mask, range);
+    };
+    const Range seen = seen_by(first, first + rows_of(config));
+    begin = Int32(seen.begin / block);
+    end = seen.empty() ? begin : Int32(ceil_div(seen.end, block));
+#pragma unroll 1
+    for (int g = 0; g < config.warpgroups; ++g) {
+      const Range own = seen_by(first + 64 * g, first + 64 * g + 64);
+      own_begin[g] = own_end[g] = begin;
+      if (own.empty()) continue;
+      own_begin[g] = Int32(lesser(own.begin / block, begin + most_passed(config)));
+      own_end[g] = Int32(greater(ceil_div(own.end, block), end - most_passed(config)));
+    }
   }
 
   __device__ bool none() const { return rows == 0; }
-  __device__ Int32 tiles() const { return heads * (end - begin); }
-  __device__ Int32 after(Int32 tile) const { return tile + 1 < end ? tile + 1 : begin; }
   // Row of the sequence that is row `row` of a warpgroup's tile.
   __device__ Int32 row(int warpgroup, int row) const { return first + 64 * warpgroup + row; }
 };
