@@ -11,6 +11,7 @@
 #include "cuda/device.hpp"
 #include "sm90/layout.hpp"
 #include "sm90/plan.hpp"
+#include "sm90/tiles.hpp"
 
 namespace tessera::sm90 {
 namespace {
@@ -247,10 +248,69 @@ TEST(Plan, RefusalsNameWhatIsInTheWay) {
   EXPECT_EQ(reason([](Problem& p) { p.Nk = 0; }), "Nq is 4096 and Nk is 0; tensor copies need a token of each");
   EXPECT_EQ(reason([](Problem& p) { p.Nq = std::int64_t{1} << 31; }),
             "Nq is 2147483648 and Nk is 4096; tensor copies count up to 2147482624 tokens");
-  EXPECT_EQ(hopper_plan(api::plain_problem(Pass::backward, Type::bf16, {128, 128})).reason,
-            "the backward pass is asked for; this kernel is a forward kernel");
   EXPECT_EQ(plan_forward(api::plain_problem(Pass::forward, Type::bf16, {128, 128}), cuda::target_named("sm_80")).reason,
             "the GPU is sm_80; this kernel needs sm_90a");
+}
+
+BackwardPlan backward_plan(const Problem& p) { return plan_backward(p, cuda::target_named("sm_90a")); }
+
+TEST(BackwardPlan, ItsTilesFit) {
+  const int room = cuda::target_named("sm_90a").shared_bytes;
+  for (const BackwardConfig& c : backward_tiles) {
+    const BackwardLayout l = layout_of(c);
+    EXPECT_LE(l.bytes, room) << c.D;
+    for (const int offset : {l.X, l.Y, l.x, l.y, l.X_bytes, l.Y_bytes, l.x_bytes, l.y_bytes})
+      EXPECT_EQ(offset % 1024, 0) << c.D;
+    EXPECT_EQ(c.block_columns % 16, 0) << "columns are contracted 16 at a time";
+    EXPECT_GE(c.stages, 2) << "one tile's sums may be multiplied together with the next one's scores";
+  }
+}
+
+TEST(BackwardPlan, OnlyWhatIsAskedForIsComputed) {
+  Problem p = api::plain_problem(Pass::backward, Type::bf16, {96, 80});
+  ASSERT_EQ(backward_plan(p).passes.size(), 2u);
+  EXPECT_EQ(backward_plan(p).passes[0].config.side, Side::queries);
+  EXPECT_EQ(backward_plan(p).passes[0].config.D, 128);
+  p.dq.reset(), p.dv = Type::f32;
+  ASSERT_EQ(backward_plan(p).passes.size(), 1u);
+  const BackwardConfig keys = backward_plan(p).passes[0].config;
+  EXPECT_EQ(keys.side, Side::keys);
+  EXPECT_EQ(keys.dX, Element::bf16);
+  EXPECT_EQ(keys.dY, Element::f32);
+  p.dk.reset(), p.dv.reset();
+  EXPECT_TRUE(backward_plan(p).passes.empty());
+  EXPECT_TRUE(backward_plan(p).end.list.empty());
+  p.sinks = true, p.dsinks = Type::f32;
+  EXPECT_EQ(backward_plan(p).end.list.size(), 1u);
+}
+
+TEST(BackwardPlan, RefusalsNameWhatIsInTheWay) {
+  const auto reason = [&](auto change) {
+    Problem p = api::plain_problem(Pass::backward, Type::bf16, {128, 128});
+    change(p);
+    return backward_plan(p).reason;
+  };
+  EXPECT_EQ(reason([](Problem&) {}), "");
+  EXPECT_EQ(reason([](Problem& p) { p.q_type = Type::f32; }), "type is f32; this kernel takes f16 and bf16");
+  EXPECT_EQ(reason([](Problem& p) { p.d_o = Type::f32; }),
+            "dO is f32 and Q is bf16; this kernel takes both in one type");
+  EXPECT_EQ(reason([](Problem& p) { p.D = 136; }),
+            "D is 136 and Dv is 128; this kernel's backward pass has tiles up to 128");
+  EXPECT_EQ(reason([](Problem& p) { p.options.scale = -1; }),
+            "scale is -1; this kernel's backward pass takes scales above 0");
+  EXPECT_EQ(reason([](Problem& p) { p.options.softcap = 30; }),
+            "softcap is 30; this kernel's backward pass takes none");
+  EXPECT_EQ(reason([](Problem& p) { p.options.dropout = 0.5; }),
+            "dropout is 0.5; this kernel's backward pass takes none");
+  EXPECT_EQ(reason([](Problem& p) { p.slopes = 1; }), "ALiBi slopes are given; this kernel's backward pass takes none");
+  EXPECT_EQ(reason([](Problem& p) {
+              p.bias = Broadcast{Type::bf16, {1, 1, 1, 1}};
+            }),
+            "a bias is given; this kernel's backward pass takes none");
+  EXPECT_EQ(reason([](Problem& p) {
+              p.mask = Broadcast{Type::u8, {1, 1, 1, 1}};
+            }),
+            "a mask tensor is given; this kernel's backward pass takes causal and window only");
 }
 
 TEST(Plan, EveryTileHasANumberAndABlock) {

@@ -28,6 +28,10 @@ target_include_directories(sm90_machine_test BEFORE PRIVATE ${CMAKE_CURRENT_SOUR
 # Device text says `#pragma unroll`, and leaves out members that are 0.
 target_compile_options(sm90_machine_test PRIVATE -Wno-unknown-pragmas -Wno-missing-field-initializers -O2)
 
+tessera_test(NAME sm90_backward_test SOURCES sm90_backward_test.cpp)
+target_include_directories(sm90_backward_test BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
+target_compile_options(sm90_backward_test PRIVATE -Wno-unknown-pragmas -Wno-missing-field-initializers -O2)
+
 # Headers of src/math stand alone, and so does their test.
 add_executable(mask_test mask_test.cpp)
 target_include_directories(mask_test PRIVATE ${PROJECT_SOURCE_DIR}/src)

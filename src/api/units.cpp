@@ -14,20 +14,39 @@ namespace tessera::api {
 std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& target) {
   const std::string variant = text(name_of(problem.q_type), " D=", text_of(HeadDims{problem.D, problem.Dv}));
   std::vector<GpuPlan> plans;
-  const sm90::ForwardPlan hopper = sm90::plan_forward(problem, target);
-  plans.push_back({"hopper", {}, hopper.reason});
-  if (hopper.reason.empty())
-    plans.back().units = {{"hopper_forward", variant, {sm90::forward_unit_text(hopper.config), target.architecture()}},
-                          {"hopper_restart", variant, {sm90::restart_unit_text(), target.architecture()}}};
+  const auto unit = [&](const char* kernel, std::string text) {
+    return cuda::NamedUnit{kernel, variant, {std::move(text), target.architecture()}};
+  };
+  const auto step_units = [&](GpuPlan& plan, const simt::Steps& steps) {
+    for (const simt::Step& step : steps.list)
+      plan.units.push_back(unit(step.function.name, simt::unit_text(step.function, step.config)));
+  };
+  GpuPlan hopper{"hopper", {}, ""};
+  if (problem.pass == Pass::forward) {
+    const sm90::ForwardPlan plan = sm90::plan_forward(problem, target);
+    hopper.reason = plan.reason;
+    if (plan.reason.empty())
+      hopper.units = {unit("hopper_forward", sm90::forward_unit_text(plan.config)),
+                      unit("hopper_restart", sm90::restart_unit_text())};
+  } else {
+    const sm90::BackwardPlan plan = sm90::plan_backward(problem, target);
+    hopper.reason = plan.reason;
+    step_units(hopper, plan.start);
+    for (const sm90::BackwardPlan::Pass& pass : plan.passes)
+      hopper.units.push_back(unit(owns_queries(pass.config) ? "hopper_backward_queries" : "hopper_backward_keys",
+                                  sm90::backward_unit_text(pass.config)));
+    step_units(hopper, plan.end);
+  }
+  // In the order in which a call gets them: the backward pass of this one only by its name.
+  if (problem.pass == Pass::forward) plans.push_back(hopper);
   for (const simt::Rung& rung : simt::rungs()) {
     GpuPlan& plan = plans.emplace_back(GpuPlan{rung.name, {}, simt::common_refusal(problem)});
     if (!plan.reason.empty()) continue;
     const simt::Steps steps = rung.steps(problem, target);
     plan.reason = steps.reason;
-    for (const simt::Step& step : steps.list)
-      plan.units.push_back(
-          {step.function.name, variant, {simt::unit_text(step.function, step.config), target.architecture()}});
+    step_units(plan, steps);
   }
+  if (problem.pass == Pass::backward) plans.push_back(hopper);
   return plans;
 }
 

@@ -2,57 +2,37 @@
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
 #include "cuda/device.hpp"
-#include "cuda/jit/cache.hpp"
 #include "simt/kernels.hpp"
-#include "simt/ladder.hpp"
+#include "simt/launches.hpp"
 
 namespace tessera::simt {
 namespace {
 
 class LadderPlan : public KernelPlan {
  public:
-  LadderPlan(const Problem& problem, const Steps& steps) : problem(problem), accumulators(steps.accumulators) {
-    for (const Step& step : steps.list) {
-      const cuda::LoadedKernel* kernel =
-          cuda::find_kernel(unit_text(step.function, step.config), kernel_symbol, problem.device.id);
-      if (step.shared_bytes > 0) kernel->allow_shared(static_cast<unsigned>(step.shared_bytes));
-      launches.push_back({kernel, step});
-    }
-  }
+  LadderPlan(const Problem& problem, const Steps& steps) :
+      problem(problem), accumulators(steps.accumulators), launches(steps.list, problem.device.id) {}
 
   std::size_t workspace_bytes() const override { return simt::workspace_bytes(problem, accumulators); }
 
   std::string describe() const override {
-    std::string out = text(cuda::properties(problem.device.id).name, ", ", launches.size(), " launches:");
-    for (const auto& [kernel, step] : launches)
-      out += text("\n               ", step.function.name, ": ", step.blocks, " blocks x ", step.config.threads,
-                  " threads, ", kernel->registers(), " registers, ", step.shared_bytes, " bytes of shared memory");
-    return out;
+    return text(cuda::properties(problem.device.id).name, ", ", launches.count(), " launches:", launches.describe());
   }
 
   void run(const Call& call) const override {
     const cuda::CurrentDevice current(problem.device.id);
     ForwardParams forward;
     BackwardParams backward;
-    void* params[1] = {&forward};
+    void* params = &forward;
     if (problem.pass == Pass::forward) forward = forward_params(problem, call);
-    if (problem.pass == Pass::backward) backward = backward_params(problem, call, accumulators), params[0] = &backward;
-    for (const auto& [kernel, step] : launches)
-      kernel->launch({.grid = {static_cast<unsigned>(step.blocks)},
-                      .block = {static_cast<unsigned>(step.config.threads)},
-                      .shared_bytes = static_cast<unsigned>(step.shared_bytes),
-                      .stream = static_cast<cuda::StreamHandle>(call.execution.stream)},
-                     params);
+    if (problem.pass == Pass::backward) backward = backward_params(problem, call, accumulators), params = &backward;
+    launches.run(params, static_cast<cuda::StreamHandle>(call.execution.stream));
   }
 
  private:
-  struct Launch {
-    const cuda::LoadedKernel* kernel;
-    Step step;
-  };
   Problem problem;
   Accumulators accumulators;
-  std::vector<Launch> launches;
+  Launches launches;
 };
 
 class RungKernel : public Kernel {

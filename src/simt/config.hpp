@@ -9,6 +9,8 @@ namespace tessera::simt {
 
 enum class Element { f32, f16, bf16, none };
 
+enum class Side { queries, keys };  // what the rows of a backward kernel are
+
 struct Config {
   int threads = 128;
   int D = 64, Dv = 64;

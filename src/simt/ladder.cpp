@@ -12,6 +12,7 @@ namespace {
 constexpr Function delta{"simt/kernel/delta.cuh", "delta", "BackwardParams"};
 constexpr Function clear{"simt/kernel/clear.cuh", "clear", "BackwardParams"};
 constexpr Function clear_sums{"simt/kernel/clear.cuh", "clear_sums", "BackwardParams"};
+constexpr Function sink_gradient{"simt/kernel/sink_gradient.cuh", "sink_gradient", "BackwardParams"};
 constexpr Function convert_queries{"simt/kernel/convert.cuh", "convert_queries", "BackwardParams"};
 constexpr Function convert_keys{"simt/kernel/convert.cuh", "convert_keys", "BackwardParams"};
 
@@ -53,6 +54,10 @@ void add_conversion(Steps& steps, const Problem& p) {
   const Accumulators& a = steps.accumulators;
   if (a.dq > 0) steps.add(convert_queries, c, query_blocks(p, row_warps));
   if (a.dk > 0 || a.dv > 0) steps.add(convert_keys, c, key_blocks(p, row_warps));
+}
+
+void add_sink_gradient(Steps& steps, const Problem& p) {
+  if (p.dsinks) steps.add(sink_gradient, {.threads = 256}, p.Hq);
 }
 
 std::string common_refusal(const Problem& p) {

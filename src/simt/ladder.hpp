@@ -50,6 +50,9 @@ void add_backward_start(Steps& steps, const Problem& problem, bool with_delta = 
 // The end of a backward pass with accumulators: the gradients are written from them.
 void add_conversion(Steps& steps, const Problem& problem);
 
+// dSink, where it is asked for, from delta and LSE.
+void add_sink_gradient(Steps& steps, const Problem& problem);
+
 // Why no rung can take the problem, whatever its options; empty: some can.
 std::string common_refusal(const Problem& problem);
 

@@ -7,6 +7,7 @@
 #include "cuda/device.hpp"
 #include "cuda/jit/cache.hpp"
 #include "simt/arguments.hpp"
+#include "simt/launches.hpp"
 #include "simt/unit.hpp"
 #include "sm90/kernels.hpp"
 #include "sm90/params.hpp"
@@ -97,26 +98,100 @@ class HopperPlan : public KernelPlan {
   const cuda::LoadedKernel *kernel, *restart = nullptr;
 };
 
+class HopperBackwardPlan : public KernelPlan {
+ public:
+  HopperBackwardPlan(const Problem& problem, const BackwardPlan& plan) :
+      problem(problem), passes(plan.passes), start(plan.start.list, problem.device.id),
+      end(plan.end.list, problem.device.id) {
+    for (const BackwardPlan::Pass& pass : passes) {
+      kernels.push_back(cuda::find_kernel(backward_unit_text(pass.config), simt::kernel_symbol, problem.device.id));
+      kernels.back()->allow_shared(static_cast<unsigned>(layout_of(pass.config).bytes));
+    }
+  }
+
+  std::size_t workspace_bytes() const override { return simt::workspace_bytes(problem, {}); }
+
+  std::string describe() const override {
+    std::string out = text(cuda::properties(problem.device.id).name, ", ", start.count() + passes.size() + end.count(),
+                           " launches:", start.describe());
+    for (const auto& [c, blocks] : passes)
+      out += text("\n               ", owns_queries(c) ? "queries (dQ)" : "keys (dK, dV)", ": ", blocks,
+                  " blocks, tiles of ", rows_of(c), " x ", c.block_columns, ", ", c.warpgroups, " warpgroups, ",
+                  layout_of(c).bytes, " bytes of shared memory");
+    return out + end.describe();
+  }
+
+  void run(const Call& call) const override {
+    const cuda::CurrentDevice current(problem.device.id);
+    const auto stream = static_cast<cuda::StreamHandle>(call.execution.stream);
+    simt::BackwardParams params = simt::backward_params(problem, call, {});
+    start.run(&params, stream);
+    for (std::size_t n = 0; n < passes.size(); ++n) launch(*kernels[n], passes[n], call, params, stream);
+    end.run(&params, stream);
+  }
+
+ private:
+  void launch(const cuda::LoadedKernel& kernel, const BackwardPlan::Pass& pass, const Call& call,
+              const simt::BackwardParams& params, cuda::StreamHandle stream) const {
+    const BackwardConfig& c = pass.config;
+    const Tensor &q = call.inputs.q, &k = call.inputs.k, &v = call.inputs.v, &d_o = call.saved.d_o;
+    const bool queries = owns_queries(c);
+    BackwardParams all{.X = tensor_map(queries ? q : k, 64),
+                       .Y = tensor_map(queries ? d_o : v, 64),
+                       .x = tensor_map(queries ? k : q, c.block_columns),
+                       .y = tensor_map(queries ? v : d_o, c.block_columns),
+                       .call = params,
+                       .D = static_cast<Int32>(problem.D),
+                       .Dv = static_cast<Int32>(problem.Dv),
+                       .factor = static_cast<float>(score_scale(problem, Config{}) * std::numbers::log2e)};
+    void* arguments[] = {&all};
+    kernel.launch({.grid = {static_cast<unsigned>(pass.blocks)},
+                   .block = {static_cast<unsigned>(threads_of(c))},
+                   .shared_bytes = static_cast<unsigned>(layout_of(c).bytes),
+                   .stream = stream},
+                  arguments);
+  }
+
+  Problem problem;
+  std::vector<BackwardPlan::Pass> passes;
+  simt::Launches start, end;
+  std::vector<const cuda::LoadedKernel*> kernels;  // of the passes
+};
+
+// A plan of the pass, or the reason why there is none.
+template <class Plan>
+Plan plan_for(const Problem& p, Plan (*planner)(const Problem&, const cuda::Target&)) {
+  Plan plan;
+  if (p.device.type != DeviceType::cuda)
+    plan.reason = text("device is ", name_of(p.device), "; this kernel runs on cuda");
+  else if (const std::string& missing = cuda::find_driver().reason; !missing.empty())
+    plan.reason = missing;
+  else
+    plan = planner(p, cuda::properties(p.device.id));
+  return plan;
+}
+
+constexpr const char* new_backward =
+    "kernel is not given; this backward pass is new, and taken only when asked for by its name";
+
 class HopperKernel : public Kernel {
  public:
   const char* name() const override { return "hopper"; }
-  PlanOrReason plan(const Problem& p, const Execution&) const override {
-    ForwardPlan plan = plan_for(p);
-    if (!plan.reason.empty()) return {nullptr, std::move(plan.reason)};
-    return {std::make_unique<HopperPlan>(p, plan), ""};
+  PlanOrReason plan(const Problem& p, const Execution& execution) const override {
+    if (p.pass == Pass::forward) return loaded<HopperPlan>(p, plan_for(p, plan_forward));
+    if (!execution.kernel) return {nullptr, new_backward};
+    return loaded<HopperBackwardPlan>(p, plan_for(p, plan_backward));
   }
-  std::string refusal(const Problem& p, const Execution&) const override { return plan_for(p).reason; }
+  std::string refusal(const Problem& p, const Execution& execution) const override {
+    if (p.pass == Pass::forward) return plan_for(p, plan_forward).reason;
+    return execution.kernel ? plan_for(p, plan_backward).reason : new_backward;
+  }
 
  private:
-  static ForwardPlan plan_for(const Problem& p) {
-    ForwardPlan plan;
-    if (p.device.type != DeviceType::cuda)
-      plan.reason = text("device is ", name_of(p.device), "; this kernel runs on cuda");
-    else if (const std::string& missing = cuda::find_driver().reason; !missing.empty())
-      plan.reason = missing;
-    else
-      plan = plan_forward(p, cuda::properties(p.device.id));
-    return plan;
+  template <class Loaded, class Plan>
+  static PlanOrReason loaded(const Problem& p, Plan plan) {
+    if (!plan.reason.empty()) return {nullptr, std::move(plan.reason)};
+    return {std::make_unique<Loaded>(p, plan), ""};
   }
 };
 

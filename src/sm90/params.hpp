@@ -22,4 +22,12 @@ struct ForwardParams {
   UInt32* taken;  // of the tiles that blocks take as they come to them; null: block n has the tiles n, n + blocks, ...
 };
 
+// One side of the backward pass: rows X and Y, columns x and y (sm90/backward_config.hpp).
+struct BackwardParams {
+  TensorMap X, Y, x, y;
+  simt::BackwardParams call;
+  Int32 D, Dv;   // the tensors' own
+  float factor;  // of scores: their scale times log2(e), corrected for what tensor cores lose
+};
+
 }  // namespace tessera::sm90

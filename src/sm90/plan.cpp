@@ -11,8 +11,8 @@
 namespace tessera::sm90 {
 namespace {
 
+// Of either pass; empty: none.
 std::string refusal(const Problem& p, const cuda::Target& target) {
-  if (p.pass != Pass::forward) return "the backward pass is asked for; this kernel is a forward kernel";
   if (target.major != 9) return text("the GPU is ", target.architecture(), "; this kernel needs sm_90a");
   if (p.q_type != Type::f16 && p.q_type != Type::bf16)
     return text("type is ", name_of(p.q_type), "; this kernel takes f16 and bf16");
@@ -22,6 +22,20 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
   constexpr std::int64_t most_tokens = (std::int64_t{1} << 31) - 1024;  // a tile may reach beyond the last
   if (std::max(p.Nq, p.Nk) > most_tokens)
     return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; tensor copies count up to ", most_tokens, " tokens");
+  return "";
+}
+
+// What only the forward pass takes so far.
+std::string backward_refusal(const Problem& p) {
+  const Options& o = p.options;
+  if (p.d_o != p.q_type)
+    return text("dO is ", name_of(*p.d_o), " and Q is ", name_of(p.q_type), "; this kernel takes both in one type");
+  if (!(o.scale > 0)) return text("scale is ", o.scale, "; this kernel's backward pass takes scales above 0");
+  if (o.softcap > 0) return text("softcap is ", o.softcap, "; this kernel's backward pass takes none");
+  if (o.dropout > 0) return text("dropout is ", o.dropout, "; this kernel's backward pass takes none");
+  if (p.slopes) return "ALiBi slopes are given; this kernel's backward pass takes none";
+  if (p.bias) return "a bias is given; this kernel's backward pass takes none";
+  if (p.mask) return "a mask tensor is given; this kernel's backward pass takes causal and window only";
   return "";
 }
 
@@ -58,6 +72,23 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
   const std::int64_t most = plan.varied ? std::max(cached, few) : std::min(cached, few);
   while (2 * plan.section <= most && heads % (2 * plan.section) == 0) plan.section *= 2;
   plan.grid = static_cast<int>(std::min<std::int64_t>(plan.tiles, target.multiprocessors));
+  return plan;
+}
+
+BackwardPlan plan_backward(const Problem& p, const cuda::Target& target) {
+  BackwardPlan plan;
+  plan.reason = refusal(p, target);
+  if (plan.reason.empty()) plan.reason = backward_refusal(p);
+  if (!plan.reason.empty()) return plan;
+  const std::optional<BackwardConfig> queries = backward_tile(p, Side::queries), keys = backward_tile(p, Side::keys);
+  if (!queries || !keys) {
+    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel's backward pass has tiles up to 128");
+    return plan;
+  }
+  simt::add_backward_start(plan.start, p);
+  if (p.dq) plan.passes.push_back({*queries, simt::query_blocks(p, rows_of(*queries))});
+  if (p.dk || p.dv) plan.passes.push_back({*keys, simt::key_blocks(p, rows_of(*keys))});
+  simt::add_sink_gradient(plan.end, p);
   return plan;
 }
 

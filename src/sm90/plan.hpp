@@ -3,10 +3,12 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/problem.hpp"
 #include "cuda/device.hpp"
-#include "sm90/config.hpp"
+#include "simt/ladder.hpp"
+#include "sm90/backward_config.hpp"
 
 namespace tessera::sm90 {
 
@@ -23,5 +25,19 @@ struct ForwardPlan {
 double score_scale(const Problem& problem, const Config& config);
 
 ForwardPlan plan_forward(const Problem& problem, const cuda::Target& target);
+
+// The backward pass: the ladder's own start (delta, LSE, rows that no sequence uses), a kernel for each side whose
+// gradients are asked for, and the ladder's dSink.
+struct BackwardPlan {
+  struct Pass {
+    BackwardConfig config;
+    std::int64_t blocks;
+  };
+  simt::Steps start, end;
+  std::vector<Pass> passes;
+  std::string reason;
+};
+
+BackwardPlan plan_backward(const Problem& problem, const cuda::Target& target);
 
 }  // namespace tessera::sm90

@@ -43,7 +43,10 @@ std::optional<Config> forward_tile(const Problem& p) {
   if (!row) return {};
   Config c = *row;
   c.element = simt::element_of(p.q_type), c.o = simt::element_of(p.o_type);
-  if (c.o == Element::f32) c.stages_O = false;
+  if (c.o == Element::f32) {
+    c.stages_O = false;
+    if (c.D == 256) c.p_buffers = 1;
+  }
 
   const Options& o = p.options;
   c.softcap = o.softcap > 0, c.alibi = p.slopes != 0, c.mask = p.mask.has_value(), c.dropout = o.dropout > 0;
@@ -51,11 +54,24 @@ std::optional<Config> forward_tile(const Problem& p) {
   const int options = c.softcap + c.alibi + c.mask + 2 * c.dropout + p.bias.has_value();
   c.general = options > 0 || !(o.scale > 0);
   if (c.general) {
-    // Options need registers: tiles are the smaller the more of them there are.
-    const bool small = options > 1 || halves;
-    c.warpgroups = 2, c.block_keys = small ? 32 : 64, c.stages = small ? 3 : 2, c.q_stages = 1, c.p_buffers = 1;
+    // Options need registers, dropout the most: tiles are the smaller the more of them there are.
+    const bool tiny = c.dropout && c.D > 128, small = options > 1 || halves;
+    c.block_keys = tiny ? 16 : small ? 32 : 64, c.stages = tiny ? 5 : small ? 3 : 2;
+    c.warpgroups = 2, c.q_stages = 1, c.p_buffers = 1;
     if (c.D == 256) c.stages_O = false;
   }
+  return c;
+}
+
+std::optional<BackwardConfig> backward_tile(const Problem& p, Side side) {
+  const auto* row = std::find_if(std::begin(backward_tiles), std::end(backward_tiles),
+                                 [&](const BackwardConfig& c) { return c.side == side && p.D <= c.D && p.Dv <= c.Dv; });
+  if (row == std::end(backward_tiles)) return {};
+  const auto element = [](const std::optional<Type>& type) { return type ? simt::element_of(*type) : Element::none; };
+  BackwardConfig c = *row;
+  c.element = simt::element_of(p.q_type);
+  c.dX = element(side == Side::queries ? p.dq : p.dk);
+  c.dY = element(side == Side::queries ? std::nullopt : p.dv);
   return c;
 }
 

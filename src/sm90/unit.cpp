@@ -2,6 +2,7 @@
 #include "sm90/unit.hpp"
 
 #include <cstdlib>
+#include <set>
 
 #include "core/failure.hpp"
 #include "simt/unit.hpp"
@@ -46,16 +47,22 @@ std::string wgmma_text(int n, Element element) {
       "};\n}\n");
 }
 
-}  // namespace
-
-std::string forward_unit_text(const Config& c) {
-  using simt::spelled;
+// What every unit begins with: the shapes of its products.
+std::string beginning(const std::set<int>& shapes, Element element) {
   std::string out;
   // For development: waits end with a message, not never.
   if (const char* tries = std::getenv("TESSERA_BOUNDED_WAITS"))
     out += text("#define TESSERA_BOUNDED_WAITS ", std::strtoul(tries, nullptr, 10), "\n");
-  out += text("#include \"sm90/ptx/wgmma.cuh\"\n", wgmma_text(c.block_keys, c.element));
-  if (c.Dv != c.block_keys) out += wgmma_text(c.Dv, c.element);
+  out += "#include \"sm90/ptx/wgmma.cuh\"\n";
+  for (const int n : shapes) out += wgmma_text(n, element);
+  return out;
+}
+
+}  // namespace
+
+std::string forward_unit_text(const Config& c) {
+  using simt::spelled;
+  std::string out = beginning({c.block_keys, c.Dv}, c.element);
   out += text(
       "#include \"sm90/kernel/forward.cuh\"\nconstexpr tessera::sm90::Config config{.D = ", c.D, ", .Dv = ", c.Dv,
       ", .element = ", spelled(c.element), ", .o = ", spelled(c.o), ", .warpgroups = ", c.warpgroups,
@@ -65,6 +72,20 @@ std::string forward_unit_text(const Config& c) {
       ", .mask = ", spelled(c.mask), ", .dropout = ", spelled(c.dropout), ", .bias = ", spelled(c.bias),
       "};\nextern \"C\" __global__ __launch_bounds__(tessera::sm90::threads_of(config), 1) void ", simt::kernel_symbol,
       "(const __grid_constant__ tessera::sm90::ForwardParams p) { tessera::sm90::forward<config>(p); }\n");
+  return out;
+}
+
+std::string backward_unit_text(const BackwardConfig& c) {
+  using simt::spelled;
+  std::string out = beginning({c.block_columns, c.D, c.Dv}, c.element);
+  out += text(
+      "#include \"sm90/kernel/backward.cuh\"\nconstexpr tessera::sm90::BackwardConfig config{.side = "
+      "tessera::simt::Side::",
+      owns_queries(c) ? "queries" : "keys", ", .D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
+      ", .dX = ", spelled(c.dX), ", .dY = ", spelled(c.dY), ", .warpgroups = ", c.warpgroups,
+      ", .block_columns = ", c.block_columns, ", .stages = ", c.stages, ", .drains = ", spelled(c.drains),
+      "};\nextern \"C\" __global__ __launch_bounds__(tessera::sm90::threads_of(config), 1) void ", simt::kernel_symbol,
+      "(const __grid_constant__ tessera::sm90::BackwardParams p) { tessera::sm90::backward<config>(p); }\n");
   return out;
 }
 

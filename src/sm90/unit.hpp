@@ -4,11 +4,12 @@
 
 #include <string>
 
-#include "sm90/config.hpp"
+#include "sm90/backward_config.hpp"
 
 namespace tessera::sm90 {
 
 std::string forward_unit_text(const Config& config);
+std::string backward_unit_text(const BackwardConfig& config);
 
 std::string restart_unit_text();  // sm90/kernel/restart.cuh
 

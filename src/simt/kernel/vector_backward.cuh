@@ -10,8 +10,6 @@
 
 namespace tessera::simt {
 
-enum class Side { queries, keys };  // what the rows are
-
 template <Config config, Side side>
 struct VectorBackward {
   static constexpr bool owns_queries = side == Side::queries;

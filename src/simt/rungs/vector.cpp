@@ -13,7 +13,6 @@ constexpr Function forward{"simt/kernel/vector_forward.cuh", "vector_forward", "
 constexpr Function backward_queries{"simt/kernel/vector_backward.cuh", "vector_backward_queries", "BackwardParams"};
 constexpr Function backward_keys{"simt/kernel/vector_backward.cuh", "vector_backward_keys", "BackwardParams"};
 constexpr Function bias_gradient{"simt/kernel/vector_bias_gradient.cuh", "vector_bias_gradient", "BackwardParams"};
-constexpr Function sink_gradient{"simt/kernel/sink_gradient.cuh", "sink_gradient", "BackwardParams"};
 
 // Tiles for tensor cores, where 16 rows, or twice that, belong to a warp. `registers`: how many a thread may spend on
 // its share of the results and on options, as found by the compile gate: more would spill.
@@ -142,7 +141,7 @@ struct Planner {
     if (p.dq && !add_dq(steps)) return no_tile();
     if ((p.dk || p.dv) && !add_dk_dv(steps, p.dk.has_value(), p.dv.has_value())) return no_tile();
     if (p.dbias && !add_dbias(steps)) return no_tile();
-    if (p.dsinks) steps.add(sink_gradient, {.threads = 256}, p.Hq);
+    add_sink_gradient(steps, p);
     return steps;
   }
 };

@@ -5,9 +5,9 @@
 #pragma once
 
 #include "simt/kernel/scores.cuh"
+#include "sm90/kernel/accumulator.cuh"
 #include "sm90/kernel/loader.cuh"
 #include "sm90/kernel/softmax.cuh"
-#include "sm90/ptx/wgmma.cuh"
 
 namespace tessera::sm90 {
 
@@ -46,11 +46,8 @@ struct Consumer {
   }
   template <int first, int end>
   __device__ void multiply_QK(float (&sums)[keys / 2]) {
-    const Operand query = along_rows(shared.Q(q.stage, warpgroup)), key = along_rows(shared.K(k.stage));
-    const auto at = [](Operand o, int rows, int n) { return o.plus(step_along_rows(rows, n)); };
-    Wgmma<keys>::set(sums, at(query, 64, first), at(key, keys, first));
-#pragma unroll
-    for (int n = first + 1; n < end; ++n) Wgmma<keys>::add(sums, at(query, 64, n), at(key, keys, n));
+    multiply_along_rows<keys, first, end>(sums, along_rows(shared.Q(q.stage, warpgroup)),
+                                          along_rows(shared.K(k.stage)));
   }
 
   // Tiles of keys that only other warpgroups see. All threads have seen one come before it is released: a thread that
@@ -73,12 +70,9 @@ struct Consumer {
   // O += P V, or O = P V if O is new. Only begins it.
   __device__ void begin_PV(const Probabilities& P) {
     shared.v_full(v.stage).wait(v.parity);
-    const Operand value = over_rows(shared.V(v.stage), keys);
     begin_products();
-    Wgmma<config.Dv>::add(O, &P[0], value, !new_O);
+    multiply_over_rows<config.Dv, keys>(O, P, over_rows(shared.V(v.stage), keys), !new_O);
     new_O = false;
-#pragma unroll
-    for (int n = 1; n < keys / 16; ++n) Wgmma<config.Dv>::add(O, &P[4 * n], value.plus(step_over_rows(n)), true);
     commit_products();
   }
 
@@ -122,7 +116,7 @@ struct Consumer {
     if constexpr (config.general) {
       score_one_by_one(rows, w, n, cut);
     } else {
-      if (cut) hide(S, w, warpgroup, thread, n);
+      if (cut) hide_outside_band(w, n);
       if constexpr (config.p_buffers == 1)
         rows.online_in_place(S, [](int) { return 1.f; });
       else if constexpr (first)
@@ -132,6 +126,11 @@ struct Consumer {
     }
   }
 
+  __device__ void hide_outside_band(const Work<config>& w, Int32 n) {
+    const Int32 distance = 64 * warpgroup - n * keys;
+    hide<keys>(S, thread, w.low + distance, w.high + distance, w.keys - n * keys);
+  }
+
   __device__ void score_one_by_one(State& rows, const Work<config>& w, Int32 n, bool cut) {
     const simt::DeviceSequence s{0, 0, w.queries, w.keys, w.shift, {}};
     const simt::ScoreOf<scores_of(config)> score(p.call.x, s, w.b, w.h);
@@ -139,7 +138,7 @@ struct Consumer {
 #pragma unroll
     for (int e = 0; e < keys / 2; ++e)
       S[e] = score(S[e], tile, accumulator_row(thread, e), accumulator_column(thread, e));
-    if (cut) hide(S, w, warpgroup, thread, n);
+    if (cut) hide_outside_band(w, n);
     rows.online_in_place(
         S, [&](int e) { return score.keep(tile, accumulator_row(thread, e), accumulator_column(thread, e)); });
   }
@@ -162,10 +161,7 @@ struct Consumer {
   // 0. Every warpgroup does this for itself.
   __device__ void clear_unused_V(int used) {
     shared.v_full(v.stage).wait(v.parity);
-    const UInt32 tile = shared.V(v.stage);
-    constexpr int chunks = config.Dv / chunk_columns;
-    for (int n = used * chunks + thread; n < keys * chunks; n += 128)
-      clear_chunk(tile + tile_byte(keys, n / chunks, n % chunks * chunk_columns));
+    clear_rows<keys, config.Dv>(shared.V(v.stage), thread, used, [](int) { return true; });
     publish_shared();
     sync_warpgroup();
   }
@@ -240,27 +236,7 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));
       auto* o = simt::row_of<config.o>(p.call.o, w.b, w.q_begin + i, w.h);
-      if constexpr (config.o == Element::f32) {
-#pragma unroll
-        for (int n = 2 * r; n < config.Dv / 2; n += 4)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if (const int column = accumulator_column(thread, n + e); i < w.queries && column < p.Dv)
-              o[column] = O[n + e];
-      } else {
-#pragma unroll
-        for (int n = 0; n < config.Dv / 32; ++n) {
-          const int column = 32 * n + thread % 4 * 8;
-          UInt32 x[4];
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const float* pair = &O[16 * n + 4 * c + 2 * r];
-            x[c] = packed<config.element>(pair[0], pair[1]);
-          }
-          transpose_in_quad(x);  // from two columns of every eight to eight of one
-          if (i < w.queries && column < p.Dv) store_columns(o + column, x, p.Dv - column);
-        }
-      }
+      store_row<config.o, config.Dv>(O, r, thread, o, p.Dv, i < w.queries);
     }
   }
 

@@ -108,22 +108,4 @@ struct Rows {
   }
 };
 
-// Scores outside the band become -inf. `thread` of the warpgroup; n: the tile of keys.
-template <Config config>
-__device__ inline void hide(float (&S)[config.block_keys / 2], const Work<config>& w, int warpgroup, int thread,
-                            Int32 n) {
-  const Int32 row = 64 * warpgroup + accumulator_row(thread, 0);
-  const Int32 column = n * config.block_keys + accumulator_column(thread, 0);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const Int32 first = w.low + row + 8 * r - column;
-    const Int32 seen = w.high + row + 8 * r, last = (seen < w.keys ? seen : w.keys - 1) - column;
-#pragma unroll
-    for (int c = 2 * r; c < config.block_keys / 2; c += 4)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (c / 4 * 8 + e < first || c / 4 * 8 + e > last) S[c + e] = minus_infinity<float>;
-  }
-}
-
 }  // namespace tessera::sm90

@@ -1,0 +1,96 @@
+// What both passes of the Hopper kernels do with a warpgroup's accumulators of 64 rows: products into them, the band
+// of the mask, and the way to memory. Every thread has two rows; value n belongs to row n / 2 % 2. Device text.
+#pragma once
+
+#include "simt/kernel/common.cuh"
+#include "sm90/kernel/quad.cuh"
+#include "sm90/layout.hpp"
+#include "sm90/ptx/math.cuh"
+#include "sm90/ptx/tma.cuh"
+#include "sm90/ptx/wgmma.cuh"
+
+namespace tessera::sm90 {
+
+// d = a b^T, both along their rows, over columns 16 first to 16 end; a has 64 rows, b has n.
+template <int n, int first, int end>
+__device__ inline void multiply_along_rows(float (&d)[n / 2], Operand a, Operand b) {
+  const auto at = [](Operand o, int rows, int k) { return o.plus(step_along_rows(rows, k)); };
+  Wgmma<n>::set(d, at(a, 64, first), at(b, n, first));
+#pragma unroll
+  for (int k = first + 1; k < end; ++k) Wgmma<n>::add(d, at(a, 64, k), at(b, n, k));
+}
+
+// d += a b, or d = a b without `accumulate`; a in registers, b over its `rows` rows.
+template <int n, int rows>
+__device__ inline void multiply_over_rows(float (&d)[n / 2], const UInt32 (&a)[rows / 4], Operand b, bool accumulate) {
+  Wgmma<n>::add(d, &a[0], b, accumulate);
+#pragma unroll
+  for (int k = 1; k < rows / 16; ++k) Wgmma<n>::add(d, &a[4 * k], b.plus(step_over_rows(k)), true);
+}
+
+// Row r of the tile sees the columns from low + r to high + r, but none from `columns` on: the others' scores become
+// -inf. `thread` of the warpgroup.
+template <int n>
+__device__ inline void hide(float (&S)[n / 2], int thread, Int32 low, Int32 high, Int32 columns) {
+  const Int32 row = accumulator_row(thread, 0), column = accumulator_column(thread, 0);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Int32 first = low + row + 8 * r - column;
+    const Int32 seen = high + row + 8 * r, last = (seen < columns ? seen : columns - 1) - column;
+#pragma unroll
+    for (int c = 2 * r; c < n / 2; c += 4)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (c / 4 * 8 + e < first || c / 4 * 8 + e > last) S[c + e] = minus_infinity<float>;
+  }
+}
+
+// One of a thread's two rows, r, to memory; `count` columns of the accumulator's n exist. All lanes of a quad call it
+// together; `exists`: the row is one to write.
+template <Element element, int n>
+__device__ inline void store_row(const float (&d)[n / 2], int r, int thread, typename simt::Stored<element>::Type* to,
+                                 int count, bool exists) {
+  if constexpr (element == Element::f32) {
+#pragma unroll
+    for (int v = 0; v < n / 2; v += 4)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (const int column = accumulator_column(thread, v + e); exists && column < count)
+          to[column] = d[v + 2 * r + e];
+  } else {
+#pragma unroll
+    for (int k = 0; k < n / 32; ++k) {
+      const int column = 32 * k + thread % 4 * 8;
+      UInt32 x[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float* pair = &d[16 * k + 4 * c + 2 * r];
+        x[c] = packed<element>(pair[0], pair[1]);
+      }
+      transpose_in_quad(x);  // from two columns of every eight to eight of one
+      if (exists && column < count) store_columns(to + column, x, count - column);
+    }
+  }
+}
+
+// What memory holds of that row, added to it.
+template <int n>
+__device__ inline void add_row(float (&d)[n / 2], int r, int thread, const float* from, int count, bool exists) {
+#pragma unroll
+  for (int v = 0; v < n / 2; v += 4)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (const int column = accumulator_column(thread, v + e); exists && column < count)
+        d[v + 2 * r + e] += from[column];
+}
+
+// Rows of a tile in shared memory become 0, by a warpgroup's threads: memory may hold NaN where P is 0, and 0 NaN is
+// NaN. Needs publish_shared() and the warpgroup's barrier before it is multiplied with.
+template <int rows, int columns, class Unused>
+__device__ inline void clear_rows(UInt32 tile, int thread, int first, Unused unused) {
+  constexpr int chunks = columns / chunk_columns;
+  for (int n = first * chunks + thread; n < rows * chunks; n += 128)
+    if (unused(n / chunks)) clear_chunk(tile + tile_byte(rows, n / chunks, n % chunks * chunk_columns));
+}
+
+}  // namespace tessera::sm90

@@ -1,0 +1,216 @@
+// The Hopper backward kernels, one per side: each block is the only writer of its rows, so they are deterministic. A
+// loader warp (backward_loader.cuh) feeds two or three warpgroups of 64 rows each: queries, which see keys stream past
+// and sum dQ, or keys, which see the queries of every head of the group and sum dK and dV. Of keys S, P, dP and dS are
+// the transposed ones. Device text; implements docs/algorithm.md, "Backward, tile by tile".
+#pragma once
+
+#include "sm90/kernel/accumulator.cuh"
+#include "sm90/kernel/backward_loader.cuh"
+
+namespace tessera::sm90 {
+
+// A consumer: a warpgroup.
+template <BackwardConfig config>
+struct BackwardConsumer {
+  static constexpr int columns = config.block_columns;
+  static constexpr bool queries = owns_queries(config);
+  static constexpr bool wants_dX = config.dX != Element::none, wants_dY = config.dY != Element::none;
+
+  const BackwardParams& p;
+  const BackwardShared<config>& shared;
+  const BackwardWork<config>& w;
+  const int warpgroup, thread = threadIdx.x % 128;
+  RingPlace<config.stages> place;
+  float S[columns / 2], dP[wants_dX ? columns / 2 : 1];
+  // Operands of the products that sum: P has a place of its own only if dY needs it.
+  UInt32 packed_P[wants_dY ? columns / 4 : 1], packed_dS[wants_dX ? columns / 4 : 1];
+  float dX[wants_dX ? config.D / 2 : 1] = {}, dY[wants_dY ? config.Dv / 2 : 1] = {};
+  float lse2[2], delta[2];  // of queries that are rows
+
+  __device__ BackwardConsumer(const BackwardParams& p, const BackwardShared<config>& shared,
+                              const BackwardWork<config>& w, int warpgroup) :
+      p(p),
+      shared(shared), w(w), warpgroup(warpgroup) {}
+
+  __device__ void sync_warpgroup() { sync_threads(1 + warpgroup, 128); }
+  // Each warp for itself: its lanes also read numbers, which no product waits for.
+  __device__ void release(int stage) {
+    if (thread % 32 == 0) shared.empty(stage).arrive();
+  }
+
+  __device__ void read_numbers_of_rows() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Int32 i = w.row(warpgroup, accumulator_row(thread, 2 * r));
+      const Int64 at = w.row_head * p.call.row_head + w.b * p.call.row_batch + w.row_begin + i;
+      lse2[r] = i < w.rows ? p.call.lse2[at] : -minus_infinity<float>;
+      delta[r] = i < w.rows ? p.call.delta[at] : 0;
+    }
+  }
+
+  // What P and dS need of value n's query.
+  __device__ float lse2_of(int n) const {
+    if constexpr (queries) return lse2[n / 2 % 2];
+    return shared.lse2(place.stage)[accumulator_column(thread, n)];
+  }
+  __device__ float delta_of(int n) const {
+    if constexpr (queries) return delta[n / 2 % 2];
+    return shared.delta(place.stage)[accumulator_column(thread, n)];
+  }
+
+  // Columns with P = 0 for all rows may hold NaN: keys of others, or nobody's; queries that see nothing.
+  __device__ void clear_unused(Int32 tile) {
+    if constexpr (queries) {
+      const Int32 used = w.columns - tile * columns;
+      if (used >= columns || !w.others_follow) return;
+      clear_columns(used, [](int) { return true; });
+    } else {
+      if (!shared.blind(place.stage)) return;
+      const float* numbers = shared.lse2(place.stage);
+      clear_columns(0, [&](int n) { return numbers[n] == -minus_infinity<float>; });
+    }
+  }
+  template <class Unused>
+  __device__ void clear_columns(int first, Unused unused) {
+    clear_rows<columns, config.D>(shared.x(place.stage), thread, first, unused);
+    clear_rows<columns, config.Dv>(shared.y(place.stage), thread, first, unused);
+    publish_shared();
+    sync_warpgroup();
+  }
+
+  // S = X x^T and dP = Y y^T. Only begins them.
+  __device__ void begin_scores() {
+    begin_products();
+    multiply_along_rows<columns, 0, config.D / 16>(S, along_rows(shared.X(warpgroup)),
+                                                   along_rows(shared.x(place.stage)));
+    commit_products();
+    if constexpr (wants_dX) {
+      multiply_along_rows<columns, 0, config.Dv / 16>(dP, along_rows(shared.Y(warpgroup)),
+                                                      along_rows(shared.y(place.stage)));
+      commit_products();
+    }
+  }
+
+  // P, in the place of S.
+  __device__ void exponentiate(Int32 tile) {
+    const Int32 first = w.row(warpgroup, 0), column = tile * columns;
+    const bool whole =
+        column >= first + 63 + w.low && column + columns - 1 <= first + w.high && column + columns <= w.columns;
+    if (!whole) hide<columns>(S, thread, w.low + first - column, w.high + first - column, w.columns - column);
+#pragma unroll
+    for (int n = 0; n < columns / 2; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2_of(n)));
+  }
+
+  // dY += P y and dX += dS x. Only begins them.
+  __device__ void begin_dY() {
+#pragma unroll
+    for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
+    begin_products();
+    multiply_over_rows<config.Dv, columns>(dY, packed_P, over_rows(shared.y(place.stage), columns), true);
+    commit_products();
+  }
+  __device__ void begin_dX() {
+#pragma unroll
+    for (int n = 0; n < columns / 2; n += 2)
+      packed_dS[n / 2] = packed<config.element>(S[n] * (dP[n] - delta_of(n)), S[n + 1] * (dP[n + 1] - delta_of(n + 1)));
+    begin_products();
+    multiply_over_rows<config.D, columns>(dX, packed_dS, over_rows(shared.x(place.stage), columns), true);
+    commit_products();
+  }
+
+  // A tile's sums may still be in the tensor cores' hands when the scores of the next one begin: its place in shared
+  // memory, `before`, is free when those are here.
+  __device__ void sum_tile(Int32 tile, int& before) {
+    shared.full(place.stage).wait(place.parity);
+    clear_unused(tile);
+    begin_scores();
+    wait_products<wants_dX ? 1 : 0>();
+    arrived(S);
+    if (!config.drains && before >= 0) release(before);
+    exponentiate(tile);
+    if constexpr (wants_dY) begin_dY();
+    if constexpr (wants_dX) {
+      wait_products<wants_dY ? 1 : 0>();
+      arrived(dP);
+      begin_dX();
+    }
+    if constexpr (config.drains) {
+      wait_products<0>();
+      release(place.stage);
+    }
+    before = place.stage;
+    place.advance();
+  }
+
+  // Tiles that only other warpgroups see. All threads have seen one come before it is released: a thread that came too
+  // late would wait for the next but one.
+  __device__ void pass(Int32 count) {
+    for (; count > 0; --count, place.advance()) {
+      shared.full(place.stage).wait(place.parity);
+      sync_warpgroup();
+      release(place.stage);
+    }
+  }
+
+  __device__ void sum() {
+    if constexpr (queries) read_numbers_of_rows();
+    if (w.begin >= w.end) return;
+    shared.rows_full(warpgroup).wait(0);
+    int before = -1;
+    for (Int32 head = 0; head < w.heads; ++head) {
+      pass(w.own_begin[warpgroup] - w.begin);
+      for (Int32 tile = w.own_begin[warpgroup]; tile < w.own_end[warpgroup]; ++tile) sum_tile(tile, before);
+      pass(w.end - w.own_end[warpgroup]);
+    }
+    wait_products<0>();
+    if constexpr (wants_dX) arrived(dX);
+    if constexpr (wants_dY) arrived(dY);
+  }
+
+  template <Element element, int width>
+  __device__ void write(float (&sums)[width / 2], const simt::TokenRef& to, int count, float factor) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Int32 i = w.row(warpgroup, accumulator_row(thread, 2 * r));
+      auto* row = simt::row_of<element>(to, w.b, w.row_begin + i, w.row_head);
+      const bool sees = !queries || lse2[r] != -minus_infinity<float>;
+#pragma unroll
+      for (int n = 2 * r; n < width / 2; n += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) sums[n + e] = sees ? sums[n + e] * factor : 0;
+      if constexpr (element == Element::f32)  // no other type accumulates
+        if (p.call.accumulate) add_row<width>(sums, r, thread, row, count, i < w.rows);
+      store_row<element, width>(sums, r, thread, row, count, i < w.rows);
+    }
+  }
+
+  __device__ void consume() {
+    sum();
+    if constexpr (wants_dX) write<config.dX, config.D>(dX, queries ? p.call.dq : p.call.dk, p.D, p.call.x.scale);
+    if constexpr (wants_dY) write<config.dY, config.Dv>(dY, p.call.dv, p.Dv, 1);
+  }
+};
+
+template <BackwardConfig config>
+__device__ void backward(const BackwardParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const BackwardShared<config> shared{memory};
+  if (threadIdx.x == 0) {
+    shared.work().find(p.call.x);
+    shared.init_barriers();
+    prefetch(p.X), prefetch(p.Y), prefetch(p.x), prefetch(p.y);
+  }
+  __syncthreads();
+  const BackwardWork<config>& work = shared.work();
+  if (work.none()) return;
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  if (role == 0) {
+    give_registers<producer_registers(config)>();
+    if (threadIdx.x < 32) BackwardLoader<config>{p, shared, work}.load();
+  } else {
+    take_registers<consumer_registers(config)>();
+    BackwardConsumer<config>(p, shared, work, role - 1).consume();
+  }
+}
+
+}  // namespace tessera::sm90

@@ -1,0 +1,165 @@
+// What a block of the Hopper backward kernels works on, its shared memory, and the warp that fills it: rows that stay,
+// and tiles of columns that stream past, for keys those of every query head of the group. Device text.
+#pragma once
+
+#include "simt/kernel/common.cuh"
+#include "sm90/backward_config.hpp"
+#include "sm90/params.hpp"
+#include "sm90/ptx/tma.cuh"
+
+namespace tessera::sm90 {
+
+// One block's rows and the tiles of columns that they see, in shared memory: consumers have no registers to spare for
+// it. Tokens are counted in 32 bits, as tensor copies count them.
+template <BackwardConfig config>
+struct BackwardWork {
+  Int32 b, tensor_b;             // tensor_b: where tensor copies count sequences; all packed ones are one
+  Int32 row_head, head, heads;   // of the rows; the first of the columns, and how many
+  Int32 first, rows, row_begin;  // the block's first row, of so many in its sequence, which begins there
+  Int32 columns, column_begin;   // of the sequence
+  Int32 low, high;               // row r sees columns low + r to high + r
+  Int32 begin, end;              // tiles of columns, at absolute positions
+  Int32 own_begin[config.warpgroups], own_end[config.warpgroups];  // those that each 64 rows see
+  bool others_follow;                                              // in memory, behind the sequence's columns
+
+  __device__ void find(const simt::Question& x) {
+    constexpr bool queries = owns_queries(config);
+    simt::QueryPlace place;
+    rows = 0;
+    if (!(queries ? simt::query_place(x, rows_of(config), place) : simt::key_place(x, rows_of(config), place))) return;
+    const simt::DeviceSequence& s = place.s;
+    b = place.b, tensor_b = x.cu_seqlens_q.data ? 0 : place.b;
+    row_head = queries ? place.h : place.kv, head = queries ? place.kv : place.h;
+    heads = queries ? 1 : x.Hq / x.Hk;
+    first = Int32(place.first);
+    rows = Int32(queries ? s.nq : s.nk), row_begin = Int32(queries ? s.q_begin : s.k_begin);
+    columns = Int32(queries ? s.nk : s.nq), column_begin = Int32(queries ? s.k_begin : s.q_begin);
+    others_follow = column_begin + columns < (queries ? x.Nk : x.Nq);
+    constexpr Int64 far = Int64(1) << 29;
+    low = Int32(clamp(queries ? s.mask.low : -s.mask.high, -far, far));
+    high = Int32(clamp(queries ? s.mask.high : -s.mask.low, -far, far));
+
+    constexpr Int64 block = config.block_columns;
+    const auto seen_by = [&](Int32 begin, Int32 end) {
+      const Range range{begin, lesser(end, rows)};
+      return queries ? visible_keys(s.mask, range) : visible_queries(s.mask, range);
+    };
+    const Range seen = seen_by(first, first + rows_of(config));
+    begin = Int32(seen.begin / block);
+    end = seen.empty() ? begin : Int32(ceil_div(seen.end, block));
+#pragma unroll 1
+    for (int g = 0; g < config.warpgroups; ++g) {
+      const Range own = seen_by(first + 64 * g, first + 64 * g + 64);
+      own_begin[g] = own_end[g] = begin;
+      if (own.empty()) continue;
+      own_begin[g] = Int32(lesser(own.begin / block, begin + most_passed(config)));
+      own_end[g] = Int32(greater(ceil_div(own.end, block), end - most_passed(config)));
+    }
+  }
+
+  __device__ bool none() const { return rows == 0; }
+  // Row of the sequence that is row `row` of a warpgroup's tile.
+  __device__ Int32 row(int warpgroup, int row) const { return first + 64 * warpgroup + row; }
+};
+static_assert(sizeof(BackwardWork<BackwardConfig{}>) <= work_bytes);
+
+template <BackwardConfig config>
+struct BackwardShared {
+  static constexpr BackwardLayout layout = layout_of(config);
+  unsigned char* const base;
+
+  __device__ UInt32 X(int warpgroup) const { return at(layout.X + warpgroup * layout.X_bytes); }
+  __device__ UInt32 Y(int warpgroup) const { return at(layout.Y + warpgroup * layout.Y_bytes); }
+  __device__ UInt32 x(int stage) const { return at(layout.x + stage * layout.x_bytes); }
+  __device__ UInt32 y(int stage) const { return at(layout.y + stage * layout.y_bytes); }
+  // Of streamed queries.
+  __device__ float* lse2(int stage) const { return numbers(layout.lse2, stage); }
+  __device__ float* delta(int stage) const { return numbers(layout.delta, stage); }
+  __device__ UInt32& blind(int stage) const { return reinterpret_cast<UInt32*>(base + layout.blind)[stage]; }
+
+  __device__ BackwardWork<config>& work() const { return *reinterpret_cast<BackwardWork<config>*>(base + layout.work); }
+
+  // full: what the place holds is here. empty: it is no longer read.
+  __device__ Barrier& rows_full(int warpgroup) const { return barrier(warpgroup); }
+  __device__ Barrier& full(int stage) const { return barrier(config.warpgroups + stage); }
+  __device__ Barrier& empty(int stage) const { return barrier(config.warpgroups + config.stages + stage); }
+
+  __device__ void init_barriers() const {
+    for (int g = 0; g < config.warpgroups; ++g) rows_full(g).init(1);
+    for (int s = 0; s < config.stages; ++s) {
+      full(s).init(owns_queries(config) ? 1 : 1 + 32);  // queries bring numbers, which the loader's lanes copy
+      empty(s).init(4 * config.warpgroups);             // warps
+    }
+    publish_barriers();
+  }
+
+ private:
+  __device__ UInt32 at(int offset) const { return shared_address(base) + offset; }
+  __device__ float* numbers(int first, int stage) const {
+    return reinterpret_cast<float*>(base + first) + stage * config.block_columns;
+  }
+  __device__ Barrier& barrier(int n) const { return reinterpret_cast<Barrier*>(base + layout.barriers)[n]; }
+};
+
+// The loader: one warp, of which lane 0 starts the tensor copies.
+template <BackwardConfig config>
+struct BackwardLoader {
+  static constexpr BackwardLayout layout = layout_of(config);
+  static constexpr int columns = config.block_columns;
+  const BackwardParams& p;
+  const BackwardShared<config>& shared;
+  const BackwardWork<config>& w;
+  const int lane = threadIdx.x % 32;
+
+  __device__ void load_rows() const {
+    for (int g = 0; g < config.warpgroups; ++g) {
+      const TilePlace place{w.row_begin + w.row(g, 0), w.row_head, w.tensor_b};
+      Barrier& full = shared.rows_full(g);
+      full.expect(layout.X_bytes + (needs_dP ? layout.Y_bytes : 0));
+      load_tile<64, config.D / 64>(shared.X(g), p.X, full, place, pass_through_cache);
+      if constexpr (needs_dP) load_tile<64, config.Dv / 64>(shared.Y(g), p.Y, full, place, pass_through_cache);
+    }
+  }
+
+  __device__ void load_columns(Int32 head, Int32 tile, int stage) const {
+    const TilePlace place{w.column_begin + tile * columns, head, w.tensor_b};
+    Barrier& full = shared.full(stage);
+    full.expect(layout.x_bytes + layout.y_bytes);
+    load_tile<columns, config.D / 64>(shared.x(stage), p.x, full, place, keep_in_cache);
+    load_tile<columns, config.Dv / 64>(shared.y(stage), p.y, full, place, keep_in_cache);
+  }
+
+  // LSE and delta of a tile of queries. Those beyond the sequence are as those that see nothing: they have P = 0.
+  __device__ void load_numbers(Int32 head, Int32 tile, int stage) const {
+    const Int64 at = head * p.call.row_head + w.b * p.call.row_batch + w.column_begin;
+    bool blind = false;
+    for (Int32 n = lane; n < columns; n += 32) {
+      const Int32 i = tile * columns + n;
+      const bool exists = i < w.columns;
+      const float lse2 = exists ? p.call.lse2[at + i] : -minus_infinity<float>;
+      shared.lse2(stage)[n] = lse2;
+      shared.delta(stage)[n] = exists ? p.call.delta[at + i] : 0;
+      blind |= lse2 == -minus_infinity<float>;
+    }
+    blind = __any_sync(0xffffffffu, blind);
+    if (lane == 0) shared.blind(stage) = blind;
+    shared.full(stage).arrive();
+  }
+
+  __device__ void load() const {
+    if (w.begin >= w.end) return;
+    if (lane == 0) load_rows();
+    RingPlace<config.stages> place;
+    for (Int32 head = w.head; head < w.head + w.heads; ++head)
+      for (Int32 tile = w.begin; tile < w.end; ++tile, place.advance()) {
+        shared.empty(place.stage).wait(place.parity ^ 1);
+        if (lane == 0) load_columns(head, tile, place.stage);
+        if constexpr (!owns_queries(config)) load_numbers(head, tile, place.stage);
+      }
+  }
+
+ private:
+  static constexpr bool needs_dP = config.dX != Element::none;
+};
+
+}  // namespace tessera::sm90
