@@ -38,6 +38,7 @@ struct Slot {
 // What the protocol depends on.
 struct Rings {
   int warpgroups, keys, stages, q_stages;
+  bool overlaps = true;  // the next queries' first S with these queries' last PV; not with options
   auto operator<=>(const Rings&) const = default;
   // Tiles of keys that one warpgroup may pass over at either end of its own.
   int passed() const { return most_passed(Config{.warpgroups = warpgroups, .stages = stages}); }
@@ -226,7 +227,7 @@ struct Model {
         if (m.rings.q_stages > 1) release_Q();
         int passed = at(number).tiles - own(number).end;
         pass_K(passed);
-        if (!own(next).empty()) {
+        if (m.rings.overlaps && !own(next).empty()) {
           take_Q(next);
           pass_K(own(next).begin);
           passed += own(next).begin;
@@ -239,6 +240,7 @@ struct Model {
         pass_V(passed);
         release_work(number);
         number = next;
+        if (!m.rings.overlaps) break;
       }
       return number;
     }
@@ -310,14 +312,14 @@ std::set<Rings> planned_rings() {
         if (options > 1) p.slopes = 1;
         if (options > 2) p.options.dropout = 0.5;
         const Config c = forward_tile(p).value();
-        all.insert({c.warpgroups, c.block_keys, c.stages, c.q_stages});
+        all.insert({c.warpgroups, c.block_keys, c.stages, c.q_stages, !c.general});
       }
   return all;
 }
 
 testing::Message named(const Rings& r) {
   return testing::Message() << r.warpgroups << " warpgroups, " << r.keys << " keys, " << r.stages << " stages, "
-                            << r.q_stages << " of Q";
+                            << r.q_stages << " of Q" << (r.overlaps ? ", overlapping" : "");
 }
 
 // Full, causal and windowed tiles of long and short sequences, and tiles in which some warpgroups see nothing.

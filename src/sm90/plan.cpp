@@ -19,9 +19,9 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
   if (p.alignment < 16)
     return text("pointers and strides are aligned to ", p.alignment, " bytes; tensor copies need 16");
   if (p.Nq == 0 || p.Nk == 0) return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; tensor copies need a token of each");
-  constexpr std::int64_t most_tokens = (std::int64_t{1} << 31) - 1024;  // a tile may reach beyond the last
+  constexpr std::int64_t most_tokens = std::int64_t{1} << 29;  // positions and masks are in 32 bits
   if (std::max(p.Nq, p.Nk) > most_tokens)
-    return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; tensor copies count up to ", most_tokens, " tokens");
+    return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; this kernel counts up to ", most_tokens, " tokens");
   return "";
 }
 
