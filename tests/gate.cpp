@@ -42,6 +42,11 @@ Judged judge(const GateUnit& unit) {
   Judged out{&unit, {}, ""};
   try {
     out.compiled = cuda::compile(unit.named.unit);
+    if (out.compiled.seconds > most_seconds) {  // by the compiler, or by a busy machine? The second time tells.
+      const double first = out.compiled.seconds;
+      out.compiled = cuda::compile(unit.named.unit);
+      out.compiled.seconds = std::min(first, out.compiled.seconds);
+    }
     out.fault = fault_of(unit, out.compiled);
   } catch (const Failure& failure) {
     out.fault = failure.what();

@@ -6,6 +6,10 @@
 
 namespace tessera::simt {
 
+// How many steps of a loop over a row's elements are written out. All of them while the row may live in registers; a
+// longer row lives in local memory either way, and writing its loops out would only keep the compiler busy for seconds.
+__host__ __device__ constexpr int steps_written_out(int elements) { return elements <= 128 ? elements : 16; }
+
 // P_ij and dS_ij from rows in registers (q, scaled, and dO) and rows in memory (k and v), or the other way round.
 struct PairGradient {
   float P, dS;
@@ -15,7 +19,9 @@ template <int D, int Dv, class K, class V>
 __device__ inline PairGradient pair_gradient(const float (&q)[D], const K* k, const float (&d_o)[Dv], const V* v,
                                              float lse2, float delta) {
   float S = 0, dP = 0;
+#pragma unroll steps_written_out(D)
   for (int d = 0; d < D; ++d) S += q[d] * to_float(k[d]);
+#pragma unroll steps_written_out(Dv)
   for (int d = 0; d < Dv; ++d) dP += d_o[d] * to_float(v[d]);
   const float P = exp2f(S - lse2);
   return {P, P * (dP - delta)};
@@ -32,7 +38,9 @@ __device__ void naive_backward_queries(const BackwardParams& p) {
   float q[config.D], d_o[config.Dv], dQ[config.D] = {};
   const auto* q_row = row_of<config.element>(p.x.q, place.b, token, place.h);
   const auto* d_o_row = row_of<config.d_o>(p.d_o, place.b, token, place.h);
+#pragma unroll steps_written_out(config.D)
   for (int d = 0; d < config.D; ++d) q[d] = to_float(q_row[d]) * p.x.scale * log2e;
+#pragma unroll steps_written_out(config.Dv)
   for (int d = 0; d < config.Dv; ++d) d_o[d] = to_float(d_o_row[d]);
   const Int64 at = place.h * p.row_head + place.b * p.row_batch + token;
   const float lse2 = p.lse2[at], delta = p.delta[at];
@@ -44,9 +52,11 @@ __device__ void naive_backward_queries(const BackwardParams& p) {
     const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
     const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
     const float dS = pair_gradient(q, k, d_o, v, lse2, delta).dS;
+#pragma unroll steps_written_out(config.D)
     for (int d = 0; d < config.D; ++d) dQ[d] += dS * to_float(k[d]);
   }
   auto* out = row_of<config.dq>(p.dq, place.b, token, place.h);
+#pragma unroll steps_written_out(config.D)
   for (int d = 0; d < config.D; ++d) from_float(dQ[d] * p.x.scale, out[d]);
 }
 
@@ -61,7 +71,9 @@ __device__ void naive_backward_keys(const BackwardParams& p) {
   float k[config.D], v[config.Dv], dK[config.D] = {}, dV[config.Dv] = {};
   const auto* k_row = row_of<config.element>(p.x.k, place.b, token, place.kv);
   const auto* v_row = row_of<config.element>(p.x.v, place.b, token, place.kv);
+#pragma unroll steps_written_out(config.D)
   for (int d = 0; d < config.D; ++d) k[d] = to_float(k_row[d]) * p.x.scale * log2e;
+#pragma unroll steps_written_out(config.Dv)
   for (int d = 0; d < config.Dv; ++d) v[d] = to_float(v_row[d]);
 
   const Range queries = visible_queries(s.mask, {j, j + 1});
@@ -74,15 +86,19 @@ __device__ void naive_backward_keys(const BackwardParams& p) {
       const auto* q = row_of<config.element>(p.x.q, place.b, s.q_begin + i, h);
       const auto* d_o = row_of<config.d_o>(p.d_o, place.b, s.q_begin + i, h);
       const PairGradient g = pair_gradient(k, q, v, d_o, p.lse2[at], p.delta[at]);
+#pragma unroll steps_written_out(config.Dv)
       for (int d = 0; d < config.Dv; ++d) dV[d] += g.P * to_float(d_o[d]);
+#pragma unroll steps_written_out(config.D)
       for (int d = 0; d < config.D; ++d) dK[d] += g.dS * to_float(q[d]);
     }
   if (p.dk.data) {
     auto* out = row_of<config.dk>(p.dk, place.b, token, place.kv);
+#pragma unroll steps_written_out(config.D)
     for (int d = 0; d < config.D; ++d) from_float(dK[d] * p.x.scale, out[d]);
   }
   if (p.dv.data) {
     auto* out = row_of<config.dv>(p.dv, place.b, token, place.kv);
+#pragma unroll steps_written_out(config.Dv)
     for (int d = 0; d < config.Dv; ++d) from_float(dV[d], out[d]);
   }
 }
