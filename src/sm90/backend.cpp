@@ -136,6 +136,7 @@ class HopperBackwardPlan : public KernelPlan {
     const BackwardConfig& c = pass.config;
     const Tensor &q = call.inputs.q, &k = call.inputs.k, &v = call.inputs.v, &d_o = call.saved.d_o;
     const bool queries = owns_queries(c);
+    const double scale = score_scale(problem, Config{});
     BackwardParams all{.X = tensor_map(queries ? q : k, 64),
                        .Y = tensor_map(queries ? d_o : v, 64),
                        .x = tensor_map(queries ? k : q, c.block_columns),
@@ -143,7 +144,9 @@ class HopperBackwardPlan : public KernelPlan {
                        .call = params,
                        .D = static_cast<Int32>(problem.D),
                        .Dv = static_cast<Int32>(problem.Dv),
-                       .factor = static_cast<float>(score_scale(problem, Config{}) * std::numbers::log2e)};
+                       .factor = static_cast<float>(scale * std::numbers::log2e),
+                       .scale = static_cast<float>(problem.options.scale)};
+    all.call.x.scale = static_cast<float>(scale);
     void* arguments[] = {&all};
     kernel.launch({.grid = {static_cast<unsigned>(pass.blocks)},
                    .block = {static_cast<unsigned>(threads_of(c))},
@@ -171,20 +174,15 @@ Plan plan_for(const Problem& p, Plan (*planner)(const Problem&, const cuda::Targ
   return plan;
 }
 
-constexpr const char* new_backward =
-    "kernel is not given; this backward pass is new, and taken only when asked for by its name";
-
 class HopperKernel : public Kernel {
  public:
   const char* name() const override { return "hopper"; }
-  PlanOrReason plan(const Problem& p, const Execution& execution) const override {
+  PlanOrReason plan(const Problem& p, const Execution&) const override {
     if (p.pass == Pass::forward) return loaded<HopperPlan>(p, plan_for(p, plan_forward));
-    if (!execution.kernel) return {nullptr, new_backward};
     return loaded<HopperBackwardPlan>(p, plan_for(p, plan_backward));
   }
-  std::string refusal(const Problem& p, const Execution& execution) const override {
-    if (p.pass == Pass::forward) return plan_for(p, plan_forward).reason;
-    return execution.kernel ? plan_for(p, plan_backward).reason : new_backward;
+  std::string refusal(const Problem& p, const Execution&) const override {
+    return p.pass == Pass::forward ? plan_for(p, plan_forward).reason : plan_for(p, plan_backward).reason;
   }
 
  private:

@@ -27,7 +27,7 @@ double score_scale(const Problem& problem, const Config& config);
 ForwardPlan plan_forward(const Problem& problem, const cuda::Target& target);
 
 // The backward pass: the ladder's own start (delta, LSE, rows that no sequence uses), a kernel for each side whose
-// gradients are asked for, and the ladder's dSink.
+// gradients are asked for, and the ladder's dBias and dSink.
 struct BackwardPlan {
   struct Pass {
     BackwardConfig config;

@@ -29,6 +29,9 @@ inline ThreadPlace threadIdx, blockIdx, gridDim;
 struct uint4 {
   unsigned x, y, z, w;
 };
+struct float4 {
+  float x, y, z, w;
+};
 
 namespace tessera::emulated {
 
@@ -164,6 +167,11 @@ class Machine {
 inline void __syncthreads() {
   auto& m = tessera::emulated::Machine::here();
   m.meet(0, m.block_threads, threadIdx.x);
+}
+
+inline void __syncwarp() {
+  auto& m = tessera::emulated::Machine::here();
+  m.meet(m.warp_name(), 32, threadIdx.x % 32);
 }
 
 template <class Number>

@@ -4,23 +4,40 @@
 // the transposed ones. Device text; implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
+#include "simt/kernel/scores.cuh"
 #include "sm90/kernel/accumulator.cuh"
 #include "sm90/kernel/backward_loader.cuh"
 
 namespace tessera::sm90 {
 
+// What a warpgroup computes of a tile: everything, or its half of a pair's work.
+//
+// Pairs are for keys with D and Dv so wide that dK and dV of 64 keys, (D + Dv) / 2 registers of a thread, leave none
+// for S and dP. Two kernels, one for dK and one for dV, would compute S twice: 8 products for the 7 of both sides. So
+// would a pair in which each half computes S for itself. Here the first half has S and dV and the second dP and dK, two
+// products of equal size each, and P, in f32, is written and read once: of the bytes that a tile moves in shared memory
+// that is 1/9, where one more S would be 2/9. A thread's counterpart in the other half holds the same elements of the
+// tile, so that the order in which they lie there is free of conflicts. The price is that a block has 64 keys, not 128:
+// every tile of queries is loaded twice as often (D=256: 32 bytes per clock and multiprocessor, of 38 that the L2 cache
+// gives).
+enum class Part { all, P, dS };
+
 // A consumer: a warpgroup.
-template <BackwardConfig config>
+template <BackwardConfig config, Part part>
 struct BackwardConsumer {
   static constexpr int columns = config.block_columns;
   static constexpr bool queries = owns_queries(config);
-  static constexpr bool wants_dX = config.dX != Element::none, wants_dY = config.dY != Element::none;
+  static constexpr bool computes_S = part != Part::dS;
+  static constexpr bool wants_dX = config.dX != Element::none && part != Part::P;
+  static constexpr bool wants_dY = config.dY != Element::none && part != Part::dS;
 
   const BackwardParams& p;
   const BackwardShared<config>& shared;
   const BackwardWork<config>& w;
   const int warpgroup, thread = threadIdx.x % 128;
+  const int own = config.paired ? 0 : warpgroup;  // which 64 rows
   RingPlace<config.stages> place;
+  RingPlace<config.paired ? slots_of_P(config) : 1> slot;
   float S[columns / 2], dP[wants_dX ? columns / 2 : 1];
   // Operands of the products that sum: P has a place of its own only if dY needs it.
   UInt32 packed_P[wants_dY ? columns / 4 : 1], packed_dS[wants_dX ? columns / 4 : 1];
@@ -34,14 +51,15 @@ struct BackwardConsumer {
 
   __device__ void sync_warpgroup() { sync_threads(1 + warpgroup, 128); }
   // Each warp for itself: its lanes also read numbers, which no product waits for.
-  __device__ void release(int stage) {
-    if (thread % 32 == 0) shared.empty(stage).arrive();
+  __device__ void release(int stage) { arrive_as_warp(shared.empty(stage)); }
+  __device__ void arrive_as_warp(Barrier& barrier) {
+    if (thread % 32 == 0) barrier.arrive();
   }
 
   __device__ void read_numbers_of_rows() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Int32 i = w.row(warpgroup, accumulator_row(thread, 2 * r));
+      const Int32 i = w.row(own, accumulator_row(thread, 2 * r));
       const Int64 at = w.row_head * p.call.row_head + w.b * p.call.row_batch + w.row_begin + i;
       lse2[r] = i < w.rows ? p.call.lse2[at] : -minus_infinity<float>;
       delta[r] = i < w.rows ? p.call.delta[at] : 0;
@@ -81,19 +99,19 @@ struct BackwardConsumer {
   // S = X x^T and dP = Y y^T. Only begins them.
   __device__ void begin_scores() {
     begin_products();
-    multiply_along_rows<columns, 0, config.D / 16>(S, along_rows(shared.X(warpgroup)),
-                                                   along_rows(shared.x(place.stage)));
-    commit_products();
+    if constexpr (computes_S) {
+      multiply_along_rows<columns, 0, config.D / 16>(S, along_rows(shared.X(own)), along_rows(shared.x(place.stage)));
+      commit_products();
+    }
     if constexpr (wants_dX) {
-      multiply_along_rows<columns, 0, config.Dv / 16>(dP, along_rows(shared.Y(warpgroup)),
-                                                      along_rows(shared.y(place.stage)));
+      multiply_along_rows<columns, 0, config.Dv / 16>(dP, along_rows(shared.Y(own)), along_rows(shared.y(place.stage)));
       commit_products();
     }
   }
 
   // P, in the place of S.
   __device__ void exponentiate(Int32 tile) {
-    const Int32 first = w.row(warpgroup, 0), column = tile * columns;
+    const Int32 first = w.row(own, 0), column = tile * columns;
     const bool whole =
         column >= first + 63 + w.low && column + columns - 1 <= first + w.high && column + columns <= w.columns;
     if (!whole) hide<columns>(S, thread, w.low + first - column, w.high + first - column, w.columns - column);
@@ -101,18 +119,78 @@ struct BackwardConsumer {
     for (int n = 0; n < columns / 2; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2_of(n)));
   }
 
+  // With options. In the place of S comes what dS is a multiple of, P times the softcap's derivative, and negative
+  // where dropout takes the key away: so one number is all that dS needs. `head` of the query.
+  __device__ void exponentiate_one_by_one(Int32 head, Int32 tile) {
+    const Int32 row = w.row(own, 0), column = tile * columns;
+    const simt::DeviceSequence s{0, 0, queries ? w.rows : w.columns, queries ? w.columns : w.rows, w.shift, {}};
+    const simt::ScoreOf<scores_of(config)> score(p.call.x, s, w.b, head);
+    const simt::ScoreTile at =
+        queries ? simt::ScoreTile(s, row, 64, column, columns) : simt::ScoreTile(s, column, columns, row, 64);
+    SeenColumns seen[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      seen[r] = seen_columns(thread, r, w.low + row - column, w.high + row - column, w.columns - column);
+    const auto sees = [&](int n) {
+      const int c = n / 4 * 8 + n % 2, r = n / 2 % 2;
+      return seen[r].first <= c && c <= seen[r].last;
+    };
+#pragma unroll
+    for (int n = 0; n < columns / 2; n += 2) {
+      float kept[2];
+#pragma unroll
+      for (int e = n; e < n + 2; ++e) {
+        const int r = accumulator_row(thread, e), c = accumulator_column(thread, e);
+        const int query = queries ? r : c, key = queries ? c : r;
+        float derivative = 1;
+        S[e] = score(S[e], at, query, key, config.softcap ? &derivative : nullptr);
+        const float P = sees(e) ? exp2_of(S[e] - lse2_of(e)) : 0, keep = score.keep(at, query, key);
+        kept[e - n] = P * keep;
+        S[e] = keep == 0 ? -P * derivative : P * derivative;
+      }
+      if constexpr (wants_dY) packed_P[n / 2] = packed<config.element>(kept[0], kept[1]);
+    }
+  }
+
+  __device__ float dS_of(int n) const {
+    if constexpr (!config.dropout) return S[n] * (dP[n] - delta_of(n));
+    return fabsf(S[n]) * ((S[n] < 0 ? 0 : dP[n] * p.call.x.keep_scale) - delta_of(n));
+  }
+
+  // From one half of a pair to the other.
+  __device__ void give_P() {
+    shared.P_empty(slot.stage).wait(slot.parity ^ 1);
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n)
+      shared.P(slot.stage, thread, n) = {S[4 * n], S[4 * n + 1], S[4 * n + 2], S[4 * n + 3]};
+    __syncwarp();
+    arrive_as_warp(shared.P_full(slot.stage));
+    slot.advance();
+  }
+  __device__ void take_P() {
+    shared.P_full(slot.stage).wait(slot.parity);
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n) {
+      const float4 four = shared.P(slot.stage, thread, n);
+      S[4 * n] = four.x, S[4 * n + 1] = four.y, S[4 * n + 2] = four.z, S[4 * n + 3] = four.w;
+    }
+    __syncwarp();
+    arrive_as_warp(shared.P_empty(slot.stage));
+    slot.advance();
+  }
+
   // dY += P y and dX += dS x. Only begins them.
   __device__ void begin_dY() {
+    if constexpr (!config.general)
 #pragma unroll
-    for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
+      for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
     begin_products();
     multiply_over_rows<config.Dv, columns>(dY, packed_P, over_rows(shared.y(place.stage), columns), true);
     commit_products();
   }
   __device__ void begin_dX() {
 #pragma unroll
-    for (int n = 0; n < columns / 2; n += 2)
-      packed_dS[n / 2] = packed<config.element>(S[n] * (dP[n] - delta_of(n)), S[n + 1] * (dP[n + 1] - delta_of(n + 1)));
+    for (int n = 0; n < columns / 2; n += 2) packed_dS[n / 2] = packed<config.element>(dS_of(n), dS_of(n + 1));
     begin_products();
     multiply_over_rows<config.D, columns>(dX, packed_dS, over_rows(shared.x(place.stage), columns), true);
     commit_products();
@@ -120,18 +198,27 @@ struct BackwardConsumer {
 
   // A tile's sums may still be in the tensor cores' hands when the scores of the next one begin: its place in shared
   // memory, `before`, is free when those are here.
-  __device__ void sum_tile(Int32 tile, int& before) {
+  __device__ void sum_tile(Int32 head, Int32 tile, int& before) {
     shared.full(place.stage).wait(place.parity);
     clear_unused(tile);
     begin_scores();
-    wait_products<wants_dX ? 1 : 0>();
-    arrived(S);
-    if (!config.drains && before >= 0) release(before);
-    exponentiate(tile);
-    if constexpr (wants_dY) begin_dY();
+    if constexpr (computes_S) {
+      wait_products<wants_dX ? 1 : 0>();
+      arrived(S);
+      if (!config.drains && before >= 0) release(before);
+      if constexpr (config.general)
+        exponentiate_one_by_one(head, tile);
+      else
+        exponentiate(tile);
+      if constexpr (part == Part::P) give_P();
+      if constexpr (wants_dY) begin_dY();
+    } else {
+      take_P();
+    }
     if constexpr (wants_dX) {
       wait_products<wants_dY ? 1 : 0>();
       arrived(dP);
+      if (!computes_S && before >= 0) release(before);
       begin_dX();
     }
     if constexpr (config.drains) {
@@ -155,12 +242,13 @@ struct BackwardConsumer {
   __device__ void sum() {
     if constexpr (queries) read_numbers_of_rows();
     if (w.begin >= w.end) return;
-    shared.rows_full(warpgroup).wait(0);
+    shared.rows_full(own).wait(0);
     int before = -1;
     for (Int32 head = 0; head < w.heads; ++head) {
-      pass(w.own_begin[warpgroup] - w.begin);
-      for (Int32 tile = w.own_begin[warpgroup]; tile < w.own_end[warpgroup]; ++tile) sum_tile(tile, before);
-      pass(w.end - w.own_end[warpgroup]);
+      pass(w.own_begin[own] - w.begin);
+      for (Int32 tile = w.own_begin[own]; tile < w.own_end[own]; ++tile)
+        sum_tile(queries ? w.row_head : w.head + head, tile, before);
+      pass(w.end - w.own_end[own]);
     }
     wait_products<0>();
     if constexpr (wants_dX) arrived(dX);
@@ -171,7 +259,7 @@ struct BackwardConsumer {
   __device__ void write(float (&sums)[width / 2], const simt::TokenRef& to, int count, float factor) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Int32 i = w.row(warpgroup, accumulator_row(thread, 2 * r));
+      const Int32 i = w.row(own, accumulator_row(thread, 2 * r));
       auto* row = simt::row_of<element>(to, w.b, w.row_begin + i, w.row_head);
       const bool sees = !queries || lse2[r] != -minus_infinity<float>;
 #pragma unroll
@@ -186,7 +274,7 @@ struct BackwardConsumer {
 
   __device__ void consume() {
     sum();
-    if constexpr (wants_dX) write<config.dX, config.D>(dX, queries ? p.call.dq : p.call.dk, p.D, p.call.x.scale);
+    if constexpr (wants_dX) write<config.dX, config.D>(dX, queries ? p.call.dq : p.call.dk, p.D, p.scale);
     if constexpr (wants_dY) write<config.dY, config.Dv>(dY, p.call.dv, p.Dv, 1);
   }
 };
@@ -209,7 +297,12 @@ __device__ void backward(const BackwardParams& p) {
     if (threadIdx.x < 32) BackwardLoader<config>{p, shared, work}.load();
   } else {
     take_registers<consumer_registers(config)>();
-    BackwardConsumer<config>(p, shared, work, role - 1).consume();
+    if constexpr (!config.paired)
+      BackwardConsumer<config, Part::all>(p, shared, work, role - 1).consume();
+    else if (role == 1)
+      BackwardConsumer<config, Part::P>(p, shared, work, 0).consume();
+    else
+      BackwardConsumer<config, Part::dS>(p, shared, work, 1).consume();
   }
 }
 
