@@ -52,6 +52,11 @@ constexpr BackwardConfig key_tiles[] = {
     {.side = Side::keys, .D = 192, .Dv = 192, .block_columns = 64, .stages = 3, .paired = true},
     {.side = Side::keys, .D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .paired = true},
 };
+// One of dK and dV where both would take a pair.
+constexpr BackwardConfig one_gradient_tiles[] = {
+    {.side = Side::keys, .D = 192, .Dv = 192, .block_columns = 64, .stages = 2},
+    {.side = Side::keys, .D = 256, .Dv = 256, .block_columns = 48, .stages = 2},
+};
 
 // With options, which need registers.
 constexpr BackwardConfig general_query_tiles[] = {
@@ -66,11 +71,10 @@ constexpr BackwardConfig general_key_tiles[] = {
     {.side = Side::keys, .D = 192, .Dv = 192, .block_columns = 48, .stages = 3, .paired = true, .general = true},
     {.side = Side::keys, .D = 256, .Dv = 256, .block_columns = 32, .stages = 3, .paired = true, .general = true},
 };
-
-std::span<const BackwardConfig> backward_tiles(Side side, bool general) {
-  if (side == Side::queries) return general ? std::span<const BackwardConfig>(general_query_tiles) : query_tiles;
-  return general ? std::span<const BackwardConfig>(general_key_tiles) : key_tiles;
-}
+constexpr BackwardConfig general_one_gradient_tiles[] = {
+    {.side = Side::keys, .D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .general = true},
+    {.side = Side::keys, .D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .general = true},
+};
 
 // What a kernel of either pass has to know of the options of scores. Returns how much they ask of registers.
 template <class AnyConfig>
@@ -107,16 +111,18 @@ std::optional<Config> forward_tile(const Problem& p) {
 }
 
 std::optional<BackwardConfig> backward_tile(const Problem& p, Side side) {
+  using Tiles = std::span<const BackwardConfig>;
   BackwardConfig options;
   const bool general = set_options(options, p) > 0 || !(p.options.scale > 0);
-  const BackwardConfig* row = fitting(p, backward_tiles(side, general));
-  // One gradient of keys needs no pair: it is as dQ is.
-  if (row && row->paired && !(p.dk && p.dv)) row = fitting(p, backward_tiles(Side::queries, general));
+  const auto find = [&](Tiles plain, Tiles with_options) { return fitting(p, general ? with_options : plain); };
+  const BackwardConfig* row =
+      side == Side::queries ? find(query_tiles, general_query_tiles) : find(key_tiles, general_key_tiles);
+  if (row && row->paired && !(p.dk && p.dv)) row = find(one_gradient_tiles, general_one_gradient_tiles);
   if (!row) return {};
   BackwardConfig c = *row;
   set_options(c, p);
   const auto element = [](const std::optional<Type>& type) { return type ? simt::element_of(*type) : Element::none; };
-  c.side = side, c.element = simt::element_of(p.q_type);
+  c.element = simt::element_of(p.q_type);
   c.dX = element(side == Side::queries ? p.dq : p.dk);
   c.dY = element(side == Side::queries ? std::nullopt : p.dv);
   return c;
