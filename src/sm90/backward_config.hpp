@@ -16,7 +16,7 @@ struct BackwardConfig {
   Element dY = Element::none;       // dV
   int warpgroups = 2;               // that compute, of 64 rows each unless they are paired; one more loads
   int block_columns = 64;           // of a tile
-  int stages = 2;                   // tiles of x and y in shared memory
+  int stages = 2, y_stages = 2;     // tiles of x, and of y, in shared memory
   // A tile's sums end before the next tile's scores begin. That leaves registers for more columns.
   bool drains = false;
   // Two warpgroups share 64 rows, where dX and dY together are more than a thread's registers: the first computes S and
@@ -37,9 +37,12 @@ constexpr int rows_of(const BackwardConfig& c) { return 64 * row_tiles(c); }
 constexpr int threads_of(const BackwardConfig& c) { return 128 * (c.warpgroups + 1); }
 
 // Tiles of columns that a warpgroup may pass over at either end, because only others see them, while its last sums keep
-// a place in the ring: what it waits for must find room. Of keys, the end of one head's is followed by the next one's
-// beginning.
-constexpr int most_passed(const BackwardConfig& c) { return (c.stages - 1) / (owns_queries(c) ? 1 : 2); }
+// a place in the rings: what it waits for must find room. Sums of queries keep a tile of x, those of keys also one of
+// y, and there the end of one head's tiles is followed by the next one's beginning.
+constexpr int most_passed(const BackwardConfig& c) {
+  if (owns_queries(c)) return c.stages - 1;
+  return ((c.stages < c.y_stages ? c.stages : c.y_stages) - 1) / 2;
+}
 
 // Registers of a thread, by role (setmaxnreg).
 constexpr int producer_registers(const BackwardConfig& c) { return c.warpgroups == 2 ? 24 : 32; }
@@ -63,14 +66,14 @@ constexpr BackwardLayout layout_of(const BackwardConfig& c) {
   l.Y = l.X + row_tiles(c) * l.X_bytes;
   l.x = l.Y + row_tiles(c) * l.Y_bytes;
   l.y = l.x + c.stages * l.x_bytes;
-  l.P = l.y + c.stages * l.y_bytes;
+  l.P = l.y + c.y_stages * l.y_bytes;
   // Of streamed queries, a row of numbers per stage, and whether one of them is to be left out.
   l.lse2 = l.P + slots_of_P(c) * l.P_bytes;
   l.delta = l.lse2 + c.stages * c.block_columns * 4;
   l.blind = l.delta + c.stages * c.block_columns * 4;
   l.work = l.blind + c.stages * 8;
   l.barriers = l.work + work_bytes;
-  l.bytes = l.barriers + 8 * (row_tiles(c) + 2 * c.stages + 2 * slots_of_P(c));
+  l.bytes = l.barriers + 8 * (row_tiles(c) + 2 * (c.stages + c.y_stages + slots_of_P(c)));
   return l;
 }
 

@@ -36,7 +36,10 @@ struct BackwardConsumer {
   const BackwardWork<config>& w;
   const int warpgroup, thread = threadIdx.x % 128;
   const int own = config.paired ? 0 : warpgroup;  // which 64 rows
-  RingPlace<config.stages> place;
+  // Places in the two rings: one for both, where they are equally long.
+  static constexpr bool in_step = config.stages == config.y_stages;
+  RingPlace<config.stages> x;
+  RingPlace<in_step ? 1 : config.y_stages> shorter_y;
   RingPlace<config.paired ? slots_of_P(config) : 1> slot;
   float S[columns / 2], dP[wants_dX ? columns / 2 : 1];
   // Operands of the products that sum: P has a place of its own only if dY needs it.
@@ -51,7 +54,6 @@ struct BackwardConsumer {
 
   __device__ void sync_warpgroup() { sync_threads(1 + warpgroup, 128); }
   // Each warp for itself: its lanes also read numbers, which no product waits for.
-  __device__ void release(int stage) { arrive_as_warp(shared.empty(stage)); }
   __device__ void arrive_as_warp(Barrier& barrier) {
     if (thread % 32 == 0) barrier.arrive();
   }
@@ -66,14 +68,22 @@ struct BackwardConsumer {
     }
   }
 
+  __device__ const auto& y() const {
+    if constexpr (in_step)
+      return x;
+    else
+      return shorter_y;
+  }
+  __device__ void advance() { x.advance(), shorter_y.advance(); }
+
   // What P and dS need of value n's query.
   __device__ float lse2_of(int n) const {
     if constexpr (queries) return lse2[n / 2 % 2];
-    return shared.lse2(place.stage)[accumulator_column(thread, n)];
+    return shared.lse2(x.stage)[accumulator_column(thread, n)];
   }
   __device__ float delta_of(int n) const {
     if constexpr (queries) return delta[n / 2 % 2];
-    return shared.delta(place.stage)[accumulator_column(thread, n)];
+    return shared.delta(x.stage)[accumulator_column(thread, n)];
   }
 
   // Columns with P = 0 for all rows may hold NaN: keys of others, or nobody's; queries that see nothing.
@@ -83,30 +93,31 @@ struct BackwardConsumer {
       if (used >= columns || !w.others_follow) return;
       clear_columns(used, [](int) { return true; });
     } else {
-      if (!shared.blind(place.stage)) return;
-      const float* numbers = shared.lse2(place.stage);
+      if (!shared.blind(x.stage)) return;
+      const float* numbers = shared.lse2(x.stage);
       clear_columns(0, [&](int n) { return numbers[n] == -minus_infinity<float>; });
     }
   }
   template <class Unused>
   __device__ void clear_columns(int first, Unused unused) {
-    clear_rows<columns, config.D>(shared.x(place.stage), thread, first, unused);
-    clear_rows<columns, config.Dv>(shared.y(place.stage), thread, first, unused);
+    shared.y_full(y().stage).wait(y().parity);
+    clear_rows<columns, config.D>(shared.x(x.stage), thread, first, unused);
+    clear_rows<columns, config.Dv>(shared.y(y().stage), thread, first, unused);
     publish_shared();
     sync_warpgroup();
   }
 
   // S = X x^T and dP = Y y^T. Only begins them.
-  __device__ void begin_scores() {
+  __device__ void begin_S() {
     begin_products();
-    if constexpr (computes_S) {
-      multiply_along_rows<columns, 0, config.D / 16>(S, along_rows(shared.X(own)), along_rows(shared.x(place.stage)));
-      commit_products();
-    }
-    if constexpr (wants_dX) {
-      multiply_along_rows<columns, 0, config.Dv / 16>(dP, along_rows(shared.Y(own)), along_rows(shared.y(place.stage)));
-      commit_products();
-    }
+    multiply_along_rows<columns, 0, config.D / 16>(S, along_rows(shared.X(own)), along_rows(shared.x(x.stage)));
+    commit_products();
+  }
+  __device__ void begin_dP() {
+    shared.y_full(y().stage).wait(y().parity);
+    begin_products();
+    multiply_along_rows<columns, 0, config.Dv / 16>(dP, along_rows(shared.Y(own)), along_rows(shared.y(y().stage)));
+    commit_products();
   }
 
   // P, in the place of S.
@@ -184,28 +195,37 @@ struct BackwardConsumer {
     if constexpr (!config.general)
 #pragma unroll
       for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
+    if constexpr (!wants_dX) shared.y_full(y().stage).wait(y().parity);  // dP has not waited for it
     begin_products();
-    multiply_over_rows<config.Dv, columns>(dY, packed_P, over_rows(shared.y(place.stage), columns), true);
+    multiply_over_rows<config.Dv, columns>(dY, packed_P, over_rows(shared.y(y().stage), columns), true);
     commit_products();
   }
   __device__ void begin_dX() {
 #pragma unroll
     for (int n = 0; n < columns / 2; n += 2) packed_dS[n / 2] = packed<config.element>(dS_of(n), dS_of(n + 1));
     begin_products();
-    multiply_over_rows<config.D, columns>(dX, packed_dS, over_rows(shared.x(place.stage), columns), true);
+    multiply_over_rows<config.D, columns>(dX, packed_dS, over_rows(shared.x(x.stage), columns), true);
     commit_products();
   }
 
-  // A tile's sums may still be in the tensor cores' hands when the scores of the next one begin: its place in shared
-  // memory, `before`, is free when those are here.
+  // A tile's sums may still be in the tensor cores' hands when the scores of the next one begin: the places that they
+  // read, at stage `before`, are free when those are here. What only scores read is free before.
+  __device__ void release_summed(int before) {
+    static_assert(in_step || !wants_dY, "one stage stands for both rings");
+    if (before < 0) return;
+    if constexpr (wants_dX) arrive_as_warp(shared.x_empty(before));
+    if constexpr (wants_dY) arrive_as_warp(shared.y_empty(before));
+  }
+
   __device__ void sum_tile(Int32 head, Int32 tile, int& before) {
-    shared.full(place.stage).wait(place.parity);
+    shared.x_full(x.stage).wait(x.parity);
     clear_unused(tile);
-    begin_scores();
+    if constexpr (computes_S) begin_S();
+    if constexpr (wants_dX) begin_dP();
     if constexpr (computes_S) {
       wait_products<wants_dX ? 1 : 0>();
       arrived(S);
-      if (!config.drains && before >= 0) release(before);
+      if constexpr (!config.drains) release_summed(before);
       if constexpr (config.general)
         exponentiate_one_by_one(head, tile);
       else
@@ -218,24 +238,27 @@ struct BackwardConsumer {
     if constexpr (wants_dX) {
       wait_products<wants_dY ? 1 : 0>();
       arrived(dP);
-      if (!computes_S && before >= 0) release(before);
+      if constexpr (!computes_S) release_summed(before);
+      if constexpr (!wants_dY) arrive_as_warp(shared.y_empty(y().stage));
       begin_dX();
+    } else {
+      arrive_as_warp(shared.x_empty(x.stage));
     }
+    before = x.stage;
     if constexpr (config.drains) {
       wait_products<0>();
-      release(place.stage);
+      release_summed(before);
     }
-    before = place.stage;
-    place.advance();
+    advance();
   }
 
   // Tiles that only other warpgroups see. All threads have seen one come before it is released: a thread that came too
   // late would wait for the next but one.
   __device__ void pass(Int32 count) {
-    for (; count > 0; --count, place.advance()) {
-      shared.full(place.stage).wait(place.parity);
+    for (; count > 0; --count, advance()) {
+      shared.x_full(x.stage).wait(x.parity), shared.y_full(y().stage).wait(y().parity);
       sync_warpgroup();
-      release(place.stage);
+      arrive_as_warp(shared.x_empty(x.stage)), arrive_as_warp(shared.y_empty(y().stage));
     }
   }
 

@@ -88,18 +88,20 @@ struct BackwardShared {
 
   // full: what the place holds is here. empty: it is no longer read.
   __device__ Barrier& rows_full(int tile) const { return barrier(tile); }
-  __device__ Barrier& full(int stage) const { return barrier(row_tiles(config) + stage); }
-  __device__ Barrier& empty(int stage) const { return barrier(row_tiles(config) + config.stages + stage); }
-  __device__ Barrier& P_full(int slot) const { return barrier(row_tiles(config) + 2 * config.stages + slot); }
+  __device__ Barrier& x_full(int stage) const { return barrier(row_tiles(config) + stage); }
+  __device__ Barrier& x_empty(int stage) const { return x_full(config.stages + stage); }
+  __device__ Barrier& y_full(int stage) const { return x_full(2 * config.stages + stage); }
+  __device__ Barrier& y_empty(int stage) const { return y_full(config.y_stages + stage); }
+  __device__ Barrier& P_full(int slot) const { return y_full(2 * config.y_stages + slot); }
   __device__ Barrier& P_empty(int slot) const { return P_full(slots_of_P(config) + slot); }
 
   __device__ void init_barriers() const {
+    constexpr int warps = 4 * config.warpgroups;
     for (int g = 0; g < row_tiles(config); ++g) rows_full(g).init(1);
+    // Queries bring numbers, which the loader's lanes copy.
+    for (int s = 0; s < config.stages; ++s) x_full(s).init(owns_queries(config) ? 1 : 1 + 32), x_empty(s).init(warps);
+    for (int s = 0; s < config.y_stages; ++s) y_full(s).init(1), y_empty(s).init(warps);
     for (int s = 0; s < slots_of_P(config); ++s) P_full(s).init(4), P_empty(s).init(4);  // warps
-    for (int s = 0; s < config.stages; ++s) {
-      full(s).init(owns_queries(config) ? 1 : 1 + 32);  // queries bring numbers, which the loader's lanes copy
-      empty(s).init(4 * config.warpgroups);             // warps
-    }
     publish_barriers();
   }
 
@@ -131,12 +133,10 @@ struct BackwardLoader {
     }
   }
 
-  __device__ void load_columns(Int32 head, Int32 tile, int stage) const {
-    const TilePlace place{w.column_begin + tile * columns, head, w.tensor_b};
-    Barrier& full = shared.full(stage);
-    full.expect(layout.x_bytes + layout.y_bytes);
-    load_tile<columns, config.D / 64>(shared.x(stage), p.x, full, place, keep_in_cache);
-    load_tile<columns, config.Dv / 64>(shared.y(stage), p.y, full, place, keep_in_cache);
+  template <int width>
+  __device__ void load_columns(UInt32 to, const TensorMap& map, Barrier& full, Int32 head, Int32 tile) const {
+    full.expect(columns * width * 2);
+    load_tile<columns, width / 64>(to, map, full, {w.column_begin + tile * columns, head, w.tensor_b}, keep_in_cache);
   }
 
   // LSE and delta of a tile of queries. Those beyond the sequence are as those that see nothing: they have P = 0.
@@ -153,18 +153,21 @@ struct BackwardLoader {
     }
     blind = __any_sync(0xffffffffu, blind);
     if (lane == 0) shared.blind(stage) = blind;
-    shared.full(stage).arrive();
+    shared.x_full(stage).arrive();
   }
 
   __device__ void load() const {
     if (w.begin >= w.end) return;
     if (lane == 0) load_rows();
-    RingPlace<config.stages> place;
+    RingPlace<config.stages> x;
+    RingPlace<config.y_stages> y;
     for (Int32 head = w.head; head < w.head + w.heads; ++head)
-      for (Int32 tile = w.begin; tile < w.end; ++tile, place.advance()) {
-        shared.empty(place.stage).wait(place.parity ^ 1);
-        if (lane == 0) load_columns(head, tile, place.stage);
-        if constexpr (!owns_queries(config)) load_numbers(head, tile, place.stage);
+      for (Int32 tile = w.begin; tile < w.end; ++tile, x.advance(), y.advance()) {
+        shared.x_empty(x.stage).wait(x.parity ^ 1);
+        if (lane == 0) load_columns<config.D>(shared.x(x.stage), p.x, shared.x_full(x.stage), head, tile);
+        if constexpr (!owns_queries(config)) load_numbers(head, tile, x.stage);
+        shared.y_empty(y.stage).wait(y.parity ^ 1);
+        if (lane == 0) load_columns<config.Dv>(shared.y(y.stage), p.y, shared.y_full(y.stage), head, tile);
       }
   }
 
