@@ -11,6 +11,7 @@ tessera_test(NAME simd_test SOURCES simd_test.cpp)
 tessera_test(NAME jit_test SOURCES jit_test.cpp)
 tessera_test(NAME sm90_test SOURCES sm90_test.cpp)
 tessera_test(NAME sm90_protocol_test SOURCES sm90_protocol_test.cpp)
+tessera_test(NAME sm90_backward_protocol_test SOURCES sm90_backward_protocol_test.cpp)
 
 # The tiles with which these tests specialise the kernels are those that the planner gives to their cases.
 add_executable(hopper_tiles emulated/tiles_main.cpp)

@@ -37,11 +37,11 @@ constexpr int rows_of(const BackwardConfig& c) { return 64 * row_tiles(c); }
 constexpr int threads_of(const BackwardConfig& c) { return 128 * (c.warpgroups + 1); }
 
 // Tiles of columns that a warpgroup may pass over at either end, because only others see them, while its last sums keep
-// a place in the rings: what it waits for must find room. Sums of queries keep a tile of x, those of keys also one of
-// y, and there the end of one head's tiles is followed by the next one's beginning.
+// a place in the rings: what it waits for must find room. Sums of queries keep a tile of x. Those of keys also keep one
+// of y, and the end of one head's tiles is followed by the next one's beginning, and that by a tile of its own.
 constexpr int most_passed(const BackwardConfig& c) {
   if (owns_queries(c)) return c.stages - 1;
-  return ((c.stages < c.y_stages ? c.stages : c.y_stages) - 1) / 2;
+  return ((c.stages < c.y_stages ? c.stages : c.y_stages) - 2) / 2;
 }
 
 // Registers of a thread, by role (setmaxnreg).

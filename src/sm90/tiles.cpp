@@ -37,71 +37,43 @@ const AnyConfig* fitting(const Problem& p, std::span<const AnyConfig> tiles) {
   return found == tiles.end() ? nullptr : &*found;
 }
 
-// The backward pass. Of the sizes that compile without spilling, the largest; not measured yet.
+// The backward pass, by side. Of the sizes that compile without spilling, the largest; not measured yet.
 constexpr BackwardConfig query_tiles[] = {
-    {.side = Side::queries,
-     .D = 64,
-     .Dv = 64,
-     .warpgroups = 3,
-     .block_columns = 96,
-     .stages = 4,
-     .y_stages = 4,
-     .drains = true},
-    {.side = Side::queries, .D = 128, .Dv = 128, .block_columns = 112, .stages = 2, .y_stages = 2},
-    {.side = Side::queries, .D = 192, .Dv = 128, .block_columns = 96, .stages = 2, .y_stages = 2, .drains = true},
-    {.side = Side::queries, .D = 192, .Dv = 192, .block_columns = 80, .stages = 2, .y_stages = 2},
-    {.side = Side::queries, .D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .y_stages = 1},
+    {.D = 64, .Dv = 64, .warpgroups = 3, .block_columns = 96, .stages = 4, .y_stages = 4, .drains = true},
+    {.D = 128, .Dv = 128, .block_columns = 112, .stages = 2, .y_stages = 2},
+    {.D = 192, .Dv = 128, .block_columns = 96, .stages = 2, .y_stages = 2, .drains = true},
+    {.D = 192, .Dv = 192, .block_columns = 80, .stages = 2, .y_stages = 2},
+    {.D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .y_stages = 1},
 };
 constexpr BackwardConfig key_tiles[] = {
-    {.side = Side::keys, .D = 64, .Dv = 64, .block_columns = 96, .stages = 4, .y_stages = 4},
-    {.side = Side::keys, .D = 128, .Dv = 128, .block_columns = 64, .stages = 4, .y_stages = 4, .drains = true},
-    {.side = Side::keys, .D = 192, .Dv = 128, .block_columns = 32, .stages = 5, .y_stages = 5},
-    {.side = Side::keys, .D = 192, .Dv = 192, .block_columns = 64, .stages = 3, .y_stages = 3, .paired = true},
-    {.side = Side::keys, .D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .y_stages = 2, .paired = true},
+    {.D = 64, .Dv = 64, .block_columns = 96, .stages = 4, .y_stages = 4},
+    {.D = 128, .Dv = 128, .block_columns = 64, .stages = 4, .y_stages = 4, .drains = true},
+    {.D = 192, .Dv = 128, .block_columns = 32, .stages = 5, .y_stages = 5},
+    {.D = 192, .Dv = 192, .block_columns = 64, .stages = 3, .y_stages = 3, .paired = true},
+    {.D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .y_stages = 2, .paired = true},
 };
 // One of dK and dV where both would take a pair.
 constexpr BackwardConfig one_gradient_tiles[] = {
-    {.side = Side::keys, .D = 192, .Dv = 192, .block_columns = 64, .stages = 2, .y_stages = 2},
-    {.side = Side::keys, .D = 256, .Dv = 256, .block_columns = 48, .stages = 2, .y_stages = 2},
+    {.D = 192, .Dv = 192, .block_columns = 64, .stages = 2, .y_stages = 2},
+    {.D = 256, .Dv = 256, .block_columns = 48, .stages = 2, .y_stages = 2},
 };
 
 // With options, which need registers.
 constexpr BackwardConfig general_query_tiles[] = {
-    {.side = Side::queries, .D = 64, .Dv = 64, .block_columns = 64, .stages = 4, .y_stages = 4, .general = true},
-    {.side = Side::queries, .D = 128, .Dv = 128, .block_columns = 64, .stages = 3, .y_stages = 3, .general = true},
-    {.side = Side::queries, .D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .y_stages = 3, .general = true},
-    {.side = Side::queries, .D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .y_stages = 2, .general = true},
+    {.D = 64, .Dv = 64, .block_columns = 64, .stages = 4, .y_stages = 4, .general = true},
+    {.D = 128, .Dv = 128, .block_columns = 64, .stages = 3, .y_stages = 3, .general = true},
+    {.D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .y_stages = 3, .general = true},
+    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .y_stages = 2, .general = true},
 };
 constexpr BackwardConfig general_key_tiles[] = {
-    {.side = Side::keys, .D = 64, .Dv = 64, .block_columns = 48, .stages = 4, .y_stages = 4, .general = true},
-    {.side = Side::keys,
-     .D = 128,
-     .Dv = 128,
-     .block_columns = 32,
-     .stages = 4,
-     .y_stages = 4,
-     .drains = true,
-     .general = true},
-    {.side = Side::keys,
-     .D = 192,
-     .Dv = 192,
-     .block_columns = 48,
-     .stages = 3,
-     .y_stages = 3,
-     .paired = true,
-     .general = true},
-    {.side = Side::keys,
-     .D = 256,
-     .Dv = 256,
-     .block_columns = 32,
-     .stages = 3,
-     .y_stages = 3,
-     .paired = true,
-     .general = true},
+    {.D = 64, .Dv = 64, .block_columns = 48, .stages = 4, .y_stages = 4, .general = true},
+    {.D = 128, .Dv = 128, .block_columns = 32, .stages = 4, .y_stages = 4, .drains = true, .general = true},
+    {.D = 192, .Dv = 192, .block_columns = 48, .stages = 3, .y_stages = 3, .paired = true, .general = true},
+    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 3, .y_stages = 3, .paired = true, .general = true},
 };
 constexpr BackwardConfig general_one_gradient_tiles[] = {
-    {.side = Side::keys, .D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .y_stages = 3, .general = true},
-    {.side = Side::keys, .D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .y_stages = 2, .general = true},
+    {.D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .y_stages = 3, .general = true},
+    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .y_stages = 2, .general = true},
 };
 
 // What a kernel of either pass has to know of the options of scores. Returns how much they ask of registers.
@@ -150,7 +122,7 @@ std::optional<BackwardConfig> backward_tile(const Problem& p, Side side) {
   BackwardConfig c = *row;
   set_options(c, p);
   const auto element = [](const std::optional<Type>& type) { return type ? simt::element_of(*type) : Element::none; };
-  c.element = simt::element_of(p.q_type);
+  c.side = side, c.element = simt::element_of(p.q_type);
   c.dX = element(side == Side::queries ? p.dq : p.dk);
   c.dY = element(side == Side::queries ? std::nullopt : p.dv);
   return c;

@@ -80,6 +80,8 @@ inline void add_shapes(BackwardCases& c) {
   c.add({.name = "Windows", .Nq = 450, .Nk = 600, .D = 64, .options = {.causal = true, .window_left = 10}});
   c.add({.name = "Windows", .Nq = 130, .Nk = 400, .D = 128, .options = {.window_left = 0, .window_right = 0}});
   c.add({.name = "Windows", .Nq = 200, .Nk = 250, .Hq = 1, .D = 256, .options = {.window_left = 5}});
+  c.add(
+      {.name = "Windows", .Nq = 250, .Nk = 250, .D = 192, .Dv = 128, .options = {.window_left = 0, .window_right = 0}});
 }
 
 inline void add_lengths(BackwardCases& c) {
