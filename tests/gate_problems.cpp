@@ -319,7 +319,7 @@ UnitSet all_units() {
   for (const HeadDims dims : hopper_dims)
     for (const Type type : hopper_types) {
       for (const Pass pass : passes) {
-        const bool own_tile = type == Type::bf16 || (pass == Pass::forward && dims.D > 128);
+        const bool own_tile = type == Type::bf16 || dims.D > 128;
         if (own_tile) c.hopper_subsets(pass, type, dims);
         c.hopper(pass, type, dims, {});
         c.hopper_alone(pass, type, dims);

@@ -278,6 +278,7 @@ TEST(BackwardPlan, EveryOptionIsTakenAndItsTilesFit) {
       ASSERT_TRUE(c.stages >= 2 && (c.y_stages >= 2 || c.dY == Element::none)) << name;
       const bool whole = c.warpgroups == 2 && c.dX != Element::none && c.dY != Element::none;
       ASSERT_TRUE(whole || !c.paired) << name << ": half a pair";
+      ASSERT_EQ(c.halves_S, p.q_type == Type::f16 && p.D > 128) << name << ": P would not be the forward pass's";
       ASSERT_FALSE(c.paired && c.drains) << name << ": pairs have no such text";
       expect_options(c, p, name);
     }

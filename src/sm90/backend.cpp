@@ -136,7 +136,7 @@ class HopperBackwardPlan : public KernelPlan {
     const BackwardConfig& c = pass.config;
     const Tensor &q = call.inputs.q, &k = call.inputs.k, &v = call.inputs.v, &d_o = call.saved.d_o;
     const bool queries = owns_queries(c);
-    const double scale = score_scale(problem, Config{});
+    const double scale = score_scale(problem, Config{.halves_S = c.halves_S});
     BackwardParams all{.X = tensor_map(queries ? q : k, 64),
                        .Y = tensor_map(queries ? d_o : v, 64),
                        .x = tensor_map(queries ? k : q, c.block_columns),

@@ -22,6 +22,8 @@ struct BackwardConfig {
   // Two warpgroups share 64 rows, where dX and dY together are more than a thread's registers: the first computes S and
   // P and sums dY, the second computes dP and dS and sums dX. P goes from one to the other through shared memory.
   bool paired = false;
+  // S is the sum of two products, of half the dims each, as in the forward pass: P is the same then.
+  bool halves_S = false;
   // Scores are computed one by one, with whichever options are on, not as scale times S.
   bool general = false, softcap = false, alibi = false, mask = false, dropout = false;
   Element bias = Element::none;

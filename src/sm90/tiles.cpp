@@ -22,8 +22,8 @@ constexpr Config plain[] = {
     {.D = 256, .Dv = 256, .warpgroups = 2, .block_keys = 48, .stages = 2},
 };
 
-// f16 beyond D=128, where one sum over all dims would lose more than LSE's error bound allows (docs/numerics.md,
-// "Tensor cores").
+// Where one sum over all dims would lose more than LSE's error bound allows (docs/numerics.md, "Tensor cores").
+bool halves_S(const Problem& p) { return p.q_type == Type::f16 && p.D > 128; }
 constexpr Config halved[] = {
     {.D = 192, .Dv = 128, .block_keys = 96, .stages = 2, .p_buffers = 1, .halves_S = true},
     {.D = 192, .Dv = 192, .block_keys = 80, .stages = 2, .p_buffers = 1, .halves_S = true},
@@ -88,7 +88,7 @@ int set_options(AnyConfig& c, const Problem& p) {
 }  // namespace
 
 std::optional<Config> forward_tile(const Problem& p) {
-  const bool halves = p.q_type == Type::f16 && p.D > 128;
+  const bool halves = halves_S(p);
   const Config* row = fitting<Config>(p, halves ? std::span<const Config>(halved) : plain);
   if (!row) return {};
   Config c = *row;
@@ -122,7 +122,7 @@ std::optional<BackwardConfig> backward_tile(const Problem& p, Side side) {
   BackwardConfig c = *row;
   set_options(c, p);
   const auto element = [](const std::optional<Type>& type) { return type ? simt::element_of(*type) : Element::none; };
-  c.side = side, c.element = simt::element_of(p.q_type);
+  c.side = side, c.element = simt::element_of(p.q_type), c.halves_S = halves_S(p);
   c.dX = element(side == Side::queries ? p.dq : p.dk);
   c.dY = element(side == Side::queries ? std::nullopt : p.dv);
   return c;

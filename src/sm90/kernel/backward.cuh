@@ -41,7 +41,8 @@ struct BackwardConsumer {
   RingPlace<config.stages> x;
   RingPlace<in_step ? 1 : config.y_stages> shorter_y;
   RingPlace<config.paired ? slots_of_P(config) : 1> slot;
-  float S[columns / 2], dP[wants_dX ? columns / 2 : 1];
+  float S[columns / 2];
+  float dP[wants_dX || config.halves_S ? columns / 2 : 1];  // before that, the other half of S
   // Operands of the products that sum: P has a place of its own only if dY needs it.
   UInt32 packed_P[wants_dY ? columns / 4 : 1], packed_dS[wants_dX ? columns / 4 : 1];
   float dX[wants_dX ? config.D / 2 : 1] = {}, dY[wants_dY ? config.Dv / 2 : 1] = {};
@@ -107,11 +108,23 @@ struct BackwardConsumer {
     sync_warpgroup();
   }
 
-  // S = X x^T and dP = Y y^T. Only begins them.
+  // S = X x^T and dP = Y y^T. Only begins them, but waits for halves of S.
   __device__ void begin_S() {
     begin_products();
-    multiply_along_rows<columns, 0, config.D / 16>(S, along_rows(shared.X(own)), along_rows(shared.x(x.stage)));
+    constexpr int steps = config.D / 16;
+    multiply_S<0, config.halves_S ? steps / 2 : steps>(S);
+    if constexpr (config.halves_S) multiply_S<steps / 2, steps>(dP);
     commit_products();
+    if constexpr (config.halves_S) {
+      wait_products<0>();
+      arrived(S), arrived(dP);
+#pragma unroll
+      for (int n = 0; n < columns / 2; ++n) S[n] += dP[n];
+    }
+  }
+  template <int first, int end>
+  __device__ void multiply_S(float (&sums)[columns / 2]) {
+    multiply_along_rows<columns, first, end>(sums, along_rows(shared.X(own)), along_rows(shared.x(x.stage)));
   }
   __device__ void begin_dP() {
     shared.y_full(y().stage).wait(y().parity);
