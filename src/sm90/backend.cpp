@@ -116,8 +116,8 @@ class HopperBackwardPlan : public KernelPlan {
                            " launches:", start.describe());
     for (const auto& [c, blocks] : passes)
       out += text("\n               ", owns_queries(c) ? "queries (dQ)" : "keys (dK, dV)", ": ", blocks,
-                  " blocks, tiles of ", rows_of(c), " x ", c.block_columns, ", ", c.warpgroups, " warpgroups, ",
-                  layout_of(c).bytes, " bytes of shared memory");
+                  " blocks, tiles of ", rows_of(c), " x ", c.block_columns, ", ", c.warpgroups,
+                  c.paired ? " paired" : "", " warpgroups, ", layout_of(c).bytes, " bytes of shared memory");
     return out + end.describe();
   }
 

@@ -1,7 +1,7 @@
 // The Hopper backward kernels, one per side: each block is the only writer of its rows, so they are deterministic. A
-// loader warp (backward_loader.cuh) feeds two or three warpgroups of 64 rows each: queries, which see keys stream past
-// and sum dQ, or keys, which see the queries of every head of the group and sum dK and dV. Of keys S, P, dP and dS are
-// the transposed ones. Device text; implements docs/algorithm.md, "Backward, tile by tile".
+// loader warp (backward_loader.cuh) feeds two or three warpgroups, of 64 rows each or paired: queries, which see keys
+// stream past and sum dQ, or keys, which see the queries of every head of the group and sum dK and dV. Of keys S, P, dP
+// and dS are the transposed ones. Device text; implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
 #include "simt/kernel/scores.cuh"
@@ -13,13 +13,12 @@ namespace tessera::sm90 {
 // What a warpgroup computes of a tile: everything, or its half of a pair's work.
 //
 // Pairs are for keys with D and Dv so wide that dK and dV of 64 keys, (D + Dv) / 2 registers of a thread, leave none
-// for S and dP. Two kernels, one for dK and one for dV, would compute S twice: 8 products for the 7 of both sides. So
-// would a pair in which each half computes S for itself. Here the first half has S and dV and the second dP and dK, two
-// products of equal size each, and P, in f32, is written and read once: of the bytes that a tile moves in shared memory
-// that is 1/9, where one more S would be 2/9. A thread's counterpart in the other half holds the same elements of the
-// tile, so that the order in which they lie there is free of conflicts. The price is that a block has 64 keys, not 128:
-// every tile of queries is loaded twice as often (D=256: 32 bytes per clock and multiprocessor, of 38 that the L2 cache
-// gives).
+// for S and dP. Two kernels, one for dK and one for dV, would compute S twice, 5 products instead of 4, and so would a
+// pair in which each half computes S for itself. Here the first half has S and dV and the second dP and dK, two
+// products of equal size each, and P, in f32, is written and read once: 1/9 of what a tile moves in shared memory,
+// where one more S would be 1/5. A thread's counterpart in the other half holds the same elements of the tile, so that
+// they may lie in any order, and lie without conflicts. The price is that a block has 64 keys, not 128: every tile of
+// queries is loaded twice as often (D=256: 32 bytes per clock and multiprocessor, of 38 that the L2 cache gives).
 enum class Part { all, P, dS };
 
 // A consumer: a warpgroup.
