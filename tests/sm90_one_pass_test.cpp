@@ -1,7 +1,10 @@
 // The Hopper one-pass backward kernel's own text, run on the host (tests/emulated) with what comes before and after it,
 // against float64. Links tessera_cases; its include path puts tests/emulated before src.
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <numbers>
+#include <random>
 #include <utility>
 
 #include "core/check.hpp"
@@ -230,6 +233,95 @@ TEST(HopperOnePass, ExtremeNumbers) {
   for (const auto distribution : {cases::Distribution::cold, cases::Distribution::outlier, cases::Distribution::huge})
     for (const Type type : {Type::bf16, Type::f16})
       check({.Nq = 70, .Nk = 200, .D = 64, .type = type, .distribution = distribution});
+}
+
+// --- the order of additions to a tile's sum, without the arithmetic
+
+constexpr OnePassConfig turns_config{.D = 128, .Dv = 128};
+
+// Lengths and masks of all kinds; memory for cu_seqlens stays with the caller.
+simt::Question random_question(std::mt19937& random, std::vector<Int32>& q, std::vector<Int32>& k) {
+  const auto between = [&](Int64 least, Int64 most) { return least + Int64(random() % UInt64(most - least + 1)); };
+  simt::Question x{};
+  x.B = Int32(between(1, 3)), x.Hk = Int32(between(1, 2)), x.Hq = x.Hk * Int32(between(1, 2));
+  x.Nq = between(1, 700), x.Nk = between(1, 900);
+  x.window_left = x.window_right = -1;
+  if (random() % 2) x.causal = 1;
+  if (random() % 3 == 0) x.window_left = between(0, 300);
+  if (random() % 3 == 0 && !x.causal) x.window_right = between(0, 300);
+  x.alignment = Int32(random() % 2);
+  if (random() % 2) {
+    q.assign(std::size_t(x.B) + 1, 0), k = q;
+    for (std::size_t b = 1; b < q.size(); ++b)
+      q[b] = q[b - 1] + Int32(between(0, x.Nq)), k[b] = k[b - 1] + Int32(between(0, x.Nk));
+    x.Nq = q.back(), x.Nk = k.back();
+    x.cu_seqlens_q = {q.data(), 1}, x.cu_seqlens_k = {k.data(), 1};
+  }
+  return x;
+}
+
+// Blocks take work in order, `resident` of them are there at a time, and any of those may go on. Returns how many
+// additions had to wait for their turn at least once, or -1 if all blocks wait.
+int run_turns(const simt::Question& x, int resident, std::mt19937& random) {
+  struct Visit {
+    Int64 tile;
+    UInt32 turn;
+    bool waited = false;
+  };
+  const auto work_of = [&](Int64 number) {
+    OnePassWork<turns_config> w{};
+    w.find(x, number);
+    std::vector<Visit> visits;
+    if (w.none()) return visits;
+    const Int64 per_head = simt::block_count(x.cu_seqlens_q.data, x.Nq, turns_config.block_queries, x.B);
+    for (TileWalk at(w.begin, w.end); !w.no_tiles() && at.head < w.heads; at.advance())
+      visits.push_back({(w.head + at.head) * per_head + w.tiles_begin + at.tile, w.turn_at(at.tile)});
+    return visits;
+  };
+  const Int64 blocks = x.Hk * simt::block_count(x.cu_seqlens_k.data, x.Nk, one_pass_keys, x.B);
+  std::map<Int64, UInt32> counts;
+  std::vector<std::vector<Visit>> running;  // the next visit last
+  int waits = 0;
+  for (Int64 next = 0; next < blocks || !running.empty();) {
+    while (next < blocks && int(running.size()) < resident) {
+      running.push_back(work_of(next++));
+      std::reverse(running.back().begin(), running.back().end());
+    }
+    std::shuffle(running.begin(), running.end(), random);
+    bool progress = false;
+    for (auto& visits : running)
+      for (bool goes_on = true; goes_on && !visits.empty() && random() % 4;) {
+        Visit& v = visits.back();
+        goes_on = counts[v.tile] == v.turn;
+        if (goes_on)
+          ++counts[v.tile], visits.pop_back(), progress = true;
+        else
+          waits += !v.waited, v.waited = true;
+      }
+    const auto all_wait = [&] {
+      return std::none_of(running.begin(), running.end(),
+                          [&](const auto& v) { return v.empty() || counts[v.back().tile] == v.back().turn; });
+    };
+    if (!progress && !running.empty() && all_wait()) return -1;
+    std::erase_if(running, [](const auto& visits) { return visits.empty(); });
+  }
+  return waits;
+}
+
+TEST(HopperOnePass, TurnsComeForAnyNumberOfResidentBlocks) {
+  std::mt19937 random(11);
+  int waits = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::vector<Int32> q, k;
+    const simt::Question x = random_question(random, q, k);
+    for (const int resident : {1, 2, 3, 8, 1000}) {
+      const int waited = run_turns(x, resident, random);
+      ASSERT_GE(waited, 0) << "Nq " << x.Nq << " Nk " << x.Nk << " resident " << resident;
+      ASSERT_TRUE(resident > 1 || waited == 0);
+      waits += waited;
+    }
+  }
+  EXPECT_GT(waits, 1000);  // else the order was never in question
 }
 
 }  // namespace
