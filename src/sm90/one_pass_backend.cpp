@@ -60,7 +60,7 @@ class HopperOnePassPlan : public KernelPlan {
                       .sums = sums,
                       .counts = counts + 1,
                       .taken = counts,
-                      .tiles_per_head = plan.tiles_per_head};
+                      .tiles_per_head = static_cast<Int32>(plan.tiles_per_head)};
     launch(*main, plan.blocks, one_pass_threads, layout_of(plan.config).bytes, stream, true, &all);
 
     FinishParams after{

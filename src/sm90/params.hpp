@@ -39,7 +39,7 @@ struct OnePassParams {
   float* sums;
   UInt32* counts;  // of the blocks that have added to each tile
   UInt32* taken;   // blocks of keys, by blocks of threads that have started
-  Int64 tiles_per_head;
+  Int32 tiles_per_head;
 };
 
 // What comes before it, and after.

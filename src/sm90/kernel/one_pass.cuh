@@ -110,26 +110,30 @@ struct OnePassConsumer {
     commit_products();
   }
 
-  // P, in the place of S, and packed.
-  __device__ void exponentiate(Int32 tile) {
+  // Scores that the mask or the ends of the sequence leave out become -inf.
+  __device__ void mask(Int32 tile) {
     const Int32 first = first_key(), query = tile * queries;
     const bool whole = query >= first + 63 + w.low && query + queries - 1 <= first + w.high &&
                        query + queries <= w.queries && first + 64 <= w.keys;
-    if (!whole) {
-      hide<queries>(S, thread, w.low + first - query, w.high + first - query, w.queries - query);
-      hide_absent_keys();
-    }
+    if (whole) return;
+    hide<queries>(S, thread, w.low + first - query, w.high + first - query, w.queries - query);
+#pragma unroll
+    for (int n = 0; n < queries / 2; ++n)  // rows of absent keys are 0, but exp2(0 - LSE) may be inf
+      if (first + accumulator_row(thread, n) >= w.keys) S[n] = minus_infinity<float>;
+  }
+
+  // Values `begin` to `end` of P, in the place of S.
+  template <int begin, int end>
+  __device__ void exponentiate() {
     const float* lse2 = shared.lse2(place.stage);
 #pragma unroll
-    for (int n = 0; n < queries / 2; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2[accumulator_column(thread, n)]));
+    for (int n = begin; n < end; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2[accumulator_column(thread, n)]));
+    arrived(S);  // here, and not wherever the compiler finds room
+  }
+
+  __device__ void pack_P() {
 #pragma unroll
     for (int n = 0; n < queries / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
-  }
-  // Their rows are 0, but exp2(0 - LSE) may be inf.
-  __device__ void hide_absent_keys() {
-#pragma unroll
-    for (int n = 0; n < queries / 2; ++n)
-      if (first_key() + accumulator_row(thread, n) >= w.keys) S[n] = minus_infinity<float>;
   }
 
   // dS = P (dP - delta), packed, and turned over in shared memory.
@@ -150,9 +154,9 @@ struct OnePassConsumer {
   }
 
   // dQ to this tile's sum in memory.
-  __device__ void add_dQ(const TileWalk& at) {
-    const Int64 tile = (w.head + at.head) * p.tiles_per_head + w.tiles_begin + at.tile;
-    float* to = p.sums + (tile * one_pass_warpgroups + warpgroup) * part_numbers + 4 * thread;
+  __device__ void add_dQ(Int32 tile) {
+    arrived(dQ);
+    float* to = p.sums + (Int64(tile) * one_pass_warpgroups + warpgroup) * part_numbers + 4 * thread;
     bool store = false;
     if constexpr (config.ordered) {
       shared.turn(turn.stage).wait(turn.parity);
@@ -172,42 +176,55 @@ struct OnePassConsumer {
     }
   }
 
-  // The tensor cores always have something to do: while P is made, dP; while dS is made, dV; while the warpgroups wait
-  // for each other's dS, dK; while dQ leaves, the next tile's S. That one is here before the loop's end, which the
-  // compiler wants, and after the last tile it is one of no meaning.
+  // The tensor cores always have something to do: while one half of P is made, dQ of the tile before; while the other
+  // half is made, dP; while dS is made, dV; while the warpgroups wait for each other's dS, dK and the next tile's S.
+  // Before the first tile dQ, and after the last one S, have no meaning, and are not used: branches around products
+  // would make the compiler wait for them one by one. For the same reason nothing is under way at the loop's end, and
+  // dQ is waited for inside branches: else the half of P before would be made after.
   __device__ void sum() {
     if (w.no_tiles()) return;
+    constexpr int half = queries / 4;
     shared.keys_full().wait(0);
     clear_absent_keys();
     wait_for_queries();
     begin_S();
     wait_products<0>();
     arrived(S);
-    TileWalk at(w.begin, w.end);
-    for (Int32 left = w.heads * (w.end - w.begin); left > 0; --left, at.advance(), buffer ^= 1) {
+    Int32 before = -1;  // number of the tile before
+    for (TileWalk<config> at{w}; at.has_more();) {
+      begin_dQ();
+      mask(at.tile);
+      exponentiate<0, half>();
+      if (before >= 0) {
+        wait_products<0>();
+        add_dQ(before);
+      } else {
+        wait_products<0>();
+      }
       begin_dP();
-      exponentiate(at.tile);
+      exponentiate<half, 2 * half>();
+      pack_P();
       begin_dV();
       wait_products<1>();
       arrived(dP);
+      buffer ^= 1;
       differentiate();
       begin_dK();
       publish_shared();
-      sync_consumers();
-      wait_products<1>();
-      settled(packed_P);  // dV no longer reads it: dQ may have its registers
-      begin_dQ();
       const int stage = place.stage;
-      place.advance();
-      if (left > 1) wait_for_queries();
+      before = at.number(p);
+      place.advance(), at.advance();
+      if (at.has_more()) wait_for_queries();
       begin_S();
-      wait_products<1>();
-      arrived(dQ);
-      arrive_by_warp(shared.empty(stage));
-      add_dQ(at);
+      sync_consumers();
       wait_products<0>();
       arrived(S);
+      arrive_by_warp(shared.empty(stage));
     }
+    sync_consumers();  // not needed, but the compiler would make one of this dQ and the loop's
+    begin_dQ();
+    wait_products<0>();
+    add_dQ(before);
     arrived(dK), arrived(dV);
   }
 

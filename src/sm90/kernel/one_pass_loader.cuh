@@ -53,12 +53,19 @@ static_assert(sizeof(OnePassWork<OnePassConfig{}>) <= work_bytes);
 
 // The tiles of a block in the order in which everybody takes them: the last queries first. So blocks of keys that start
 // one after another come to a tile one after another, whatever the mask.
+template <OnePassConfig config>
 struct TileWalk {
-  Int32 begin, end, tile, head = 0;
-  __device__ TileWalk(Int32 begin, Int32 end) : begin(begin), end(end), tile(end - 1) {}
+  const OnePassWork<config>& w;
+  Int32 tile = w.end - 1, head = 0;
+
+  __device__ bool has_more() const { return head < w.heads; }
   __device__ void advance() {
-    if (--tile >= begin) return;
-    tile = end - 1, ++head;
+    if (--tile >= w.begin) return;
+    tile = w.end - 1, ++head;
+  }
+  // Number of the tile among those of all heads and sequences.
+  __device__ Int32 number(const OnePassParams& p) const {
+    return (w.head + head) * p.tiles_per_head + w.tiles_begin + tile;
   }
 };
 
@@ -155,24 +162,20 @@ struct OnePassServants {
     if (w.no_tiles()) return;
     if (lane == 0) load_keys();
     RingPlace<config.stages> place;
-    for (TileWalk at(w.begin, w.end); at.head < w.heads; at.advance(), place.advance()) {
+    for (TileWalk<config> at{w}; at.has_more(); at.advance(), place.advance()) {
       shared.empty(place.stage).wait(place.parity ^ 1);
       if (lane == 0) load_queries(w.head + at.head, at.tile, place.stage);
       load_numbers(w.head + at.head, at.tile, place.stage);
     }
   }
 
-  __device__ UInt32* count_of(const TileWalk& at) const {
-    return p.counts + (w.head + at.head) * p.tiles_per_head + w.tiles_begin + at.tile;
-  }
-
   // One thread: a tile's turn has come when all blocks of earlier keys have added to it. Those have started before.
   __device__ void wait_for_turns() const {
     RingPlace<turns> place;
-    for (TileWalk at(w.begin, w.end); at.head < w.heads; at.advance(), place.advance()) {
+    for (TileWalk<config> at{w}; at.has_more(); at.advance(), place.advance()) {
       const UInt32 turn = w.turn_at(at.tile);
       shared.seen(place.stage).wait(place.parity ^ 1);
-      wait_for_count(count_of(at), turn);
+      wait_for_count(p.counts + at.number(p), turn);
       shared.is_first(place.stage) = turn == 0;
       shared.turn(place.stage).arrive();
     }
@@ -181,10 +184,10 @@ struct OnePassServants {
   // One thread: what the consumers have added becomes visible to the block whose turn is next.
   __device__ void pass_turns_on() const {
     RingPlace<turns> place;
-    for (TileWalk at(w.begin, w.end); at.head < w.heads; at.advance(), place.advance()) {
+    for (TileWalk<config> at{w}; at.has_more(); at.advance(), place.advance()) {
       shared.written(place.stage).wait(place.parity);
       shared.seen(place.stage).arrive();
-      count_one_more(count_of(at));
+      count_one_more(p.counts + at.number(p));
     }
   }
 
