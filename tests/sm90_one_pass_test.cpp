@@ -45,13 +45,13 @@ bool run_if(const OnePassPlan& plan, const PrepareParams& before, const OnePassP
     if (!(config == plan.config) || plan.dQ != gradient || plan.o != element) return false;
     emulated_element = element;
     const int lanes = plan.prepare_lanes;
-    run_blocks(plan.prepare_blocks, prepare_threads, [&] {
-      if (lanes == 16) prepare<element, element, 16>(before);
-      if (lanes == 8) prepare<element, element, 8>(before);
-      if (lanes == 4) prepare<element, element, 4>(before);
+    run_blocks(plan.query_blocks, prepare_threads, [&] {
+      if (lanes == 16) prepare<config, element, 16>(before);
+      if (lanes == 8) prepare<config, element, 8>(before);
+      if (lanes == 4) prepare<config, element, 4>(before);
     });
-    run_blocks(plan.blocks, one_pass_threads, [&] { one_pass<config>(p); });
-    run_blocks(plan.finish_blocks, 128 * parts_of(config), [&] { finish<config, gradient>(after); });
+    run_blocks(plan.grid, one_pass_threads, [&] { one_pass<config>(p); });
+    run_blocks(plan.query_blocks, 128 * parts_of(config), [&] { finish<config, gradient>(after); });
     return true;
   };
   return run(std::true_type{}) || run(std::false_type{});
@@ -77,31 +77,27 @@ void run(cases::CaseData& data) {
   const Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});
   const OnePassPlan plan = plan_one_pass(problem, cuda::target_named("sm_90a"));
   ASSERT_EQ(plan.reason, "");
-  std::vector<float> workspace(std::size_t(plan.workspace_bytes) / sizeof(float) + 32, NAN);
-  void* aligned = workspace.data();
-  std::size_t room = workspace.size() * sizeof(float);
-  std::align(128, std::size_t(plan.workspace_bytes), aligned, room);
-  auto* base = static_cast<char*>(aligned);
-  call.execution.workspace = aligned;
+  struct alignas(16) Chunk {
+    float numbers[4] = {NAN, NAN, NAN, NAN};
+  };
+  std::vector<Chunk> workspace(std::size_t(plan.workspace_bytes) / sizeof(Chunk) + 1);
+  call.execution.workspace = workspace.data();
   const simt::BackwardParams params = simt::backward_params(problem, call, {});
   clear(data.dq, data, false), clear(data.dk, data, true), clear(data.dv, data, true);
-  auto* sums = reinterpret_cast<float*>(base + plan.sums_at);
-  auto* counts = reinterpret_cast<UInt32*>(base + plan.counts_at);
-  const Zeros zeros = zeros_of(plan);
-  const PrepareParams before{params, Int32(problem.Dv), base + zeros.at, zeros.bytes / 16};
+  const OnePassMemory memory = memory_of(plan, workspace.data());
+  const OnePassPlan::Part zeros = plan.zeros();
+  const PrepareParams before{params, memory, Int32(problem.Dv), reinterpret_cast<char*>(workspace.data()) + zeros.at,
+                             zeros.bytes / 16};
   const OnePassParams p{.q = emulated_map(call.inputs.q, plan.config.block_queries),
                         .k = emulated_map(call.inputs.k, 64),
                         .v = emulated_map(call.inputs.v, 64),
                         .d_o = emulated_map(call.saved.d_o, plan.config.block_queries),
                         .call = params,
+                        .memory = memory,
                         .D = Int32(problem.D),
                         .Dv = Int32(problem.Dv),
-                        .factor = float(problem.options.scale * std::numbers::log2e),
-                        .sums = sums,
-                        .counts = counts + 1,
-                        .taken = counts,
-                        .tiles_per_head = Int32(plan.tiles_per_head)};
-  const FinishParams after{params, sums, plan.tiles_per_head, Int32(problem.D)};
+                        .factor = float(problem.options.scale * std::numbers::log2e)};
+  const FinishParams after{params, memory, Int32(problem.D)};
   const bool found = run_if<bf16, bf16, 64>(plan, before, p, after) ||
                      run_if<bf16, bf16, 128>(plan, before, p, after) || run_if<f16, f16, 64>(plan, before, p, after) ||
                      run_if<f16, f16, 128>(plan, before, p, after) || run_if<bf16, f32, 64>(plan, before, p, after) ||
@@ -272,11 +268,11 @@ int run_turns(const simt::Question& x, int resident, std::mt19937& random) {
     OnePassWork<turns_config> w{};
     w.find(x, number);
     std::vector<Visit> visits;
-    if (w.none()) return visits;
-    OnePassParams p{};
-    p.tiles_per_head = Int32(simt::block_count(x.cu_seqlens_q.data, x.Nq, turns_config.block_queries, x.B));
-    for (TileWalk<turns_config> at{w}; !w.no_tiles() && at.has_more(); at.advance())
-      visits.push_back({at.number(p), w.turn_at(at.tile)});
+    if (!w.has_keys()) return visits;
+    OnePassMemory memory{};
+    memory.tiles_per_head = Int32(simt::block_count(x.cu_seqlens_q.data, x.Nq, turns_config.block_queries, x.B));
+    for (TileWalk<turns_config> at{w}; at.has_more(); at.advance())
+      visits.push_back({at.number(memory), w.turn_at(at.tile)});
     return visits;
   };
   const Int64 blocks = x.Hk * simt::block_count(x.cu_seqlens_k.data, x.Nk, one_pass_keys, x.B);

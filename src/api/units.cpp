@@ -31,8 +31,7 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
                       unit("hopper_restart", sm90::restart_unit_text())};
   } else if (const sm90::OnePassPlan one = sm90::plan_one_pass(problem, target); one.reason.empty()) {
     step_units(hopper, one.start);
-    hopper.units.push_back(
-        unit("hopper_prepare", sm90::prepare_unit_text(one.o, one.config.element, one.prepare_lanes)));
+    hopper.units.push_back(unit("hopper_prepare", sm90::prepare_unit_text(one.config, one.o, one.prepare_lanes)));
     hopper.units.push_back(unit("hopper_one_pass", sm90::one_pass_unit_text(one.config)));
     hopper.units.push_back(unit("hopper_finish", sm90::finish_unit_text(one.config, one.dQ)));
     step_units(hopper, one.end);

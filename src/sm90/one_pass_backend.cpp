@@ -18,7 +18,7 @@ class HopperOnePassPlan : public KernelPlan {
  public:
   HopperOnePassPlan(const Problem& problem, const OnePassPlan& plan) :
       problem(problem), plan(plan), start(plan.start.list, problem.device.id), end(plan.end.list, problem.device.id),
-      prepare(find(prepare_unit_text(plan.o, plan.config.element, plan.prepare_lanes))),
+      prepare(find(prepare_unit_text(plan.config, plan.o, plan.prepare_lanes))),
       main(find(one_pass_unit_text(plan.config))), finish(find(finish_unit_text(plan.config, plan.dQ))) {
     main->allow_shared(static_cast<unsigned>(layout_of(plan.config).bytes));
   }
@@ -28,44 +28,41 @@ class HopperOnePassPlan : public KernelPlan {
   std::string describe() const override {
     const OnePassConfig& c = plan.config;
     return text(cuda::properties(problem.device.id).name, ", ", start.count() + 3 + end.count(),
-                " launches:", start.describe(), "\n               prepare: ", plan.prepare_blocks,
+                " launches:", start.describe(), "\n               prepare: ", plan.query_blocks,
                 " blocks\n               one pass (dQ, dK, dV): ", plan.blocks, " blocks, tiles of ", one_pass_keys,
                 " keys x ", c.block_queries, " queries, ", layout_of(c).bytes, " bytes of shared memory, dQ summed ",
-                c.ordered ? "in order" : "as it comes", "\n               finish (dQ): ", plan.finish_blocks, " blocks",
+                c.ordered ? "in order" : "as it comes", "\n               finish (dQ): ", plan.query_blocks, " blocks",
                 end.describe());
   }
 
   void run(const Call& call) const override {
     const cuda::CurrentDevice current(problem.device.id);
     const auto stream = static_cast<cuda::StreamHandle>(call.execution.stream);
-    auto* workspace = static_cast<char*>(call.execution.workspace);
     simt::BackwardParams params = simt::backward_params(problem, call, {});
+    const OnePassMemory memory = memory_of(plan, call.execution.workspace);
+    const OnePassPlan::Part zeros = plan.zeros();
     start.run(&params, stream);
 
-    const Zeros zeros = zeros_of(plan);
-    PrepareParams before{
-        .call = params, .Dv = static_cast<Int32>(problem.Dv), .zero = workspace + zeros.at, .zeros = zeros.bytes / 16};
-    launch(*prepare, plan.prepare_blocks, prepare_threads, 0, stream, false, &before);
+    PrepareParams before{.call = params,
+                         .memory = memory,
+                         .Dv = static_cast<Int32>(problem.Dv),
+                         .zero = static_cast<char*>(call.execution.workspace) + zeros.at,
+                         .zeros = zeros.bytes / 16};
+    launch(*prepare, plan.query_blocks, prepare_threads, 0, stream, false, &before);
 
-    auto* sums = reinterpret_cast<float*>(workspace + plan.sums_at);
-    auto* counts = reinterpret_cast<UInt32*>(workspace + plan.counts_at);
     OnePassParams all{.q = tensor_map(call.inputs.q, plan.config.block_queries),
                       .k = tensor_map(call.inputs.k, 64),
                       .v = tensor_map(call.inputs.v, 64),
                       .d_o = tensor_map(call.saved.d_o, plan.config.block_queries),
                       .call = params,
+                      .memory = memory,
                       .D = static_cast<Int32>(problem.D),
                       .Dv = static_cast<Int32>(problem.Dv),
-                      .factor = static_cast<float>(score_scale(problem, Config{}) * std::numbers::log2e),
-                      .sums = sums,
-                      .counts = counts + 1,
-                      .taken = counts,
-                      .tiles_per_head = static_cast<Int32>(plan.tiles_per_head)};
-    launch(*main, plan.blocks, one_pass_threads, layout_of(plan.config).bytes, stream, true, &all);
+                      .factor = static_cast<float>(score_scale(problem, Config{}) * std::numbers::log2e)};
+    launch(*main, plan.grid, one_pass_threads, layout_of(plan.config).bytes, stream, true, &all);
 
-    FinishParams after{
-        .call = params, .sums = sums, .tiles_per_head = plan.tiles_per_head, .D = static_cast<Int32>(problem.D)};
-    launch(*finish, plan.finish_blocks, 128 * parts_of(plan.config), 0, stream, true, &after);
+    FinishParams after{.call = params, .memory = memory, .D = static_cast<Int32>(problem.D)};
+    launch(*finish, plan.query_blocks, 128 * parts_of(plan.config), 0, stream, true, &after);
     end.run(&params, stream);
   }
 

@@ -15,8 +15,8 @@ namespace {
 // Tiles at other head dims: sums of dK and dV take half as many registers as D and Dv together, and what is left must
 // hold the tile's S and dP.
 constexpr OnePassConfig tiles[] = {
-    {.D = 64, .Dv = 64, .block_queries = 128, .stages = 3},
-    {.D = 128, .Dv = 128, .block_queries = 64, .stages = 3},
+    {.D = 64, .Dv = 64, .block_queries = 128},
+    {.D = 128, .Dv = 128, .block_queries = 64},
 };
 
 std::string one_pass_refusal(const Problem& p) {
@@ -52,29 +52,46 @@ OnePassPlan plan_one_pass(const Problem& p, const cuda::Target& target) {
   c.ordered = p.options.deterministic;
   plan.o = simt::element_of(p.o_type), plan.dQ = simt::element_of(*p.dq);
 
-  constexpr unsigned fewest_lanes = prepare_threads / prepare_rows;
+  const unsigned fewest_lanes = static_cast<unsigned>(prepare_threads / c.block_queries);
   plan.prepare_lanes =
       static_cast<int>(std::max(fewest_lanes, std::bit_ceil(static_cast<unsigned>(ceil_div(p.Dv, 8)))));
-  plan.prepare_blocks = simt::query_blocks(p, prepare_rows);
   plan.blocks = simt::key_blocks(p, one_pass_keys);
-  plan.finish_blocks = simt::query_blocks(p, c.block_queries);
+  plan.grid = std::min<std::int64_t>(plan.blocks, target.multiprocessors);
+  plan.query_blocks = simt::query_blocks(p, c.block_queries);
   plan.tiles_per_head = simt::block_count(p.packed, p.Nq, c.block_queries, p.B);
 
-  const std::int64_t tiles_in_all = p.Hq * plan.tiles_per_head;
-  plan.sums_at = round_up(static_cast<std::int64_t>(simt::workspace_bytes(p, {})), 128);
-  plan.sums_bytes = tiles_in_all * parts_of(c) * part_numbers * std::int64_t{sizeof(float)};
-  plan.counts_at = plan.sums_at + plan.sums_bytes;
-  plan.counts_bytes = c.ordered ? round_up((tiles_in_all + 1) * std::int64_t{sizeof(UInt32)}, 16) : 0;
-  plan.workspace_bytes = plan.counts_at + plan.counts_bytes;
+  const std::int64_t tiles_in_all = p.Hq * plan.tiles_per_head, counted = c.ordered ? tiles_in_all : 0;
+  std::int64_t end = static_cast<std::int64_t>(simt::workspace_bytes(p, {}));
+  const auto take = [&](std::int64_t bytes) {
+    const OnePassPlan::Part part{round_up(end, 16), round_up(bytes, 16)};
+    end = part.at + part.bytes;
+    return part;
+  };
+  plan.sums = take(tiles_in_all * parts_of(c) * part_numbers * std::int64_t{sizeof(float)});
+  plan.counts = take((1 + counted) * std::int64_t{sizeof(UInt32)});
+  plan.numbers = take(tiles_in_all * numbers_of(c) * std::int64_t{sizeof(float)});
+  plan.works = take(plan.blocks * one_pass_work_bytes);
+  plan.workspace_bytes = end;
 
   simt::add_backward_start(plan.start, p, false);
   simt::add_sink_gradient(plan.end, p);
   return plan;
 }
 
-Zeros zeros_of(const OnePassPlan& plan) {
-  if (plan.config.ordered) return {plan.counts_at, plan.counts_bytes};
-  return {plan.sums_at, plan.sums_bytes};
+OnePassPlan::Part OnePassPlan::zeros() const {
+  return config.ordered ? counts : Part{sums.at, counts.at + counts.bytes - sums.at};
+}
+
+OnePassMemory memory_of(const OnePassPlan& plan, void* workspace) {
+  auto* base = static_cast<char*>(workspace);
+  auto* counts = reinterpret_cast<UInt32*>(base + plan.counts.at);
+  return {.sums = reinterpret_cast<float*>(base + plan.sums.at),
+          .numbers = reinterpret_cast<float*>(base + plan.numbers.at),
+          .counts = counts + 1,
+          .taken = counts,
+          .works = base + plan.works.at,
+          .blocks = static_cast<Int32>(plan.blocks),
+          .tiles_per_head = static_cast<Int32>(plan.tiles_per_head)};
 }
 
 }  // namespace tessera::sm90

@@ -108,11 +108,11 @@ std::string one_pass_unit_text(const OnePassConfig& c) {
   return out;
 }
 
-std::string prepare_unit_text(Element o, Element d_o, int lanes) {
-  return text("#include \"sm90/kernel/prepare.cuh\"\nextern \"C\" __global__ __launch_bounds__(", prepare_threads,
-              ") void ", simt::kernel_symbol,
-              "(const __grid_constant__ tessera::sm90::PrepareParams p) { tessera::sm90::prepare<", simt::spelled(o),
-              ", ", simt::spelled(d_o), ", ", lanes, ">(p); }\n");
+std::string prepare_unit_text(const OnePassConfig& c, Element o, int lanes) {
+  return text("#include \"sm90/kernel/prepare.cuh\"\nconstexpr tessera::sm90::OnePassConfig config", spelled(c),
+              ";\nextern \"C\" __global__ __launch_bounds__(", prepare_threads, ") void ", simt::kernel_symbol,
+              "(const __grid_constant__ tessera::sm90::PrepareParams p) { tessera::sm90::prepare<config, ",
+              simt::spelled(o), ", ", lanes, ">(p); }\n");
 }
 
 std::string finish_unit_text(const OnePassConfig& c, Element dQ) {

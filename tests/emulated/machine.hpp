@@ -169,6 +169,13 @@ inline void __syncthreads() {
   m.meet(0, m.block_threads, threadIdx.x);
 }
 
+inline bool __syncthreads_or(bool x) {
+  auto& m = tessera::emulated::Machine::here();
+  for (const tessera::UInt64 one : m.meet(0, m.block_threads, threadIdx.x, x))
+    if (one) return true;
+  return false;
+}
+
 template <class Number>
 inline Number __shfl_sync(unsigned, Number x, int from) {
   auto& m = tessera::emulated::Machine::here();

@@ -15,10 +15,10 @@ __device__ void finish(const FinishParams& p) {
   simt::QueryPlace place;
   if (!simt::query_place(p.call.x, config.block_queries, place)) return;
   const int part = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const Int64 tile = place.h * p.tiles_per_head +
+  const Int64 tile = place.h * Int64(p.memory.tiles_per_head) +
                      simt::first_block(p.call.x.cu_seqlens_q, place.b, config.block_queries, p.call.x.Nq) +
                      place.first / config.block_queries;
-  const float* from = p.sums + (tile * parts_of(config) + part) * part_numbers + 4 * thread;
+  const float* from = p.memory.sums + (tile * parts_of(config) + part) * part_numbers + 4 * thread;
   const int column = part_column(config, part);
   Int64 tokens[2];
   bool exists[2], sees[2];

@@ -16,45 +16,43 @@ struct OnePassConsumer {
   static constexpr int everybody = 1 + one_pass_warpgroups;  // name of the barrier of all consumers
   static_assert(parts_of(config) == one_pass_warpgroups);
 
+  using Work = OnePassWork<config>;
+
   const OnePassParams& p;
   const OnePassShared<config>& shared;
-  const OnePassWork<config>& w;
   const int warpgroup, thread = threadIdx.x % 128;
+  RingPlace<key_slots> slot;
   RingPlace<config.stages> place;
-  RingPlace<turns> turn;
-  int buffer = 0;  // of dS
   float S[queries / 2], dP[queries / 2];
   UInt32 packed_P[queries / 4], packed_dS[queries / 4];
-  float dK[config.D / 2] = {}, dV[config.Dv / 2] = {}, dQ[32];
+  float dK[config.D / 2], dV[config.Dv / 2], dQ[32];
 
-  __device__ OnePassConsumer(const OnePassParams& p, const OnePassShared<config>& shared, const OnePassWork<config>& w,
-                             int warpgroup) :
-      p(p),
-      shared(shared), w(w), warpgroup(warpgroup) {}
+  __device__ OnePassConsumer(const OnePassParams& p, const OnePassShared<config>& shared, int warpgroup) :
+      p(p), shared(shared), warpgroup(warpgroup) {}
 
   __device__ void sync_warpgroup() const { sync_threads(1 + warpgroup, 128); }
   __device__ void sync_consumers() const { sync_threads(everybody, 128 * one_pass_warpgroups); }
-  __device__ Int32 first_key() const { return w.first + 64 * warpgroup; }
+  __device__ Int32 first_key(const Work& w) const { return w.first + 64 * warpgroup; }
   // Each warp for itself: its lanes also read numbers, which no product waits for.
   __device__ void arrive_by_warp(Barrier& barrier) const {
     if (thread % 32 == 0) barrier.arrive();
   }
 
   // Keys of others, or nobody's, count as 0 in dQ. Memory may hold NaN there.
-  __device__ void clear_absent_keys() const {
+  __device__ void clear_absent_keys(const Work& w) const {
     if (w.first + one_pass_keys <= w.keys) return;
-    const int present = w.keys > first_key() ? w.keys - first_key() : 0;
+    const int present = w.keys > first_key(w) ? w.keys - first_key(w) : 0;
     const auto always = [](int) { return true; };
-    clear_rows<64, config.D>(shared.K(warpgroup), thread, present, always);
-    clear_rows<64, config.Dv>(shared.V(warpgroup), thread, present, always);
+    clear_rows<64, config.D>(shared.K(slot.stage, warpgroup), thread, present, always);
+    clear_rows<64, config.Dv>(shared.V(slot.stage, warpgroup), thread, present, always);
     publish_shared();
     sync_consumers();
   }
 
   // Queries that see nothing, or do not exist, have P = 0, and memory may hold NaN.
   __device__ void clear_blind_queries() const {
-    if (!shared.blind(place.stage)) return;
-    const float* lse2 = shared.lse2(place.stage);
+    const float* lse2 = shared.numbers(place.stage);
+    if (lse2[blind_at(config)] == 0) return;
     const auto blind = [&](int n) { return lse2[n] == -minus_infinity<float>; };
     clear_rows<queries, config.D>(shared.Q(place.stage), thread, 0, blind);
     clear_rows<queries, config.Dv>(shared.dO(place.stage), thread, 0, blind);
@@ -70,14 +68,14 @@ struct OnePassConsumer {
   // S = K Q^T. This and the next four only begin their products.
   __device__ void begin_S() {
     begin_products();
-    multiply_along_rows<queries, 0, config.D / 16>(S, along_rows(shared.K(warpgroup)),
+    multiply_along_rows<queries, 0, config.D / 16>(S, along_rows(shared.K(slot.stage, warpgroup)),
                                                    along_rows(shared.Q(place.stage)));
     commit_products();
   }
   // dP = V dO^T
   __device__ void begin_dP() {
     begin_products();
-    multiply_along_rows<queries, 0, config.Dv / 16>(dP, along_rows(shared.V(warpgroup)),
+    multiply_along_rows<queries, 0, config.Dv / 16>(dP, along_rows(shared.V(slot.stage, warpgroup)),
                                                     along_rows(shared.dO(place.stage)));
     commit_products();
   }
@@ -93,13 +91,13 @@ struct OnePassConsumer {
     multiply_over_rows<config.D, queries>(dK, packed_dS, over_rows(shared.Q(place.stage), queries), true);
     commit_products();
   }
-  // This warpgroup's part of dQ = dS^T K, over the keys of all of them.
+  // This warpgroup's part of dQ = dS^T K of the tile before, over the keys of both.
   __device__ void begin_dQ() {
-    const Operand rows = along_rows(shared.dS(buffer) + part_row(config, warpgroup) * panel_row_bytes);
+    const Operand rows = along_rows(shared.dS(place.before().stage) + part_row(config, warpgroup) * panel_row_bytes);
     begin_products();
 #pragma unroll
     for (int g = 0; g < one_pass_warpgroups; ++g) {
-      const UInt32 panel = shared.K(g) + part_column(config, warpgroup) * panel_row_bytes;
+      const UInt32 panel = shared.K(slot.stage, g) + part_column(config, warpgroup) * panel_row_bytes;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const Operand a = rows.plus(step_along_rows(queries, 4 * g + k));
@@ -111,8 +109,8 @@ struct OnePassConsumer {
   }
 
   // Scores that the mask or the ends of the sequence leave out become -inf.
-  __device__ void mask(Int32 tile) {
-    const Int32 first = first_key(), query = tile * queries;
+  __device__ void mask(const Work& w, Int32 tile) {
+    const Int32 first = first_key(w), query = tile * queries;
     const bool whole = query >= first + 63 + w.low && query + queries - 1 <= first + w.high &&
                        query + queries <= w.queries && first + 64 <= w.keys;
     if (whole) return;
@@ -125,7 +123,7 @@ struct OnePassConsumer {
   // Values `begin` to `end` of P, in the place of S.
   template <int begin, int end>
   __device__ void exponentiate() {
-    const float* lse2 = shared.lse2(place.stage);
+    const float* lse2 = shared.numbers(place.stage);
 #pragma unroll
     for (int n = begin; n < end; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2[accumulator_column(thread, n)]));
     arrived(S);  // here, and not wherever the compiler finds room
@@ -138,7 +136,7 @@ struct OnePassConsumer {
 
   // dS = P (dP - delta), packed, and turned over in shared memory.
   __device__ void differentiate() {
-    const float* delta = shared.delta(place.stage);
+    const float* delta = shared.numbers(place.stage) + delta_at(config);
 #pragma unroll
     for (int n = 0; n < queries / 2; n += 2) {
       const float* two = &delta[accumulator_column(thread, n)];
@@ -148,15 +146,16 @@ struct OnePassConsumer {
     for (int k = 0; k < queries / 16; ++k) {
       const UInt32* four = &packed_dS[4 * k];
       store_matrix_turned(
-          shared.dS(buffer) + tile_byte(queries, turned_row(thread, k), turned_column(thread, warpgroup)), four[0],
+          shared.dS(place.stage) + tile_byte(queries, turned_row(thread, k), turned_column(thread, warpgroup)), four[0],
           four[1], four[2], four[3]);
     }
   }
 
-  // dQ to this tile's sum in memory.
+  // dQ to the sum of the tile before, in memory.
   __device__ void add_dQ(Int32 tile) {
     arrived(dQ);
-    float* to = p.sums + (Int64(tile) * one_pass_warpgroups + warpgroup) * part_numbers + 4 * thread;
+    float* to = p.memory.sums + (Int64(tile) * one_pass_warpgroups + warpgroup) * part_numbers + 4 * thread;
+    const RingPlace<config.stages> turn = place.before();
     bool store = false;
     if constexpr (config.ordered) {
       shared.turn(turn.stage).wait(turn.parity);
@@ -172,7 +171,6 @@ struct OnePassConsumer {
     if constexpr (config.ordered) {
       __syncwarp();
       arrive_by_warp(shared.written(turn.stage));
-      turn.advance();
     }
   }
 
@@ -181,11 +179,10 @@ struct OnePassConsumer {
   // Before the first tile dQ, and after the last one S, have no meaning, and are not used: branches around products
   // would make the compiler wait for them one by one. For the same reason nothing is under way at the loop's end, and
   // dQ is waited for inside branches: else the half of P before would be made after.
-  __device__ void sum() {
-    if (w.no_tiles()) return;
+  __device__ void sum(const Work& w) {
     constexpr int half = queries / 4;
-    shared.keys_full().wait(0);
-    clear_absent_keys();
+    shared.keys_full(slot.stage).wait(slot.parity);
+    clear_absent_keys(w);
     wait_for_queries();
     begin_S();
     wait_products<0>();
@@ -193,7 +190,7 @@ struct OnePassConsumer {
     Int32 before = -1;  // number of the tile before
     for (TileWalk<config> at{w}; at.has_more();) {
       begin_dQ();
-      mask(at.tile);
+      mask(w, at.tile);
       exponentiate<0, half>();
       if (before >= 0) {
         wait_products<0>();
@@ -207,12 +204,11 @@ struct OnePassConsumer {
       begin_dV();
       wait_products<1>();
       arrived(dP);
-      buffer ^= 1;
       differentiate();
       begin_dK();
       publish_shared();
       const int stage = place.stage;
-      before = at.number(p);
+      before = at.number(p.memory);
       place.advance(), at.advance();
       if (at.has_more()) wait_for_queries();
       begin_S();
@@ -229,10 +225,10 @@ struct OnePassConsumer {
   }
 
   template <Element element, int width>
-  __device__ void write(float (&sums)[width / 2], const simt::TokenRef& to, int count, float factor) {
+  __device__ void write(const Work& w, float (&sums)[width / 2], const simt::TokenRef& to, int count, float factor) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Int32 j = first_key() + accumulator_row(thread, 2 * r);
+      const Int32 j = first_key(w) + accumulator_row(thread, 2 * r);
       auto* row = simt::row_of<element>(to, w.b, w.key_begin + j, w.kv);
 #pragma unroll
       for (int n = 2 * r; n < width / 2; n += 4)
@@ -245,9 +241,22 @@ struct OnePassConsumer {
   }
 
   __device__ void consume() {
-    sum();
-    write<config.dK, config.D>(dK, p.call.dk, p.D, p.call.x.scale);
-    write<config.dV, config.Dv>(dV, p.call.dv, p.Dv, 1);
+    for (;; slot.advance()) {
+      shared.work_full(slot.stage).wait(slot.parity);
+      const Work& w = shared.work(slot.stage);
+      if (w.is_end()) return;
+      if (w.has_keys()) {
+#pragma unroll
+        for (float& x : dK) x = 0;
+#pragma unroll
+        for (float& x : dV) x = 0;
+        if (w.has_tiles()) sum(w);
+        write<config.dK, config.D>(w, dK, p.call.dk, p.D, p.call.x.scale);
+        write<config.dV, config.Dv>(w, dV, p.call.dv, p.Dv, 1);
+      }
+      __syncwarp();
+      arrive_by_warp(shared.work_empty(slot.stage));
+    }
   }
 };
 
@@ -256,23 +265,19 @@ __device__ void one_pass(const OnePassParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const OnePassShared<config> shared{memory};
   start_kernel_after();
-  wait_for_kernel_before();
   if (threadIdx.x == 0) {
-    // Where blocks wait for each other, the work is taken in order: who waits, waits for one that is running.
-    shared.work().find(p.call.x, config.ordered ? atomicAdd(p.taken, 1u) : blockIdx.x);
     shared.init_barriers();
     prefetch(p.q), prefetch(p.k), prefetch(p.v), prefetch(p.d_o);
   }
   __syncthreads();
-  const OnePassWork<config>& work = shared.work();
-  if (work.none()) return;
+  wait_for_kernel_before();
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role == 0) {
     give_registers<24>();
-    OnePassServants<config>{p, shared, work}.serve();
+    OnePassServants<config>{p, shared}.serve();
   } else {
     take_registers<240>();
-    OnePassConsumer<config>(p, shared, work, role - 1).consume();
+    OnePassConsumer<config>(p, shared, role - 1).consume();
   }
 }
 

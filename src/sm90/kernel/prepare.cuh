@@ -4,8 +4,7 @@
 #pragma once
 
 #include "simt/kernel/common.cuh"
-#include "sm90/one_pass_config.hpp"
-#include "sm90/params.hpp"
+#include "sm90/kernel/one_pass_work.cuh"
 #include "sm90/ptx/barrier.cuh"
 #include "sm90/ptx/math.cuh"
 
@@ -39,44 +38,54 @@ __device__ inline void load_eight(const typename simt::Stored<element>::Type* ro
 }
 
 // `lanes` share a row: a power of two, of 8 columns each.
-template <Element o, Element d_o, int lanes>
+template <OnePassConfig config, Element o, int lanes>
 __device__ void prepare(const PrepareParams& p) {
   start_kernel_after();
-  for (Int64 n = blockIdx.x * Int64(prepare_threads) + threadIdx.x; n < p.zeros;
-       n += gridDim.x * Int64(prepare_threads))
-    static_cast<uint4*>(p.zero)[n] = uint4{0, 0, 0, 0};
+  const Int64 thread = blockIdx.x * Int64(prepare_threads) + threadIdx.x, threads = gridDim.x * Int64(prepare_threads);
+  for (Int64 n = thread; n < p.memory.blocks; n += threads)
+    static_cast<OnePassWork<config>*>(p.memory.works)[n].find(p.call.x, n);
+  for (Int64 n = thread; n < p.zeros; n += threads) static_cast<uint4*>(p.zero)[n] = uint4{0, 0, 0, 0};
 
   simt::QueryPlace place;
-  if (!simt::query_place(p.call.x, prepare_rows, place)) return;
-  constexpr int at_once = prepare_threads / lanes, rounds = prepare_rows / at_once;
-  const int lane = threadIdx.x % lanes;
-  const Int64 first = place.first + threadIdx.x / lanes;
+  if (!simt::query_place(p.call.x, config.block_queries, place)) return;
+  constexpr int at_once = prepare_threads / lanes, rounds = config.block_queries / at_once;
+  const int lane = threadIdx.x % lanes, row = threadIdx.x / lanes;
   float sum[rounds] = {}, lse[rounds];
 #pragma unroll
   for (int r = 0; r < rounds; ++r) {  // no round waits for the one before
-    const Int64 i = first + r * at_once, token = place.s.q_begin + i;
+    const Int64 i = place.first + row + r * at_once, token = place.s.q_begin + i;
     lse[r] = minus_infinity<float>;
     if (i >= place.s.nq) continue;
     lse[r] = *simt::number_of(p.call.lse, place.b, token, place.h);
     float x[8], y[8];
     load_eight<o>(simt::row_of<o>(p.call.o, place.b, token, place.h), 8 * lane, p.Dv, x);
-    load_eight<d_o>(simt::row_of<d_o>(p.call.d_o, place.b, token, place.h), 8 * lane, p.Dv, y);
+    load_eight<config.element>(simt::row_of<config.element>(p.call.d_o, place.b, token, place.h), 8 * lane, p.Dv, y);
 #pragma unroll
     for (int n = 0; n < 8; ++n) sum[r] += x[n] * y[n];
   }
+  const Int64 tile = place.h * Int64(p.memory.tiles_per_head) +
+                     simt::first_block(p.call.x.cu_seqlens_q, place.b, config.block_queries, p.call.x.Nq) +
+                     place.first / config.block_queries;
+  float* numbers = p.memory.numbers + tile * numbers_of(config);
+  bool blind = false;
 #pragma unroll
   for (int r = 0; r < rounds; ++r) {
 #pragma unroll
     for (int distance = lanes / 2; distance > 0; distance /= 2)
       sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], distance);
-    const Int64 i = first + r * at_once, token = place.s.q_begin + i;
-    if (lane > 0 || i >= place.s.nq) continue;
+    const Int64 i = place.first + row + r * at_once, token = place.s.q_begin + i;
     const bool sees = lse[r] != minus_infinity<float>;
-    const float d_lse = p.call.d_lse.data ? *simt::number_of(p.call.d_lse, place.b, token, place.h) : 0;
+    blind |= !sees;
+    if (lane > 0) continue;
+    const float d_lse = sees && p.call.d_lse.data ? *simt::number_of(p.call.d_lse, place.b, token, place.h) : 0;
+    const float delta = sees ? sum[r] - d_lse : 0, lse2 = sees ? lse[r] * simt::log2e : -minus_infinity<float>;
+    numbers[row + r * at_once] = lse2, numbers[delta_at(config) + row + r * at_once] = delta;
+    if (i >= place.s.nq) continue;
     const Int64 at = place.h * p.call.row_head + place.b * p.call.row_batch + token;
-    p.call.delta[at] = sees ? sum[r] - d_lse : 0;
-    p.call.lse2[at] = sees ? lse[r] * simt::log2e : -minus_infinity<float>;
+    p.call.delta[at] = delta, p.call.lse2[at] = lse2;
   }
+  blind = __syncthreads_or(blind);
+  if (threadIdx.x == 0) numbers[blind_at(config)] = blind;
 }
 
 }  // namespace tessera::sm90

@@ -20,6 +20,7 @@ struct RingPlace {
     if (++stage < stages) return;
     stage = 0, parity ^= 1;
   }
+  RingPlace before() const { return stage > 0 ? RingPlace{stage - 1, parity} : RingPlace{stages - 1, parity ^ 1}; }
 };
 
 struct Barrier {
