@@ -174,20 +174,14 @@ struct OnePassConsumer {
     }
   }
 
-  // The tensor cores always have something to do: while one half of P is made, dQ of the tile before; while the other
-  // half is made, dP; while dS is made, dV; while the warpgroups wait for each other's dS, dK and the next tile's S.
-  // Before the first tile dQ, and after the last one S, have no meaning, and are not used: branches around products
-  // would make the compiler wait for them one by one. For the same reason nothing is under way at the loop's end, and
-  // dQ is waited for inside branches: else the half of P before would be made after.
-  __device__ void sum(const Work& w) {
+  // A work's tiles, but for dQ of the last one, `before`. The tensor cores always have something to do: while one half
+  // of P is made, dQ of the tile before; while the other half is made, dP; while dS is made, dV; while the warpgroups
+  // wait for each other's dS, dK and the next tile's S. Before the first tile dQ, and after the last one S, have no
+  // meaning and are not used: branches around products would make the compiler wait for them one by one. For the same
+  // reason nothing is under way at the loop's end, and dQ is waited for inside branches: else the half of P before
+  // would be made after.
+  __device__ void sum(const Work& w, Int32& before) {
     constexpr int half = queries / 4;
-    shared.keys_full(slot.stage).wait(slot.parity);
-    clear_absent_keys(w);
-    wait_for_queries();
-    begin_S();
-    wait_products<0>();
-    arrived(S);
-    Int32 before = -1;  // number of the tile before
     for (TileWalk<config> at{w}; at.has_more();) {
       begin_dQ();
       mask(w, at.tile);
@@ -217,11 +211,16 @@ struct OnePassConsumer {
       arrived(S);
       arrive_by_warp(shared.empty(stage));
     }
-    sync_consumers();  // not needed, but the compiler would make one of this dQ and the loop's
-    begin_dQ();
-    wait_products<0>();
-    add_dQ(before);
-    arrived(dK), arrived(dV);
+  }
+
+  // Until the work in `slot` is here, with its keys and first queries, if it has any.
+  __device__ void wait_for_work() {
+    shared.work_full(slot.stage).wait(slot.parity);
+    const Work& w = shared.work(slot.stage);
+    if (!w.has_tiles()) return;
+    shared.keys_full(slot.stage).wait(slot.parity);
+    clear_absent_keys(w);
+    wait_for_queries();
   }
 
   template <Element element, int width>
@@ -240,22 +239,36 @@ struct OnePassConsumer {
     }
   }
 
+  // dK and dV leave while the next work's first S is multiplied.
   __device__ void consume() {
-    for (;; slot.advance()) {
-      shared.work_full(slot.stage).wait(slot.parity);
+    wait_for_work();
+    begin_S();
+    wait_products<0>();
+    arrived(S);
+    while (!shared.work(slot.stage).is_end()) {
       const Work& w = shared.work(slot.stage);
-      if (w.is_end()) return;
+#pragma unroll
+      for (float& x : dK) x = 0;
+#pragma unroll
+      for (float& x : dV) x = 0;
+      Int32 before = -1;  // number of the tile before
+      sum(w, before);
+      sync_consumers();  // not needed, but the compiler would make one of this dQ and the loop's
+      begin_dQ();
+      slot.advance();
+      wait_for_work();
+      begin_S();
+      wait_products<1>();
+      if (before >= 0) add_dQ(before);
+      arrived(dK), arrived(dV);
       if (w.has_keys()) {
-#pragma unroll
-        for (float& x : dK) x = 0;
-#pragma unroll
-        for (float& x : dV) x = 0;
-        if (w.has_tiles()) sum(w);
         write<config.dK, config.D>(w, dK, p.call.dk, p.D, p.call.x.scale);
         write<config.dV, config.Dv>(w, dV, p.call.dv, p.Dv, 1);
       }
       __syncwarp();
-      arrive_by_warp(shared.work_empty(slot.stage));
+      arrive_by_warp(shared.work_empty(slot.before().stage));
+      wait_products<0>();
+      arrived(S);
     }
   }
 };

@@ -40,7 +40,7 @@ struct alignas(16) OnePassWork {
   // Two kinds of nothing: a number without keys, and no more numbers.
   __device__ bool has_keys() const { return keys > 0; }
   __device__ bool is_end() const { return keys < 0; }
-  __device__ void be_end() { keys = -1; }
+  __device__ void be_end() { keys = -1, begin = end = 0; }
 
   __device__ bool has_tiles() const { return begin < end; }
   __device__ Int32 block() const { return first / one_pass_keys; }
