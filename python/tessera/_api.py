@@ -81,7 +81,7 @@ def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None,
     library's current stream there, or on `stream`, a CUstream as an integer, and returns. Work that still writes q, k
     or v must be ordered before it; arrays that come through DLPack see to that themselves.
     """
-    parsed = parse(dict(options))
+    parsed = parse(options)
     seed = require_seed(parsed)
     made = maker(q, stream)
     stream = made.stream
@@ -123,7 +123,7 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, 
     unknown = [name for name in gradients if name not in Gradients._fields]
     if unknown:
         raise ValueError(f"gradients: holds {unknown[0]!r}; must be of {', '.join(Gradients._fields)}")
-    parsed = parse(dict(options))
+    parsed = parse(options)
     seed = require_seed(parsed)
     made = maker(q, stream)
     stream = made.stream
@@ -180,7 +180,7 @@ def dropout_mask(shape: Sequence[int], *, dropout_p: float, seed: int, seed_offs
 
 def plan(q: Array, k: Array, v: Array, *, backward: bool = False, **options: Unpack[AttentionOptions]) -> Plan:
     """How `forward`, or `backward` for dq, dk and dv, would be run with these arrays. Nothing is computed."""
-    parsed = parse(dict(options))
+    parsed = parse(options)
     arrays = _Views(_inputs(q, k, v, parsed), maker(q).stream)
     views = arrays.views
 

@@ -133,7 +133,7 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **optio
     Options: tessera.AttentionOptions; all but the arrays are static under jit. Differentiable in q, k, v, bias, sinks
     and through LSE. For dropout under jit give `rng`: uint32 [4] (seed and offset, low words first) or int64 [2].
     """
-    parsed = parse(dict(options))
+    parsed = parse(options)
     seed = require_seed(parsed)
     tensors = {"q": q, "k": k, "v": v, **parsed.tensors}
     o, lse = _attention(_Question(parsed.settings, *seed), {name: jnp.asarray(x) for name, x in tensors.items()})
