@@ -165,10 +165,17 @@ def _cupy_maker(array: Any, stream: Optional[int]) -> Maker:
     return Maker(make, stream or 0)
 
 
+def is_of_xla(array: Any) -> bool:
+    """Whether only XLA may touch this array's memory: JAX keeps its streams on a GPU to itself, and inside jit there is
+    no memory yet. tessera.jax is for those."""
+    if library_of(array) != "jax":
+        return False
+    import jax
+    return isinstance(array, jax.core.Tracer) or array.__dlpack_device__()[0] not in _CPU_LIKE
+
+
 def _jax_maker(array: Any) -> Maker:
     import jax
-    if array.__dlpack_device__()[0] not in _CPU_LIKE:
-        raise TypeError("q: is a JAX array on a GPU, whose streams JAX keeps to itself; use tessera.jax.attention")
 
     def make(shape: Sequence[int], code: int, value: Optional[float] = None) -> Any:
         made = jax.numpy.full(shape, value or 0, _NAMES[code], device=array.device)

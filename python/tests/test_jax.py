@@ -121,6 +121,27 @@ def test_dlpack(rng):
         np.testing.assert_array_equal(x, y)
 
 
+def test_core_by_the_ffi(rng, device):
+    """The core hands arrays on a GPU, and what there is inside jit, to XLA."""
+    q, k, v = inputs(rng, device)
+    bias = jnp.asarray(rng.standard_normal((1, HQ, NQ, NK)), jnp.float32)
+    forward = jax.jit(lambda *x: tessera.forward(*x, bias=bias, causal=True))
+    backward = jax.jit(lambda *x: tessera.backward(*x, bias=bias, causal=True, gradients=("dq", "dbias")))
+    o, lse = forward(q, k, v)
+    gradients = backward(o, q, k, v, o, lse)
+    exact_o, exact_lse = tessera.forward(q, k, v, bias=bias, causal=True)
+    exact = tessera.backward(o, q, k, v, o, lse, bias=bias, causal=True, gradients=("dq", "dbias"))
+    assert gradients.dk is None and gradients.dv is None and gradients.dsinks is None
+    for x, y in ((o, exact_o), (lse, exact_lse), (gradients.dq, exact.dq), (gradients.dbias, exact.dbias)):
+        assert isinstance(y, jax.Array) and y.devices() == {device}
+        np.testing.assert_array_equal(x, y)
+    assert "D=24 Dv=16" in tessera.plan(q, k, v, causal=True).description
+    with pytest.raises(ValueError, match="stream: is 7; JAX runs its calls on streams of its own"):
+        jax.jit(lambda q: tessera.forward(q, k, v, stream=7))(q)
+    with pytest.raises(ValueError, match="gradients: holds 'dsinks' but sinks is not given"):
+        tessera.backward(o, q, k, v, o, lse, gradients=("dsinks",))
+
+
 @pytest.mark.parametrize("runtime, told", [((0, 1), (0, 1)), ((0, 4), (0, 4)), ((0, 9), (0, 4)), ((1, 0), (0, 4))])
 def test_version_of_the_ffi(runtime, told):
     """XLA asks for it when a handler is registered, and refuses one that was written for another API."""
