@@ -142,8 +142,6 @@ def _alignment_fields(fields: Fields, name: str, value: Any) -> None:
 
 
 def _window_fields(fields: Fields, name: str, value: Any) -> None:
-    if value is None:
-        return
     try:
         left, right = value
     except (TypeError, ValueError):
@@ -153,7 +151,7 @@ def _window_fields(fields: Fields, name: str, value: Any) -> None:
 
 
 def _kernel_field(fields: Fields, name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, str):
+    if not isinstance(value, str):
         raise TypeError(f"kernel: is {value!r}; must be a kernel's name")
     fields[name] = value
 
@@ -164,7 +162,7 @@ _SETTINGS: dict[str, Callable[[Fields, str, Any], None]] = {
     "scale": _number_field, "softcap": _number_field, "dropout_p": _dropout_field, "kernel": _kernel_field,
     **dict.fromkeys(("row0", "col0", "head0", "batch0", "threads", "max_seqlen_q", "max_seqlen_k"), _integer_field),
 }
-_NONE_IS_DEFAULT = ("scale", "max_seqlen_q", "max_seqlen_k", "seed")
+_NONE_IS_DEFAULT = {"scale", "window", "kernel", "max_seqlen_q", "max_seqlen_k", "seed", *TENSORS}
 
 
 def sort(options: Mapping[str, Any]) -> tuple[Fields, dict[str, Any], dict[str, int]]:
@@ -181,8 +179,7 @@ def sort(options: Mapping[str, Any]) -> tuple[Fields, dict[str, Any], dict[str, 
         if name in _SETTINGS:
             _SETTINGS[name](fields, name, value)
         elif name in TENSORS:
-            if value is not None:
-                tensors[TENSORS[name]] = value
+            tensors[TENSORS[name]] = value
         elif name in ("seed", "seed_offset"):
             seeds[name] = _integer(name, value)
         else:

@@ -315,10 +315,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **op
             tensors["rng"] = torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
         if "kernel" in given:
             given[_KERNEL] = given.pop("kernel")
-        if tensors:
-            given.update(tensors)
-        for name in seeds:
-            given[name] = _signed(seeds[name])
+        if tensors or seeds:
+            given.update(tensors, **{name: _signed(seed) for name, seed in seeds.items()})
     device = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:  # q, k, v and a 16-bit bias take its type
         dtype = torch.get_autocast_dtype(device)
