@@ -113,6 +113,13 @@ def _number(name: str, value: Any) -> float:
         raise TypeError(f"{name}: is {value!r}; must be a number") from None
 
 
+def _seed(name: str, value: Any) -> int:
+    seed = _integer(name, value)
+    if not -2**63 <= seed < 2**64:
+        raise ValueError(f"{name}: is {seed}; must be an integer of 64 bits")
+    return seed
+
+
 Fields = dict[str, Any]
 
 
@@ -181,7 +188,7 @@ def sort(options: Mapping[str, Any]) -> tuple[Fields, dict[str, Any], dict[str, 
         elif name in TENSORS:
             tensors[TENSORS[name]] = value
         elif name in ("seed", "seed_offset"):
-            seeds[name] = _integer(name, value)
+            seeds[name] = _seed(name, value)
         else:
             known = ", ".join(AttentionOptions.__annotations__)
             raise TypeError(f"{name}: is no option of attention; there are {known}")

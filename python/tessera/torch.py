@@ -301,6 +301,12 @@ def _signed(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
+def _require_tensors(tensors: dict[str, Any]) -> None:
+    for name, t in tensors.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name}: is a {type(t).__name__}; must be a PyTorch tensor")
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> Any:
     """Exact attention: O [B,Nq,Hq,Dv] in q's type, or (O, LSE f32 [B,Hq,Nq]) with return_lse.
 
@@ -316,7 +322,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **op
         if "kernel" in given:
             given[_KERNEL] = given.pop("kernel")
         if tensors or seeds:
+            _require_tensors(tensors)
             given.update(tensors, **{name: _signed(seed) for name, seed in seeds.items()})
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        _require_tensors({"q": q, "k": k, "v": v})
     device = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:  # q, k, v and a 16-bit bias take its type
         dtype = torch.get_autocast_dtype(device)

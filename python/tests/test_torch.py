@@ -305,6 +305,13 @@ def test_errors(device):
         tessera.torch.attention(q, k[..., :-1], v)
     with pytest.raises(TypeError, match="q: has type torch.complex64"):
         tessera.torch.attention(q.to(torch.complex64), k, v)
+    for arrays in ((q, k.detach().cpu().numpy(), v), (q.detach().cpu().numpy(), k, v)):
+        with pytest.raises(TypeError, match=": is a ndarray; must be a PyTorch tensor"):
+            tessera.torch.attention(*arrays)
+    with pytest.raises(TypeError, match="mask: is a list; must be a PyTorch tensor"):
+        tessera.torch.attention(q, k, v, mask=[True])
+    with pytest.raises(ValueError, match="seed: is 18446744073709551616; must be an integer of 64 bits"):
+        tessera.torch.attention(q, k, v, dropout_p=0.5, seed=2**64)
     with pytest.raises(ValueError, match="q: has shape"):
         tessera.torch.attention(q[0, 0], k, v)
     with pytest.raises(ValueError, match="v: has shape"):
