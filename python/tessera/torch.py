@@ -30,12 +30,12 @@ _KERNEL = "kernel_name"  # of operators: torch.compile calls one function with t
 
 # Arguments of both operators after q, k and v, with the names of the C ABI. PyTorch passes them up to the last that is
 # not its default, and each costs time, so the usual ones come first. No plan depends on the seeds, which come last.
-_BEFORE = {"bool causal": False, "float? scale": None, "SymInt window_left": -1, "SymInt window_right": -1,
-           "float softcap": 0.0}
+_BEFORE = {"bool causal": False, "bool deterministic": True, "float? scale": None, "SymInt window_left": -1,
+           "SymInt window_right": -1, "float softcap": 0.0}
 _OPTIONAL = ("cu_seqlens_q", "cu_seqlens_k", "bias", "mask", "slopes", "sinks", "seqused_q", "seqused_k", "rng")
-_AFTER = {"SymInt max_seqlen_q": -1, "SymInt max_seqlen_k": -1, "float dropout": 0.0, "bool deterministic": True,
-          "int alignment": 0, "SymInt diagonal_offset": 0, "SymInt row0": 0, "SymInt col0": 0, "SymInt head0": 0,
-          "SymInt batch0": 0, f"str? {_KERNEL}": None, "int threads": 0}
+_AFTER = {"SymInt max_seqlen_q": -1, "SymInt max_seqlen_k": -1, "float dropout": 0.0, "int alignment": 0,
+          "SymInt diagonal_offset": 0, "SymInt row0": 0, "SymInt col0": 0, "SymInt head0": 0, "SymInt batch0": 0,
+          f"str? {_KERNEL}": None, "int threads": 0}
 _DEFAULTS = {**_BEFORE, **{f"Tensor? {name}": None for name in _OPTIONAL}, **_AFTER, "int seed": 0,
              "int seed_offset": 0}
 _INPUTS = ("q", "k", "v", *_OPTIONAL)
@@ -287,6 +287,7 @@ def register(library: Any, name: str, parameters: str, results: str, function: C
     return operator
 
 
+# torch.compile keeps compiled calls on disk by these names: once released, operators with other arguments need new ones.
 _library = torch.library.Library("tessera", "DEF")  # type: ignore[no-untyped-call]
 _forward_operator = register(_library, "forward", FORWARD, "(Tensor, Tensor)", _forward, _Attention)
 _backward_operator = register(_library, "backward", BACKWARD, "Tensor[]", _backward, _Gradients)
