@@ -25,7 +25,7 @@ def library_of(array: Any) -> str:
     return "jax" if name == "jaxlib" else name
 
 
-def _type_code(name: str, dtype: str) -> int:
+def type_code(name: str, dtype: str) -> int:
     code = TYPE_NAMES.get(dtype)
     if code is None:
         raise TypeError(f"{name}: has type {dtype}; must be one of {', '.join(TYPE_NAMES)}")
@@ -35,7 +35,7 @@ def _type_code(name: str, dtype: str) -> int:
 # --- views -----------------------------------------------------------------------------------------------------------
 
 def _numpy_view(name: str, array: Any) -> View:
-    code = _type_code(name, array.dtype.name)
+    code = type_code(name, array.dtype.name)
     size = _SIZES[code]
     if not array.dtype.isnative:
         raise TypeError(f"{name}: has type {array.dtype!r} in the byte order of another machine")
@@ -49,7 +49,7 @@ def _torch_view(name: str, array: Any) -> View:
     if array.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name}: is on {array.device}; must be on cpu or cuda")
     cuda = array.device.type == "cuda"
-    return View(array.data_ptr(), _type_code(name, str(array.dtype).removeprefix("torch.")), CUDA if cuda else CPU,
+    return View(array.data_ptr(), type_code(name, str(array.dtype).removeprefix("torch.")), CUDA if cuda else CPU,
                 array.get_device() if cuda else 0, tuple(array.shape), array.stride())
 
 

@@ -4,6 +4,7 @@ Nothing of JAX is needed to build the package: _xla_ffi.py holds our own declara
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from . import _abi, _call, _xla_ffi
+from ._arrays import contiguous, type_code
 from ._options import Settings, has_padding, parse, require_seed
 
 if TYPE_CHECKING:
@@ -69,9 +71,26 @@ for _platform, _pointer in _HANDLERS.items():
     jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_pointer), platform=_platform)
 
 
+@functools.lru_cache(maxsize=256)
+def _check(settings: Settings, arrays: tuple[tuple[str, tuple[int, ...], str], ...]) -> None:
+    """Raises what the library has to say of a call when it is traced: XLA makes errors of its own of a handler's.
+
+    Planned for the CPU, which has the same rules: where the call will run is not known yet.
+    """
+    if not all(isinstance(size, int) for _, shape, _ in arrays for size in shape):
+        return  # exported for any size
+    views = {name: _call.View(0, type_code(name, "int32" if dtype == "uint32" else dtype), _abi.CPU, 0, shape,
+                              contiguous(shape)) for name, shape, dtype in arrays}
+    if "rng" in views:
+        views["rng"] = _seeds(views["rng"])
+    with contextlib.suppress(NotImplementedError):  # a GPU may have a kernel for it
+        _call.plan(views, settings)
+
+
 def _ffi_call(question: _Question, inputs: dict[str, Array], outputs: dict[str, Any],
               filled: dict[str, Array]) -> tuple[Array, ...]:
     """One call of the library from XLA's side. `filled`: arrays in whose memory outputs of that name are written."""
+    _check(question.settings, tuple((name, tuple(x.shape), str(x.dtype)) for name, x in {**inputs, **outputs}.items()))
     attribute = json.dumps({"inputs": [*inputs, *filled], "outputs": [*outputs], "settings": question.settings,
                             "seed": [question.seed, question.seed_offset]})
     aliases = {len(inputs) + n: list(outputs).index(name) for n, name in enumerate(filled)}

@@ -287,7 +287,7 @@ def register(library: Any, name: str, parameters: str, results: str, function: C
     return operator
 
 
-# torch.compile keeps compiled calls on disk by these names: once released, operators with other arguments need new ones.
+# torch.compile keeps compiled calls on disk by these names: once released, other arguments need other names.
 _library = torch.library.Library("tessera", "DEF")  # type: ignore[no-untyped-call]
 _forward_operator = register(_library, "forward", FORWARD, "(Tensor, Tensor)", _forward, _Attention)
 _backward_operator = register(_library, "backward", BACKWARD, "Tensor[]", _backward, _Gradients)

@@ -101,12 +101,26 @@ def test_vmap(rng, device):
 
 def test_errors(rng, device):
     q, k, v = inputs(rng, device)
-    with pytest.raises(Exception, match="k: head_dim is 23 but q has 24; q and k must agree in head_dim"):
-        jax.block_until_ready(tessera.jax.attention(q, k[..., :-1], v))
+    loss = lambda *x: tessera.jax.attention(*x).sum()  # noqa: E731
+    for function in (tessera.jax.attention, jax.jit(tessera.jax.attention), jax.grad(loss)):
+        with pytest.raises(ValueError, match="k: head_dim is 23 but q has 24; q and k must agree in head_dim"):
+            function(q, k[..., :-1], v)
+    with pytest.raises(TypeError, match="mask: has type int8; must be one of"):
+        tessera.jax.attention(q, k, v, mask=jnp.ones((1, 1, NQ, NK), jnp.int8))
+    with pytest.raises(ValueError, match="kernel: is 'fast'; must be one of"):
+        tessera.jax.attention(q, k, v, kernel="fast")
     with pytest.raises(ValueError, match="seed: is missing"):
         tessera.jax.attention(q, k, v, dropout_p=0.5)
     with pytest.raises(ValueError, match="q: has shape"):
         tessera.jax.attention(q[0, 0], k, v)
+
+
+def test_errors_of_the_handler(rng):
+    """What only running can tell reaches XLA: lengths are read then."""
+    q, k, v = inputs(rng, jax.devices("cpu")[0])
+    used = jnp.asarray([NK + 1, 3], jnp.int32)
+    with pytest.raises(Exception, match="seqused_k: entry 0 is 54; must be from 0 to the sequence's length 53"):
+        jax.block_until_ready(tessera.jax.attention(q, k, v, seqused_k=used))
 
 
 def test_dlpack(rng):
