@@ -15,7 +15,7 @@ import json
 import statistics
 import sys
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Optional
 
 import torch
 from torch import Tensor
@@ -76,10 +76,15 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def _line(tokens: Any, dim: Any, mask: str, what: str, cells: dict[str, str], columns: Iterable[str]) -> str:
+    return f"{tokens:>6} {dim:>4}  {mask:6}  {what:16}" + "".join(f"{cells.get(name, '-'):>18}" for name in columns)
+
+
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     found, missing = contenders()
     for sentence in missing:
         print(f"left out: {sentence}")
+    print(_line("tokens", "dim", "mask", "pass", {name: name for name in found}, found))
     rows = []
     refused: set[str] = set()
     dtype = getattr(torch, arguments.dtype)
@@ -102,8 +107,8 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     work = _operations(arguments.batch, arguments.heads, tokens, dim, causal, what != "forward")
                     rows.append({"tokens": tokens, "dim": dim, "causal": causal, "pass": what, "seconds": times,
                                  "tflops": {name: work / t / 1e12 for name, t in times.items()}})
-                    print(f"N={tokens:<6} D={dim:<4} {'causal' if causal else 'full':6}  {what:16}  "
-                          + "  ".join(f"{name} {t * 1e3:.3f} ms ({work / t / 1e12:.2f})" for name, t in times.items()),
+                    print(_line(tokens, dim, "causal" if causal else "full", what,
+                                {name: f"{t * 1e3:.4g} ({work / t / 1e12:.3g})" for name, t in times.items()}, found),
                           flush=True)
     for sentence in sorted(refused):
         print(f"refused: {sentence}")
@@ -198,7 +203,7 @@ def main(words: Optional[list[str]] = None) -> None:
             print(f"{name:24} {value:7.1f} us  {value - times[EMPTY]:+7.1f}")
     else:
         title = f"{machine}, {arguments.dtype}, B={arguments.batch} H={arguments.heads}, PyTorch {torch.__version__}"
-        print(f"{title}; in brackets TFLOP/s")
+        print(f"{title}; milliseconds (TFLOP/s)")
         report["rows"] = compare(arguments)
         if arguments.png:
             draw(report["rows"], title, arguments.png)
