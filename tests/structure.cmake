@@ -54,3 +54,7 @@ if(NOT TESSERA_SANITIZE)
   add_test(NAME weak_symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/weak_symbols.sh ${CMAKE_NM}
                                      $<TARGET_OBJECTS:tessera_objects> COMMAND_EXPAND_LISTS)
 endif()
+
+tessera_test(NAME sm90_one_pass_test SOURCES sm90_one_pass_test.cpp)
+target_include_directories(sm90_one_pass_test BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
+target_compile_options(sm90_one_pass_test PRIVATE -Wno-unknown-pragmas -Wno-missing-field-initializers -O2)

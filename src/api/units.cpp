@@ -6,6 +6,7 @@
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
 #include "simt/ladder.hpp"
+#include "sm90/one_pass_plan.hpp"
 #include "sm90/plan.hpp"
 #include "sm90/unit.hpp"
 
@@ -28,6 +29,13 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
     if (plan.reason.empty())
       hopper.units = {unit("hopper_forward", sm90::forward_unit_text(plan.config)),
                       unit("hopper_restart", sm90::restart_unit_text())};
+  } else if (const sm90::OnePassPlan one = sm90::plan_one_pass(problem, target); one.reason.empty()) {
+    step_units(hopper, one.start);
+    hopper.units.push_back(
+        unit("hopper_prepare", sm90::prepare_unit_text(one.o, one.config.element, one.prepare_lanes)));
+    hopper.units.push_back(unit("hopper_one_pass", sm90::one_pass_unit_text(one.config)));
+    hopper.units.push_back(unit("hopper_finish", sm90::finish_unit_text(one.config, one.dQ)));
+    step_units(hopper, one.end);
   } else {
     const sm90::BackwardPlan plan = sm90::plan_backward(problem, target);
     hopper.reason = plan.reason;

@@ -9,15 +9,14 @@
 #include "simt/arguments.hpp"
 #include "simt/launches.hpp"
 #include "simt/unit.hpp"
+#include "sm90/backend.hpp"
 #include "sm90/kernels.hpp"
 #include "sm90/params.hpp"
 #include "sm90/plan.hpp"
 #include "sm90/unit.hpp"
 
 namespace tessera::sm90 {
-namespace {
 
-// A [B,N,H,D] or packed [T,H,D] tensor of 16-bit elements as {D, N, H, B}; a box is 64 columns of `rows` tokens.
 TensorMap tensor_map(const Tensor& t, int rows) {
   constexpr int bfloat16 = 9, float16 = 6, no_interleave = 0, swizzle_128_bytes = 3, promote_to_128_bytes = 2;
   const int token = t.ndim - 3, head = t.ndim - 2;  // dimensions
@@ -40,6 +39,8 @@ TensorMap tensor_map(const Tensor& t, int rows) {
   std::memcpy(&out, &map, sizeof(out));
   return out;
 }
+
+namespace {
 
 class HopperPlan : public KernelPlan {
  public:
@@ -180,6 +181,7 @@ class HopperKernel : public Kernel {
   PlanOrReason plan(const Problem& p, const Execution& execution) const override {
     if (p.pass == Pass::forward) return loaded<HopperPlan>(p, plan_for(p, plan_forward));
     if (!execution.kernel) return {nullptr, new_backward};
+    if (const OnePassPlan plan = plan_for(p, plan_one_pass); plan.reason.empty()) return {load_one_pass(p, plan), ""};
     return loaded<HopperBackwardPlan>(p, plan_for(p, plan_backward));
   }
   std::string refusal(const Problem& p, const Execution& execution) const override {

@@ -30,4 +30,31 @@ struct BackwardParams {
   float factor;  // of scores: their scale times log2(e), corrected for what tensor cores lose
 };
 
+// All gradients in one pass (sm90/one_pass_config.hpp). `sums` of dQ: tile t of head h is number h tiles_per_head + t.
+struct OnePassParams {
+  TensorMap q, k, v, d_o;
+  simt::BackwardParams call;
+  Int32 D, Dv;   // the tensors' own
+  float factor;  // of scores, as above
+  float* sums;
+  UInt32* counts;  // of the blocks that have added to each tile
+  UInt32* taken;   // blocks of keys, by blocks of threads that have started
+  Int32 tiles_per_head;
+};
+
+// What comes before it, and after.
+struct PrepareParams {
+  simt::BackwardParams call;
+  Int32 Dv;
+  void* zero;  // to be set to 0: `zeros` times 16 bytes
+  Int64 zeros;
+};
+
+struct FinishParams {
+  simt::BackwardParams call;
+  const float* sums;
+  Int64 tiles_per_head;
+  Int32 D;
+};
+
 }  // namespace tessera::sm90

@@ -29,6 +29,9 @@ inline ThreadPlace threadIdx, blockIdx, gridDim;
 struct uint4 {
   unsigned x, y, z, w;
 };
+struct float4 {
+  float x, y, z, w;
+};
 
 namespace tessera::emulated {
 
@@ -178,6 +181,11 @@ inline Number __shfl_xor_sync(unsigned, Number x, int distance) {
   auto& m = tessera::emulated::Machine::here();
   const auto& all = m.meet(m.warp_name(), 32, threadIdx.x % 32, __builtin_bit_cast(unsigned, x));
   return __builtin_bit_cast(Number, static_cast<unsigned>(all[static_cast<std::size_t>(threadIdx.x % 32 ^ distance)]));
+}
+
+inline void __syncwarp() {
+  auto& m = tessera::emulated::Machine::here();
+  m.meet(m.warp_name(), 32, threadIdx.x % 32);
 }
 
 inline unsigned atomicAdd(unsigned* at, unsigned x) { return (*at += x) - x; }

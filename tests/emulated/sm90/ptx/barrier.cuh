@@ -41,6 +41,7 @@ struct Barrier {
 inline void publish_barriers() {}
 inline void sync_threads(int name, int threads) { Machine::here().meet(name, threads, threadIdx.x % threads); }
 inline void wait_for_kernel_before() {}
+inline void start_kernel_after() {}
 template <int registers>
 void give_registers() {}
 template <int registers>
