@@ -63,7 +63,7 @@ const Option options[] = {
     {"short", Concerns::all, false, [](Problem& p) { p.B = 1, p.Nq = p.Nk = 77; }},
     {"causal", Concerns::all, true, [](Problem& p) { p.options.causal = true; }},
     {"window", Concerns::all, true, [](Problem& p) { p.options.window_left = 100, p.options.window_right = 3; }},
-    {"scale", Concerns::forward, false, [](Problem& p) { p.options.scale = -1; }},
+    {"scale", Concerns::all, false, [](Problem& p) { p.options.scale = -1; }},
     {"softcap", Concerns::all, true, [](Problem& p) { p.options.softcap = 30; }},
     {"alibi", Concerns::all, true, [](Problem& p) { p.slopes = 1; }},
     {"mask", Concerns::all, true,
@@ -199,29 +199,36 @@ class Collector {
   }
 
   // `hopper`, which every problem that is aligned and in 16 bits gets.
-  void hopper(Type type, HeadDims dims, const std::vector<std::string>& names) {
+  void hopper(Pass pass, Type type, HeadDims dims, const std::vector<std::string>& names) {
     std::vector<const Option*> chosen;
     for (const std::string& name : names) chosen.push_back(option_named(name));
-    add(Rungs::best, newest_architecture, Pass::forward, type, dims, chosen);
+    add(Rungs::best, newest_architecture, pass, type, dims, chosen);
   }
-  void hopper_alone(Type type, HeadDims dims, const std::vector<std::string>& with = {}) {
+  void hopper_alone(Pass pass, Type type, HeadDims dims, const std::vector<std::string>& with = {}) {
     for (const std::string name : hopper_options) {
       std::vector<std::string> names = with;
       names.push_back(name);
-      hopper(type, dims, names);
+      hopper(pass, type, dims, names);
     }
   }
-  void hopper_together(Type type, HeadDims dims, const std::vector<std::string>& with = {}) {
+  void hopper_together(Pass pass, Type type, HeadDims dims, const std::vector<std::string>& with = {}) {
     for (const char* bias : {"bias", "f32 bias"}) {
       std::vector<std::string> names{"softcap", "alibi", "mask", "dropout", bias};
       names.insert(names.end(), with.begin(), with.end());
-      hopper(type, dims, names);
+      hopper(pass, type, dims, names);
     }
   }
-  void hopper_pairs(Type type, HeadDims dims) {
-    for (const std::string name : hopper_options) hopper_alone(type, dims, {name});
+  void hopper_pairs(Pass pass, Type type, HeadDims dims) {
+    for (const std::string name : hopper_options) hopper_alone(pass, type, dims, {name});
   }
-  void hopper_subsets(Type type, HeadDims dims) {
+  // One of dK and dV has other tiles than both.
+  void hopper_one_gradient(Type type, HeadDims dims) {
+    for (const char* missing : {"no dK", "no dV"}) {
+      hopper(Pass::backward, type, dims, {missing});
+      hopper_together(Pass::backward, type, dims, {missing});
+    }
+  }
+  void hopper_subsets(Pass pass, Type type, HeadDims dims) {
     const std::vector<std::string> others{"softcap", "alibi", "mask", "dropout"};
     for (const char* bias : {"", "bias", "f32 bias"})
       for (unsigned subset = 0; subset < 1u << others.size(); ++subset) {
@@ -229,9 +236,9 @@ class Collector {
         for (std::size_t n = 0; n < others.size(); ++n)
           if (subset >> n & 1) names.push_back(others[n]);
         if (*bias) names.push_back(bias);
-        hopper(type, dims, names);
+        hopper(pass, type, dims, names);
       }
-    hopper(type, dims, {"scale"});
+    hopper(pass, type, dims, {"scale"});
   }
 
  private:
@@ -268,11 +275,13 @@ UnitSet quick_units() {
     c.plain(old_architecture, pass, Type::f32, usual);
     c.together(Rungs::best, old_architecture, pass, Type::f16, usual);
   }
-  for (const HeadDims dims : hopper_dims)
-    for (const Type type : hopper_types) c.hopper(type, dims, {});
-  c.hopper_alone(Type::bf16, {128, 128});
-  c.hopper_pairs(Type::bf16, {128, 128});
-  c.hopper_together(Type::bf16, {128, 128});
+  for (const Pass pass : passes) {
+    for (const HeadDims dims : hopper_dims)
+      for (const Type type : hopper_types) c.hopper(pass, type, dims, {});
+    c.hopper_alone(pass, Type::bf16, {128, 128});
+    c.hopper_pairs(pass, Type::bf16, {128, 128});
+    c.hopper_together(pass, Type::bf16, {128, 128});
+  }
   return std::move(c.set);
 }
 
@@ -285,7 +294,8 @@ UnitSet all_units() {
       "for sm_80 and sm_90a; D=64, all pairs, the best rung: f32 and bf16 for sm_90a, half of them for sm_80; for "
       "sm_75 "
       "every class: no option and all options, f32 and f16; hopper: every tile with every set of options, in bf16 and, "
-      "where the tile is another one, f16; else f16 and O in f32: no option, each alone, all");
+      "where the tile is another one, f16; else f16 and results in f32, and one of dK and dV: no option, each alone, "
+      "all");
   for (const Pass pass : passes) {
     for (const char* architecture : architectures)
       for (const Type type : types) {
@@ -308,13 +318,16 @@ UnitSet all_units() {
   }
   for (const HeadDims dims : hopper_dims)
     for (const Type type : hopper_types) {
-      const bool own_tile = type == Type::bf16 || dims.D > 128;
-      if (own_tile) c.hopper_subsets(type, dims);
-      c.hopper(type, dims, {});
-      c.hopper_alone(type, dims);
-      c.hopper_together(type, dims);
-      c.hopper_alone(type, dims, {"f32 out"});
-      c.hopper_together(type, dims, {"f32 out"});
+      for (const Pass pass : passes) {
+        const bool own_tile = type == Type::bf16 || dims.D > 128;
+        if (own_tile) c.hopper_subsets(pass, type, dims);
+        c.hopper(pass, type, dims, {});
+        c.hopper_alone(pass, type, dims);
+        c.hopper_together(pass, type, dims);
+        c.hopper_alone(pass, type, dims, {"f32 out"});
+        c.hopper_together(pass, type, dims, {"f32 out"});
+      }
+      c.hopper_one_gradient(type, dims);
     }
   return std::move(c.set);
 }

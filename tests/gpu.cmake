@@ -4,7 +4,7 @@ tessera_test(NAME gpu_cases_test SOURCES gpu_cases_test.cpp SHARDS 14 LABELS gpu
 tessera_test(NAME gpu_invariance_test SOURCES gpu_invariance_test.cpp SHARDS 6 LABELS gpu)
 tessera_test(NAME gpu_calls_test SOURCES gpu_calls_test.cpp LABELS gpu)
 tessera_test(NAME gpu_hopper_test SOURCES gpu_hopper_test.cpp SHARDS 28 LABELS gpu)
-tessera_test(NAME gpu_hopper_backward_test SOURCES gpu_hopper_backward_test.cpp SHARDS 9 LABELS gpu)
+tessera_test(NAME gpu_hopper_backward_test SOURCES gpu_hopper_backward_test.cpp SHARDS 28 LABELS gpu)
 tessera_test(NAME gpu_ptx_test SOURCES gpu_ptx_test.cpp LABELS gpu)
 tessera_test(NAME gpu_sizes_test SOURCES gpu_sizes_test.cpp LABELS gpu)
 

@@ -1,39 +1,18 @@
 // The barrier protocol of the Hopper forward kernel (sm90/kernel/forward.cuh) without a GPU: scheduler, loader and
 // consumers as state machines that go on in random order, over tiles of queries as the planner and the mask cut them.
 // Links tessera_static.
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <random>
 #include <set>
-#include <vector>
 
 #include "api/units.hpp"
 #include "math/mask.hpp"
 #include "sm90/config.hpp"
 #include "sm90/tiles.hpp"
+#include "tests/protocol_model.hpp"
 
 namespace tessera::sm90 {
 namespace {
 
-// mbarrier: phases end when all arrivals and all announced bytes (here: one announced copy) are in.
-struct ModelBarrier {
-  int count = 0, arrived = 0, copies = 0, phase = 0;
-  bool done(int parity) const { return phase % 2 != parity; }  // the phase of this parity has ended
-  void arrive() { ++arrived, settle(); }
-  void expect() { ++copies, arrive(); }
-  void complete() { --copies, settle(); }
-  void settle() {
-    ASSERT_LE(arrived, count);
-    if (arrived == count && copies == 0) arrived = 0, ++phase;
-  }
-};
-
-struct Slot {
-  ModelBarrier full, empty;
-  int holds = -1;  // which tile of which work
-  int readers = 0;
-};
+using test::Program, test::Ring, test::Slot;
 
 // What the protocol depends on.
 struct Rings {
@@ -77,15 +56,10 @@ ModelWork cut_by(const Rings& rings, const BandMask& mask, int most) {
   return work;
 }
 
-// One role's program: a list of operations, each of which may have to wait. Returns false while it waits.
-using Operation = std::function<bool()>;
-using Program = std::vector<Operation>;
-
-struct Model {
+struct Model : test::ProtocolModel {
   Rings rings;
   std::vector<ModelWork> works;
   std::vector<Slot> q, k, v, work;
-  std::vector<std::pair<Slot*, int>> in_flight;  // copies on their way
 
   Model(const Rings& rings, std::vector<ModelWork> works) :
       rings(rings), works(std::move(works)), q(std::size_t(rings.warpgroups * rings.q_stages)),
@@ -96,39 +70,6 @@ struct Model {
       for (Slot& s : *ring) s.full.count = 1, s.empty.count = rings.warpgroups;
     for (Slot& s : work) s.full.count = 1, s.empty.count = 1 + rings.warpgroups;  // a warpgroup's threads as one
   }
-
-  // Waits for a slot to be empty, for the `use`th time, and fills it, by a copy or at once.
-  Operation fill(Slot& slot, int use, int what, bool copy = true) {
-    return [this, &slot, use, what, copy] {
-      if (!slot.empty.done((use + 1) % 2)) return false;
-      EXPECT_EQ(slot.readers, 0) << "overwritten while it is read";
-      if (copy)
-        slot.full.expect(), in_flight.push_back({&slot, what});
-      else
-        slot.holds = what, slot.full.arrive();
-      return true;
-    };
-  }
-  static Operation take(Slot& slot, int use, int what) {
-    return [&slot, use, what] {
-      if (!slot.full.done(use % 2)) return false;
-      EXPECT_EQ(slot.holds, what);
-      ++slot.readers;
-      return true;
-    };
-  }
-  static Operation give(Slot& slot) {
-    return [&slot] { return --slot.readers, slot.empty.arrive(), true; };
-  }
-
-  // The place of the `use`th use of a ring.
-  struct Ring {
-    std::vector<Slot>& slots;
-    int use = 0, per_stage = 1;
-    Slot& slot(int one = 0) const { return slots[std::size_t(use % stages() * per_stage + one)]; }
-    int round() const { return use / stages(); }
-    int stages() const { return int(slots.size()) / per_stage; }
-  };
 
   Program scheduler() {
     Program program;
@@ -268,7 +209,6 @@ struct Model {
     }
   };
 
-  // Any role, or any copy, goes on at any time. True: all of them come to their end.
   bool run(std::mt19937& random) {
     std::vector<Program> roles{scheduler(), loader()};
     for (int w = 0; w < rings.warpgroups; ++w) {
@@ -276,26 +216,7 @@ struct Model {
       consumer.consume();
       roles.push_back(std::move(consumer.program));
     }
-    std::vector<std::size_t> next(roles.size(), 0);
-    for (int idle = 0; idle < 500;) {
-      const std::size_t role = random() % (roles.size() + 1);
-      bool moved = false;
-      if (role == roles.size()) {
-        if (!in_flight.empty()) {
-          const std::size_t n = random() % in_flight.size();
-          const auto [slot, what] = in_flight[n];
-          in_flight.erase(in_flight.begin() + std::ptrdiff_t(n));
-          slot->holds = what, slot->full.complete(), moved = true;
-        }
-      } else if (next[role] < roles[role].size()) {
-        moved = roles[role][next[role]]();
-        next[role] += moved;
-      }
-      idle = moved ? 0 : idle + 1;
-    }
-    for (std::size_t role = 0; role < roles.size(); ++role)
-      if (next[role] < roles[role].size()) return false;
-    return in_flight.empty();
+    return ProtocolModel::run(roles, random);
   }
 };
 

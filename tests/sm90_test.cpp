@@ -162,11 +162,11 @@ ForwardPlan hopper_plan(const Problem& p) { return plan_forward(p, cuda::target_
 
 // Calls f with every head dim that has a tile, both types, and every set of options.
 template <class Function>
-void for_plans(Function f) {
+void for_plans(Function f, Pass pass = Pass::forward) {
   for (const api::HeadDims dims : tile_dims)
     for (const Type type : {Type::f16, Type::bf16})
       for (unsigned set = 0; set < 1u << std::size(options); ++set) {
-        Problem p = api::plain_problem(Pass::forward, type, dims);
+        Problem p = api::plain_problem(pass, type, dims);
         std::string name = api::text_of(dims);
         for (std::size_t n = 0; n < std::size(options); ++n)
           if (set >> n & 1) options[n].apply(p), name += ", ", name += options[n].name;
@@ -187,21 +187,28 @@ TEST(Plan, EveryOptionIsTakenAndItsTilesFit) {
   });
 }
 
+// `c`: of either pass.
+template <class AnyConfig>
+void expect_options(const AnyConfig& c, const Problem& p, const std::string& name) {
+  ASSERT_EQ(c.softcap, p.options.softcap > 0) << name;
+  ASSERT_EQ(c.alibi, p.slopes > 0) << name;
+  ASSERT_EQ(c.mask, p.mask.has_value()) << name;
+  ASSERT_EQ(c.dropout, p.options.dropout > 0) << name;
+  ASSERT_EQ(c.bias, !p.bias                      ? Element::none
+                    : p.bias->type == Type::f32  ? Element::f32
+                    : p.bias->type == Type::bf16 ? Element::bf16
+                                                 : Element::f16)
+      << name;
+  // A maximum of products is one of scores, and -inf times their factor is -inf, only if that is positive and nothing
+  // comes on top.
+  const bool any = c.softcap || c.alibi || c.mask || c.dropout || p.bias || p.options.scale <= 0;
+  ASSERT_EQ(c.general, any) << name;
+}
+
 TEST(Plan, TheKernelKnowsWhichOptionsAreOn) {
   for_plans([&](const Problem& p, const std::string& name) {
     const Config c = hopper_plan(p).config;
-    ASSERT_EQ(c.softcap, p.options.softcap > 0) << name;
-    ASSERT_EQ(c.alibi, p.slopes > 0) << name;
-    ASSERT_EQ(c.mask, p.mask.has_value()) << name;
-    ASSERT_EQ(c.dropout, p.options.dropout > 0) << name;
-    ASSERT_EQ(c.bias, !p.bias                      ? Element::none
-                      : p.bias->type == Type::f32  ? Element::f32
-                      : p.bias->type == Type::bf16 ? Element::bf16
-                                                   : Element::f16)
-        << name;
-    // A maximum of products is one of scores only if their factor is positive and nothing comes on top.
-    const bool any = c.softcap || c.alibi || c.mask || c.dropout || p.bias || p.options.scale <= 0;
-    ASSERT_EQ(c.general, any) << name;
+    expect_options(c, p, name);
     ASSERT_EQ(c.o == Element::f32, p.o_type == Type::f32) << name;
     ASSERT_FALSE(c.stages_O && c.o == Element::f32) << name << ": O's tile has 16-bit elements";
     ASSERT_EQ(c.halves_S, p.q_type == Type::f16 && p.D > 128) << name;
@@ -254,16 +261,49 @@ TEST(Plan, RefusalsNameWhatIsInTheWay) {
 
 BackwardPlan backward_plan(const Problem& p) { return plan_backward(p, cuda::target_named("sm_90a")); }
 
-TEST(BackwardPlan, ItsTilesFit) {
+TEST(BackwardPlan, EveryOptionIsTakenAndItsTilesFit) {
   const int room = cuda::target_named("sm_90a").shared_bytes;
-  for (const BackwardConfig& c : backward_tiles) {
-    const BackwardLayout l = layout_of(c);
-    EXPECT_LE(l.bytes, room) << c.D;
-    for (const int offset : {l.X, l.Y, l.x, l.y, l.X_bytes, l.Y_bytes, l.x_bytes, l.y_bytes})
-      EXPECT_EQ(offset % 1024, 0) << c.D;
-    EXPECT_EQ(c.block_columns % 16, 0) << "columns are contracted 16 at a time";
-    EXPECT_GE(c.stages, 2) << "one tile's sums may be multiplied together with the next one's scores";
-  }
+  const auto fits = [&](const Problem& p, const std::string& name, std::size_t passes) {
+    const BackwardPlan plan = backward_plan(p);
+    ASSERT_EQ(plan.reason, "") << name;
+    ASSERT_EQ(plan.passes.size(), passes) << name;
+    for (const BackwardPlan::Pass& pass : plan.passes) {
+      const BackwardConfig& c = pass.config;
+      const BackwardLayout l = layout_of(c);
+      ASSERT_LE(l.bytes, room) << name;
+      for (const int offset : {l.X, l.Y, l.x, l.y, l.P, l.X_bytes, l.Y_bytes, l.x_bytes, l.y_bytes, l.P_bytes})
+        ASSERT_EQ(offset % 1024, 0) << name;
+      ASSERT_EQ(c.block_columns % 16, 0) << name << ": columns are contracted 16 at a time";
+      // One tile's sums may be multiplied together with the next one's scores.
+      ASSERT_TRUE(c.stages >= 2 && (c.y_stages >= 2 || c.dY == Element::none)) << name;
+      const bool whole = c.warpgroups == 2 && c.dX != Element::none && c.dY != Element::none;
+      ASSERT_TRUE(whole || !c.paired) << name << ": half a pair";
+      ASSERT_EQ(c.halves_S, p.q_type == Type::f16 && p.D > 128) << name << ": P would not be the forward pass's";
+      ASSERT_FALSE(c.paired && c.drains) << name << ": pairs have no such text";
+      expect_options(c, p, name);
+    }
+  };
+  const auto every = [&](const Problem& p, const std::string& name) {
+    fits(p, name, 2);
+    Problem one = p;
+    one.dk.reset();
+    fits(one, name + ", no dK", 2);
+    one.dk.swap(one.dv);
+    fits(one, name + ", no dV", 2);
+  };
+  for_plans(every, Pass::backward);
+}
+
+// Or a sequence's bits would depend on its company.
+TEST(BackwardPlan, TilesDoNotDependOnLengthsHeadsOrBatch) {
+  const auto same = [&](const Problem& p, const std::string& name) {
+    Problem other = p;
+    other.B = 7, other.Nq = 1, other.Nk = 77, other.Hq = 16, other.Hk = 2, other.packed = true;
+    other.seqused_k = true, other.options.causal = true, other.options.window_left = 5, other.sinks = true;
+    for (std::size_t n = 0; n < 2; ++n)
+      ASSERT_EQ(backward_plan(p).passes[n].config, backward_plan(other).passes[n].config) << name;
+  };
+  for_plans(same, Pass::backward);
 }
 
 TEST(BackwardPlan, OnlyWhatIsAskedForIsComputed) {
@@ -282,6 +322,8 @@ TEST(BackwardPlan, OnlyWhatIsAskedForIsComputed) {
   EXPECT_TRUE(backward_plan(p).end.list.empty());
   p.sinks = true, p.dsinks = Type::f32;
   EXPECT_EQ(backward_plan(p).end.list.size(), 1u);
+  p.bias = Broadcast{Type::bf16, {1, 1, 1, 1}}, p.dbias = Type::bf16;
+  EXPECT_EQ(backward_plan(p).end.list.size(), 2u);
 }
 
 TEST(BackwardPlan, RefusalsNameWhatIsInTheWay) {
@@ -294,23 +336,7 @@ TEST(BackwardPlan, RefusalsNameWhatIsInTheWay) {
   EXPECT_EQ(reason([](Problem& p) { p.q_type = Type::f32; }), "type is f32; this kernel takes f16 and bf16");
   EXPECT_EQ(reason([](Problem& p) { p.d_o = Type::f32; }),
             "dO is f32 and Q is bf16; this kernel takes both in one type");
-  EXPECT_EQ(reason([](Problem& p) { p.D = 136; }),
-            "D is 136 and Dv is 128; this kernel's backward pass has tiles up to 128");
-  EXPECT_EQ(reason([](Problem& p) { p.options.scale = -1; }),
-            "scale is -1; this kernel's backward pass takes scales above 0");
-  EXPECT_EQ(reason([](Problem& p) { p.options.softcap = 30; }),
-            "softcap is 30; this kernel's backward pass takes none");
-  EXPECT_EQ(reason([](Problem& p) { p.options.dropout = 0.5; }),
-            "dropout is 0.5; this kernel's backward pass takes none");
-  EXPECT_EQ(reason([](Problem& p) { p.slopes = 1; }), "ALiBi slopes are given; this kernel's backward pass takes none");
-  EXPECT_EQ(reason([](Problem& p) {
-              p.bias = Broadcast{Type::bf16, {1, 1, 1, 1}};
-            }),
-            "a bias is given; this kernel's backward pass takes none");
-  EXPECT_EQ(reason([](Problem& p) {
-              p.mask = Broadcast{Type::u8, {1, 1, 1, 1}};
-            }),
-            "a mask tensor is given; this kernel's backward pass takes causal and window only");
+  EXPECT_EQ(reason([](Problem& p) { p.Dv = 257; }), "D is 128 and Dv is 257; this kernel has tiles up to 256");
 }
 
 TEST(Plan, EveryTileHasANumberAndABlock) {

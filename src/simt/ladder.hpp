@@ -53,6 +53,9 @@ void add_conversion(Steps& steps, const Problem& problem);
 // dSink, where it is asked for, from delta and LSE.
 void add_sink_gradient(Steps& steps, const Problem& problem);
 
+// dBias, where it is asked for, from delta and LSE, by the kernel of `vector`. Sets the reason if no tile fits.
+void add_bias_gradient(Steps& steps, const Problem& problem, const cuda::Target& target);
+
 // Why no rung can take the problem, whatever its options; empty: some can.
 std::string common_refusal(const Problem& problem);
 

@@ -151,8 +151,8 @@ class HopperBackwardPlan : public KernelPlan {
                            " launches:", start.describe());
     for (const auto& [c, blocks] : passes)
       out += text("\n               ", owns_queries(c) ? "queries (dQ)" : "keys (dK, dV)", ": ", blocks,
-                  " blocks, tiles of ", rows_of(c), " x ", c.block_columns, ", ", c.warpgroups, " warpgroups, ",
-                  layout_of(c).bytes, " bytes of shared memory");
+                  " blocks, tiles of ", rows_of(c), " x ", c.block_columns, ", ", c.warpgroups,
+                  c.paired ? " paired" : "", " warpgroups, ", layout_of(c).bytes, " bytes of shared memory");
     return out + end.describe();
   }
 
@@ -171,6 +171,7 @@ class HopperBackwardPlan : public KernelPlan {
     const BackwardConfig& c = pass.config;
     const Tensor &q = call.inputs.q, &k = call.inputs.k, &v = call.inputs.v, &d_o = call.saved.d_o;
     const bool queries = owns_queries(c);
+    const double scale = score_scale(problem, Config{.halves_S = c.halves_S});
     BackwardParams all{.X = tensor_map(queries ? q : k, 64),
                        .Y = tensor_map(queries ? d_o : v, 64),
                        .x = tensor_map(queries ? k : q, c.block_columns),
@@ -178,7 +179,9 @@ class HopperBackwardPlan : public KernelPlan {
                        .call = params,
                        .D = static_cast<Int32>(problem.D),
                        .Dv = static_cast<Int32>(problem.Dv),
-                       .factor = static_cast<float>(score_scale(problem, Config{}) * std::numbers::log2e)};
+                       .factor = static_cast<float>(scale * std::numbers::log2e),
+                       .scale = static_cast<float>(problem.options.scale)};
+    all.call.x.scale = static_cast<float>(scale);
     void* arguments[] = {&all};
     kernel.launch({.grid = {static_cast<unsigned>(pass.blocks)},
                    .block = {static_cast<unsigned>(threads_of(c))},
@@ -214,13 +217,14 @@ class HopperKernel : public Kernel {
   const char* name() const override { return "hopper"; }
   PlanOrReason plan(const Problem& p, const Execution& execution) const override {
     if (p.pass == Pass::forward) return loaded<HopperPlan>(p, plan_for(p, plan_forward));
-    if (!execution.kernel) return {nullptr, new_backward};
+    if (backward_by_name_only && !execution.kernel) return {nullptr, new_backward};
     if (const OnePassPlan plan = plan_for(p, plan_one_pass); plan.reason.empty()) return {load_one_pass(p, plan), ""};
     return loaded<HopperBackwardPlan>(p, plan_for(p, plan_backward));
   }
   std::string refusal(const Problem& p, const Execution& execution) const override {
     if (p.pass == Pass::forward) return plan_for(p, plan_forward).reason;
-    return execution.kernel ? plan_for(p, plan_backward).reason : new_backward;
+    if (backward_by_name_only && !execution.kernel) return new_backward;
+    return plan_for(p, plan_backward).reason;  // whoever takes one pass takes two
   }
 
  private:

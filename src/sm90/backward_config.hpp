@@ -14,50 +14,68 @@ struct BackwardConfig {
   Element element = Element::bf16;  // of Q, K, V and dO
   Element dX = Element::bf16;       // dQ, or dK; none where it is not wanted
   Element dY = Element::none;       // dV
-  int warpgroups = 2;               // that compute, of 64 rows each; one more loads
+  int warpgroups = 2;               // that compute, of 64 rows each unless they are paired; one more loads
   int block_columns = 64;           // of a tile
-  int stages = 2;                   // tiles of x and y in shared memory
+  int stages = 2, y_stages = 2;     // tiles of x, and of y, in shared memory
   // A tile's sums end before the next tile's scores begin. That leaves registers for more columns.
   bool drains = false;
+  // Two warpgroups share 64 rows, where dX and dY together are more than a thread's registers: the first computes S and
+  // P and sums dY, the second computes dP and dS and sums dX. P goes from one to the other through shared memory.
+  bool paired = false;
+  // S is the sum of two products, of half the dims each, as in the forward pass: P is the same then.
+  bool halves_S = false;
+  // Scores are computed one by one, with whichever options are on, not as scale times S.
+  bool general = false, softcap = false, alibi = false, mask = false, dropout = false;
+  Element bias = Element::none;
 
   constexpr bool operator==(const BackwardConfig&) const = default;
 };
 
 constexpr bool owns_queries(const BackwardConfig& c) { return c.side == Side::queries; }
 
-constexpr int rows_of(const BackwardConfig& c) { return 64 * c.warpgroups; }
+// Tiles of 64 rows.
+constexpr int row_tiles(const BackwardConfig& c) { return c.paired ? 1 : c.warpgroups; }
+constexpr int rows_of(const BackwardConfig& c) { return 64 * row_tiles(c); }
 constexpr int threads_of(const BackwardConfig& c) { return 128 * (c.warpgroups + 1); }
 
 // Tiles of columns that a warpgroup may pass over at either end, because only others see them, while its last sums keep
-// a place in the ring: what it waits for must find room. Of keys, the end of one head's is followed by the next one's
-// beginning.
-constexpr int most_passed(const BackwardConfig& c) { return (c.stages - 1) / (owns_queries(c) ? 1 : 2); }
+// a place in the rings: what it waits for must find room. Sums of queries keep a tile of x. Those of keys also keep one
+// of y, and the end of one head's tiles is followed by the next one's beginning, and that by a tile of its own.
+constexpr int most_passed(const BackwardConfig& c) {
+  if (owns_queries(c)) return c.stages - 1;
+  return ((c.stages < c.y_stages ? c.stages : c.y_stages) - 2) / 2;
+}
 
 // Registers of a thread, by role (setmaxnreg).
 constexpr int producer_registers(const BackwardConfig& c) { return c.warpgroups == 2 ? 24 : 32; }
 constexpr int consumer_registers(const BackwardConfig& c) { return c.warpgroups == 2 ? 240 : 160; }
 
+// Places for P on its way between paired warpgroups: the first may be so many tiles ahead.
+constexpr int slots_of_P(const BackwardConfig& c) { return c.paired ? 2 : 0; }
+
 // Byte offsets. Tiles begin at multiples of 1024, as the 128-byte swizzle demands.
 struct BackwardLayout {
-  int X, Y, x, y, lse2, delta, blind, work, barriers, bytes;  // X, Y: tiles of 64 rows, one per warpgroup
-  int X_bytes, Y_bytes, x_bytes, y_bytes;
+  int X, Y, x, y, P, lse2, delta, blind, work, barriers, bytes;  // X, Y: one for each 64 rows
+  int X_bytes, Y_bytes, x_bytes, y_bytes, P_bytes;
 };
 
 constexpr BackwardLayout layout_of(const BackwardConfig& c) {
   BackwardLayout l{};
   l.X_bytes = 64 * c.D * 2, l.Y_bytes = 64 * c.Dv * 2;
   l.x_bytes = c.block_columns * c.D * 2, l.y_bytes = c.block_columns * c.Dv * 2;
+  l.P_bytes = 64 * c.block_columns * 4;
   l.X = 0;
-  l.Y = l.X + c.warpgroups * l.X_bytes;
-  l.x = l.Y + c.warpgroups * l.Y_bytes;
+  l.Y = l.X + row_tiles(c) * l.X_bytes;
+  l.x = l.Y + row_tiles(c) * l.Y_bytes;
   l.y = l.x + c.stages * l.x_bytes;
+  l.P = l.y + c.y_stages * l.y_bytes;
   // Of streamed queries, a row of numbers per stage, and whether one of them is to be left out.
-  l.lse2 = l.y + c.stages * l.y_bytes;
+  l.lse2 = l.P + slots_of_P(c) * l.P_bytes;
   l.delta = l.lse2 + c.stages * c.block_columns * 4;
   l.blind = l.delta + c.stages * c.block_columns * 4;
   l.work = l.blind + c.stages * 8;
   l.barriers = l.work + work_bytes;
-  l.bytes = l.barriers + 8 * (c.warpgroups + 2 * c.stages);
+  l.bytes = l.barriers + 8 * (row_tiles(c) + 2 * (c.stages + c.y_stages + slots_of_P(c)));
   return l;
 }
 

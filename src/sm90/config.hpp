@@ -28,8 +28,9 @@ struct Config {
   constexpr bool operator==(const Config&) const = default;
 };
 
-// The options of scores, as the ladder's text wants them.
-constexpr simt::Config scores_of(const Config& c) {
+// The options of scores, as the ladder's text wants them, of a kernel of either pass.
+template <class AnyConfig>
+constexpr simt::Config scores_of(const AnyConfig& c) {
   return {.softcap = c.softcap, .alibi = c.alibi, .mask = c.mask, .dropout = c.dropout, .bias = c.bias};
 }
 

@@ -27,7 +27,8 @@ struct BackwardParams {
   TensorMap X, Y, x, y;
   simt::BackwardParams call;
   Int32 D, Dv;   // the tensors' own
-  float factor;  // of scores: their scale times log2(e), corrected for what tensor cores lose
+  float factor;  // of scores: call.x.scale, which is corrected for what tensor cores lose, times log2(e)
+  float scale;   // of dQ and dK: the caller's
 };
 
 // All gradients in one pass (sm90/one_pass_config.hpp). `sums` of dQ: tile t of head h is number h tiles_per_head + t.

@@ -23,24 +23,6 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
   return "";
 }
 
-namespace {
-
-// What only the forward pass takes so far.
-std::string backward_refusal(const Problem& p) {
-  const Options& o = p.options;
-  if (p.d_o != p.q_type)
-    return text("dO is ", name_of(*p.d_o), " and Q is ", name_of(p.q_type), "; this kernel takes both in one type");
-  if (!(o.scale > 0)) return text("scale is ", o.scale, "; this kernel's backward pass takes scales above 0");
-  if (o.softcap > 0) return text("softcap is ", o.softcap, "; this kernel's backward pass takes none");
-  if (o.dropout > 0) return text("dropout is ", o.dropout, "; this kernel's backward pass takes none");
-  if (p.slopes) return "ALiBi slopes are given; this kernel's backward pass takes none";
-  if (p.bias) return "a bias is given; this kernel's backward pass takes none";
-  if (p.mask) return "a mask tensor is given; this kernel's backward pass takes causal and window only";
-  return "";
-}
-
-}  // namespace
-
 double score_scale(const Problem& p, const Config& config) {
   const double length = static_cast<double>(p.D) / (config.halves_S ? 2 : 1);
   const double lost = p.q_type == Type::f16 ? std::min(length * 0x1p-28, 5 * 0x1p-24) : length * 1.25 * 0x1p-30;
@@ -78,16 +60,20 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
 BackwardPlan plan_backward(const Problem& p, const cuda::Target& target) {
   BackwardPlan plan;
   plan.reason = refusal(p, target);
-  if (plan.reason.empty()) plan.reason = backward_refusal(p);
+  if (plan.reason.empty() && p.d_o != p.q_type)
+    plan.reason =
+        text("dO is ", name_of(*p.d_o), " and Q is ", name_of(p.q_type), "; this kernel takes both in one type");
   if (!plan.reason.empty()) return plan;
   const std::optional<BackwardConfig> queries = backward_tile(p, Side::queries), keys = backward_tile(p, Side::keys);
   if (!queries || !keys) {
-    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel's backward pass has tiles up to 128");
+    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has tiles up to 256");
     return plan;
   }
   simt::add_backward_start(plan.start, p);
   if (p.dq) plan.passes.push_back({*queries, simt::query_blocks(p, rows_of(*queries))});
   if (p.dk || p.dv) plan.passes.push_back({*keys, simt::key_blocks(p, rows_of(*keys))});
+  simt::add_bias_gradient(plan.end, p, target);
+  plan.reason = plan.end.reason;
   simt::add_sink_gradient(plan.end, p);
   return plan;
 }

@@ -30,7 +30,7 @@ double score_scale(const Problem& problem, const Config& config);
 ForwardPlan plan_forward(const Problem& problem, const cuda::Target& target);
 
 // The backward pass: the ladder's own start (delta, LSE, rows that no sequence uses), a kernel for each side whose
-// gradients are asked for, and the ladder's dSink.
+// gradients are asked for, and the ladder's dBias and dSink.
 struct BackwardPlan {
   struct Pass {
     BackwardConfig config;
@@ -40,6 +40,9 @@ struct BackwardPlan {
   std::vector<Pass> passes;
   std::string reason;
 };
+
+// New: it has not run the tests on a GPU in its present form.
+inline constexpr bool backward_by_name_only = true;
 
 BackwardPlan plan_backward(const Problem& problem, const cuda::Target& target);
 

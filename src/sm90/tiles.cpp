@@ -3,6 +3,7 @@
 #include "sm90/tiles.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include "simt/arguments.hpp"
 
@@ -21,25 +22,74 @@ constexpr Config plain[] = {
     {.D = 256, .Dv = 256, .warpgroups = 2, .block_keys = 48, .stages = 2},
 };
 
-// f16 beyond D=128, where one sum over all dims would lose more than LSE's error bound allows (docs/numerics.md,
-// "Tensor cores").
+// Where one sum over all dims would lose more than LSE's error bound allows (docs/numerics.md, "Tensor cores").
+bool halves_S(const Problem& p) { return p.q_type == Type::f16 && p.D > 128; }
 constexpr Config halved[] = {
     {.D = 192, .Dv = 128, .block_keys = 96, .stages = 2, .p_buffers = 1, .halves_S = true},
     {.D = 192, .Dv = 192, .block_keys = 80, .stages = 2, .p_buffers = 1, .halves_S = true},
     {.D = 256, .Dv = 256, .block_keys = 48, .stages = 3, .p_buffers = 1, .stages_O = false, .halves_S = true},
 };
 
-const Config* fitting(const Problem& p, const Config* begin, const Config* end) {
-  const auto* found = std::find_if(begin, end, [&](const Config& c) { return p.D <= c.D && p.Dv <= c.Dv; });
-  return found == end ? nullptr : found;
+template <class AnyConfig>
+const AnyConfig* fitting(const Problem& p, std::span<const AnyConfig> tiles) {
+  const auto found =
+      std::find_if(tiles.begin(), tiles.end(), [&](const AnyConfig& c) { return p.D <= c.D && p.Dv <= c.Dv; });
+  return found == tiles.end() ? nullptr : &*found;
+}
+
+// The backward pass, by side. Of the sizes that compile without spilling, the largest; not measured yet.
+constexpr BackwardConfig query_tiles[] = {
+    {.D = 64, .Dv = 64, .warpgroups = 3, .block_columns = 96, .stages = 4, .y_stages = 4, .drains = true},
+    {.D = 128, .Dv = 128, .block_columns = 112, .stages = 2, .y_stages = 2},
+    {.D = 192, .Dv = 128, .block_columns = 96, .stages = 2, .y_stages = 2, .drains = true},
+    {.D = 192, .Dv = 192, .block_columns = 80, .stages = 2, .y_stages = 2},
+    {.D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .y_stages = 1},
+};
+constexpr BackwardConfig key_tiles[] = {
+    {.D = 64, .Dv = 64, .block_columns = 96, .stages = 4, .y_stages = 4},
+    {.D = 128, .Dv = 128, .block_columns = 64, .stages = 4, .y_stages = 4, .drains = true},
+    {.D = 192, .Dv = 128, .block_columns = 32, .stages = 5, .y_stages = 5},
+    {.D = 192, .Dv = 192, .block_columns = 64, .stages = 3, .y_stages = 3, .paired = true},
+    {.D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .y_stages = 2, .paired = true},
+};
+// One of dK and dV where both would take a pair.
+constexpr BackwardConfig one_gradient_tiles[] = {
+    {.D = 192, .Dv = 192, .block_columns = 64, .stages = 2, .y_stages = 2},
+    {.D = 256, .Dv = 256, .block_columns = 48, .stages = 2, .y_stages = 2},
+};
+
+// With options, which need registers.
+constexpr BackwardConfig general_query_tiles[] = {
+    {.D = 64, .Dv = 64, .block_columns = 64, .stages = 4, .y_stages = 4, .general = true},
+    {.D = 128, .Dv = 128, .block_columns = 64, .stages = 3, .y_stages = 3, .general = true},
+    {.D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .y_stages = 3, .general = true},
+    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .y_stages = 2, .general = true},
+};
+constexpr BackwardConfig general_key_tiles[] = {
+    {.D = 64, .Dv = 64, .block_columns = 48, .stages = 4, .y_stages = 4, .general = true},
+    {.D = 128, .Dv = 128, .block_columns = 32, .stages = 4, .y_stages = 4, .drains = true, .general = true},
+    {.D = 192, .Dv = 192, .block_columns = 48, .stages = 3, .y_stages = 3, .paired = true, .general = true},
+    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 3, .y_stages = 3, .paired = true, .general = true},
+};
+constexpr BackwardConfig general_one_gradient_tiles[] = {
+    {.D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .y_stages = 3, .general = true},
+    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .y_stages = 2, .general = true},
+};
+
+// What a kernel of either pass has to know of the options of scores. Returns how much they ask of registers.
+template <class AnyConfig>
+int set_options(AnyConfig& c, const Problem& p) {
+  const Options& o = p.options;
+  c.softcap = o.softcap > 0, c.alibi = p.slopes != 0, c.mask = p.mask.has_value(), c.dropout = o.dropout > 0;
+  if (p.bias) c.bias = simt::element_of(p.bias->type);
+  return c.softcap + c.alibi + c.mask + 2 * c.dropout + p.bias.has_value();
 }
 
 }  // namespace
 
 std::optional<Config> forward_tile(const Problem& p) {
-  const bool halves = p.q_type == Type::f16 && p.D > 128;
-  const Config* row =
-      halves ? fitting(p, std::begin(halved), std::end(halved)) : fitting(p, std::begin(plain), std::end(plain));
+  const bool halves = halves_S(p);
+  const Config* row = fitting<Config>(p, halves ? std::span<const Config>(halved) : plain);
   if (!row) return {};
   Config c = *row;
   c.element = simt::element_of(p.q_type), c.o = simt::element_of(p.o_type);
@@ -48,11 +98,8 @@ std::optional<Config> forward_tile(const Problem& p) {
     if (c.D == 256) c.p_buffers = 1;
   }
 
-  const Options& o = p.options;
-  c.softcap = o.softcap > 0, c.alibi = p.slopes != 0, c.mask = p.mask.has_value(), c.dropout = o.dropout > 0;
-  if (p.bias) c.bias = simt::element_of(p.bias->type);
-  const int options = c.softcap + c.alibi + c.mask + 2 * c.dropout + p.bias.has_value();
-  c.general = options > 0 || !(o.scale > 0);
+  const int options = set_options(c, p);
+  c.general = options > 0 || !(p.options.scale > 0);
   if (c.general) {
     // Options need registers, dropout the most: tiles are the smaller the more of them there are.
     const bool tiny = c.dropout && c.D > 128, small = options > 1 || halves;
@@ -64,12 +111,18 @@ std::optional<Config> forward_tile(const Problem& p) {
 }
 
 std::optional<BackwardConfig> backward_tile(const Problem& p, Side side) {
-  const auto* row = std::find_if(std::begin(backward_tiles), std::end(backward_tiles),
-                                 [&](const BackwardConfig& c) { return c.side == side && p.D <= c.D && p.Dv <= c.Dv; });
-  if (row == std::end(backward_tiles)) return {};
-  const auto element = [](const std::optional<Type>& type) { return type ? simt::element_of(*type) : Element::none; };
+  using Tiles = std::span<const BackwardConfig>;
+  BackwardConfig options;
+  const bool general = set_options(options, p) > 0 || !(p.options.scale > 0);
+  const auto find = [&](Tiles plain, Tiles with_options) { return fitting(p, general ? with_options : plain); };
+  const BackwardConfig* row =
+      side == Side::queries ? find(query_tiles, general_query_tiles) : find(key_tiles, general_key_tiles);
+  if (row && row->paired && !(p.dk && p.dv)) row = find(one_gradient_tiles, general_one_gradient_tiles);
+  if (!row) return {};
   BackwardConfig c = *row;
-  c.element = simt::element_of(p.q_type);
+  set_options(c, p);
+  const auto element = [](const std::optional<Type>& type) { return type ? simt::element_of(*type) : Element::none; };
+  c.side = side, c.element = simt::element_of(p.q_type), c.halves_S = halves_S(p);
   c.dX = element(side == Side::queries ? p.dq : p.dk);
   c.dY = element(side == Side::queries ? std::nullopt : p.dv);
   return c;

@@ -93,7 +93,10 @@ std::string backward_unit_text(const BackwardConfig& c) {
       "tessera::simt::Side::",
       owns_queries(c) ? "queries" : "keys", ", .D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
       ", .dX = ", spelled(c.dX), ", .dY = ", spelled(c.dY), ", .warpgroups = ", c.warpgroups,
-      ", .block_columns = ", c.block_columns, ", .stages = ", c.stages, ", .drains = ", spelled(c.drains),
+      ", .block_columns = ", c.block_columns, ", .stages = ", c.stages, ", .y_stages = ", c.y_stages,
+      ", .drains = ", spelled(c.drains), ", .paired = ", spelled(c.paired), ", .halves_S = ", spelled(c.halves_S),
+      ", .general = ", spelled(c.general), ", .softcap = ", spelled(c.softcap), ", .alibi = ", spelled(c.alibi),
+      ", .mask = ", spelled(c.mask), ", .dropout = ", spelled(c.dropout), ", .bias = ", spelled(c.bias),
       "};\nextern \"C\" __global__ __launch_bounds__(tessera::sm90::threads_of(config), 1) void ", simt::kernel_symbol,
       "(const __grid_constant__ tessera::sm90::BackwardParams p) { tessera::sm90::backward<config>(p); }\n");
   return out;

@@ -1,5 +1,6 @@
-// Writes the header of tiles that the planner gives to the cases of cases.hpp: constants, since device text is
-// specialised by them. Run while tests/sm90_machine_test is built, so that the test follows the planner.
+// Writes headers of the tiles that the planner gives to the cases of cases.hpp and backward_cases.hpp: constants, since
+// device text is specialised by them. Run while the tests of the emulated machine are built, so that they follow the
+// planner.
 #include <fstream>
 #include <iostream>
 #include <set>
@@ -9,41 +10,71 @@
 #include "cuda/device.hpp"
 #include "sm90/plan.hpp"
 #include "sm90/unit.hpp"
+#include "tests/emulated/backward_cases.hpp"
 #include "tests/emulated/cases.hpp"
 
 using namespace tessera;
 
-// The configuration as a unit spells it: "tessera::sm90::Config{...}".
-static std::string spelled(const sm90::Config& config) {
-  const std::string unit = sm90::forward_unit_text(config), word = "config{";
+using Tiles = std::set<std::string>;
+
+// The configuration as a unit spells it: "type{...}".
+static std::string spelled(const char* type, const std::string& unit) {
+  const std::string word = "config{";
   const std::size_t begin = unit.find(word) + word.size();
-  std::string out = "tessera::sm90::Config{";
+  std::string out = type;
+  out += "{";
   out += unit.substr(begin, unit.find('}', begin) - begin);
   out += "}";
   return out;
 }
 
-int main(int argc, char** argv) {
-  if (argc != 2) return 2;
-  std::set<std::string> tiles;
+static void expect_plan(const cases::Case& c, const std::string& reason) {
+  if (reason.empty()) return;
+  std::cerr << cases::describe(c) << ": " << reason << "\n";
+  std::exit(1);
+}
+
+static Tiles forward_tiles() {
+  Tiles tiles;
   for (const emulated::EmulatedCase& c : emulated::emulated_cases()) {
     const cases::CaseData data = cases::build(c.spec);
     const Problem problem = check_forward(data.inputs(), data.outputs(), data.options(), {});
     const sm90::ForwardPlan plan = sm90::plan_forward(problem, cuda::target_named("sm_90a"));
-    if (!plan.reason.empty()) {
-      std::cerr << cases::describe(c.spec) << ": " << plan.reason << "\n";
-      return 1;
-    }
-    tiles.insert(spelled(plan.config));
+    expect_plan(c.spec, plan.reason);
+    tiles.insert(spelled("tessera::sm90::Config", sm90::forward_unit_text(plan.config)));
   }
-  std::ofstream out(argv[1]);
-  out << "// Tiles that sm90/tiles.cpp gives to the cases of tests/emulated/cases.hpp. Written by tiles_main.cpp.\n"
-         "#define HOPPER_TILES";
+  return tiles;
+}
+
+static Tiles backward_tiles() {
+  Tiles tiles;
+  for (const emulated::BackwardCase& c : emulated::backward_cases()) {
+    const cases::CaseData data = cases::build(c.spec);
+    const Problem problem = check_backward(data.inputs(), data.saved(), data.gradients(), data.options(), {});
+    const sm90::BackwardPlan plan = sm90::plan_backward(problem, cuda::target_named("sm_90a"));
+    expect_plan(c.spec, plan.reason);
+    for (const sm90::BackwardPlan::Pass& pass : plan.passes)
+      tiles.insert(spelled("tessera::sm90::BackwardConfig", sm90::backward_unit_text(pass.config)));
+  }
+  return tiles;
+}
+
+static bool write(const std::string& path, const char* macro, const Tiles& tiles) {
+  std::ofstream out(path);
+  out << "// Tiles that sm90/tiles.cpp gives to the cases of tests/emulated. Written by tiles_main.cpp.\n#define "
+      << macro;
   const char* separator = " \\\n  ";
   for (const std::string& tile : tiles) {
     out << separator << "(" << tile << ")";
     separator = ", \\\n  ";
   }
   out << "\n";
-  return out.good() ? 0 : 1;
+  return out.good();
+}
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const bool written =
+      write(argv[1], "HOPPER_TILES", forward_tiles()) && write(argv[2], "HOPPER_BACKWARD_TILES", backward_tiles());
+  return written ? 0 : 1;
 }

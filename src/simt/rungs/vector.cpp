@@ -151,11 +151,20 @@ Steps plan(const Problem& p, const cuda::Target& target, bool tensor_cores) {
   return p.pass == Pass::forward ? planner.forward_steps() : planner.backward_steps();
 }
 
+// Beyond 256 dims a row's results no longer fit the registers of the few lanes that share it.
+bool has_tensor_cores(const Problem& p, const cuda::Target& target) {
+  return target.major >= 8 && p.D <= 256 && p.Dv <= 256;
+}
+
 }  // namespace
 
 Steps vector_steps(const Problem& p, const cuda::Target& target) {
-  // Beyond 256 dims a row's results no longer fit the registers of the few lanes that share it.
-  return plan(p, target, target.major >= 8 && p.D <= 256 && p.Dv <= 256);
+  return plan(p, target, has_tensor_cores(p, target));
+}
+
+void add_bias_gradient(Steps& steps, const Problem& p, const cuda::Target& target) {
+  const Planner planner{p, target, has_tensor_cores(p, target)};
+  if (p.dbias && !planner.add_dbias(steps)) steps.reason = planner.no_tile().reason;
 }
 
 Steps vector_fma_steps(const Problem& p, const cuda::Target& target) { return plan(p, target, false); }

@@ -28,20 +28,28 @@ __device__ inline void multiply_over_rows(float (&d)[n / 2], const UInt32 (&a)[r
   for (int k = 1; k < rows / 16; ++k) Wgmma<n>::add(d, &a[4 * k], b.plus(step_over_rows(k)), true);
 }
 
-// Row r of the tile sees the columns from low + r to high + r, but none from `columns` on: the others' scores become
-// -inf. `thread` of the warpgroup.
+// Row r of the tile sees the columns from low + r to high + r, but none from `columns` on. What that is of one of a
+// thread's two rows, counted from the thread's own first column; `thread` of the warpgroup.
+struct SeenColumns {
+  Int32 first, last;
+};
+__device__ inline SeenColumns seen_columns(int thread, int r, Int32 low, Int32 high, Int32 columns) {
+  const Int32 row = accumulator_row(thread, 0), column = accumulator_column(thread, 0);
+  const Int32 seen = high + row + 8 * r;
+  return {low + row + 8 * r - column, (seen < columns ? seen : columns - 1) - column};
+}
+
+// The scores of what is not seen become -inf.
 template <int n>
 __device__ inline void hide(float (&S)[n / 2], int thread, Int32 low, Int32 high, Int32 columns) {
-  const Int32 row = accumulator_row(thread, 0), column = accumulator_column(thread, 0);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const Int32 first = low + row + 8 * r - column;
-    const Int32 seen = high + row + 8 * r, last = (seen < columns ? seen : columns - 1) - column;
+    const SeenColumns seen = seen_columns(thread, r, low, high, columns);
 #pragma unroll
     for (int c = 2 * r; c < n / 2; c += 4)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (c / 4 * 8 + e < first || c / 4 * 8 + e > last) S[c + e] = minus_infinity<float>;
+        if (c / 4 * 8 + e < seen.first || c / 4 * 8 + e > seen.last) S[c + e] = minus_infinity<float>;
   }
 }
 

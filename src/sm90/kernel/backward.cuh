@@ -1,27 +1,47 @@
 // The Hopper backward kernels, one per side: each block is the only writer of its rows, so they are deterministic. A
-// loader warp (backward_loader.cuh) feeds two or three warpgroups of 64 rows each: queries, which see keys stream past
-// and sum dQ, or keys, which see the queries of every head of the group and sum dK and dV. Of keys S, P, dP and dS are
-// the transposed ones. Device text; implements docs/algorithm.md, "Backward, tile by tile".
+// loader warp (backward_loader.cuh) feeds two or three warpgroups, of 64 rows each or paired: queries, which see keys
+// stream past and sum dQ, or keys, which see the queries of every head of the group and sum dK and dV. Of keys S, P, dP
+// and dS are the transposed ones. Device text; implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
+#include "simt/kernel/scores.cuh"
 #include "sm90/kernel/accumulator.cuh"
 #include "sm90/kernel/backward_loader.cuh"
 
 namespace tessera::sm90 {
 
+// What a warpgroup computes of a tile: everything, or its half of a pair's work.
+//
+// Pairs are for keys with D and Dv so wide that dK and dV of 64 keys, (D + Dv) / 2 registers of a thread, leave none
+// for S and dP. Two kernels, one for dK and one for dV, would compute S twice, 5 products instead of 4, and so would a
+// pair in which each half computes S for itself. Here the first half has S and dV and the second dP and dK, two
+// products of equal size each, and P, in f32, is written and read once: 1/9 of what a tile moves in shared memory,
+// where one more S would be 1/5. A thread's counterpart in the other half holds the same elements of the tile, so that
+// they may lie in any order, and lie without conflicts. The price is that a block has 64 keys, not 128: every tile of
+// queries is loaded twice as often (D=256: 32 bytes per clock and multiprocessor, of 38 that the L2 cache gives).
+enum class Part { all, P, dS };
+
 // A consumer: a warpgroup.
-template <BackwardConfig config>
+template <BackwardConfig config, Part part>
 struct BackwardConsumer {
   static constexpr int columns = config.block_columns;
   static constexpr bool queries = owns_queries(config);
-  static constexpr bool wants_dX = config.dX != Element::none, wants_dY = config.dY != Element::none;
+  static constexpr bool computes_S = part != Part::dS;
+  static constexpr bool wants_dX = config.dX != Element::none && part != Part::P;
+  static constexpr bool wants_dY = config.dY != Element::none && part != Part::dS;
 
   const BackwardParams& p;
   const BackwardShared<config>& shared;
   const BackwardWork<config>& w;
   const int warpgroup, thread = threadIdx.x % 128;
-  RingPlace<config.stages> place;
-  float S[columns / 2], dP[wants_dX ? columns / 2 : 1];
+  const int own = config.paired ? 0 : warpgroup;  // which 64 rows
+  // Places in the two rings: one for both, where they are equally long.
+  static constexpr bool in_step = config.stages == config.y_stages;
+  RingPlace<config.stages> x;
+  RingPlace<in_step ? 1 : config.y_stages> shorter_y;
+  RingPlace<config.paired ? slots_of_P(config) : 1> slot;
+  float S[columns / 2];
+  float dP[wants_dX || config.halves_S ? columns / 2 : 1];  // before that, the other half of S
   // Operands of the products that sum: P has a place of its own only if dY needs it.
   UInt32 packed_P[wants_dY ? columns / 4 : 1], packed_dS[wants_dX ? columns / 4 : 1];
   float dX[wants_dX ? config.D / 2 : 1] = {}, dY[wants_dY ? config.Dv / 2 : 1] = {};
@@ -34,28 +54,36 @@ struct BackwardConsumer {
 
   __device__ void sync_warpgroup() { sync_threads(1 + warpgroup, 128); }
   // Each warp for itself: its lanes also read numbers, which no product waits for.
-  __device__ void release(int stage) {
-    if (thread % 32 == 0) shared.empty(stage).arrive();
+  __device__ void arrive_as_warp(Barrier& barrier) {
+    if (thread % 32 == 0) barrier.arrive();
   }
 
   __device__ void read_numbers_of_rows() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Int32 i = w.row(warpgroup, accumulator_row(thread, 2 * r));
+      const Int32 i = w.row(own, accumulator_row(thread, 2 * r));
       const Int64 at = w.row_head * p.call.row_head + w.b * p.call.row_batch + w.row_begin + i;
       lse2[r] = i < w.rows ? p.call.lse2[at] : -minus_infinity<float>;
       delta[r] = i < w.rows ? p.call.delta[at] : 0;
     }
   }
 
+  __device__ const auto& y() const {
+    if constexpr (in_step)
+      return x;
+    else
+      return shorter_y;
+  }
+  __device__ void advance() { x.advance(), shorter_y.advance(); }
+
   // What P and dS need of value n's query.
   __device__ float lse2_of(int n) const {
     if constexpr (queries) return lse2[n / 2 % 2];
-    return shared.lse2(place.stage)[accumulator_column(thread, n)];
+    return shared.lse2(x.stage)[accumulator_column(thread, n)];
   }
   __device__ float delta_of(int n) const {
     if constexpr (queries) return delta[n / 2 % 2];
-    return shared.delta(place.stage)[accumulator_column(thread, n)];
+    return shared.delta(x.stage)[accumulator_column(thread, n)];
   }
 
   // Columns with P = 0 for all rows may hold NaN: keys of others, or nobody's; queries that see nothing.
@@ -65,35 +93,48 @@ struct BackwardConsumer {
       if (used >= columns || !w.others_follow) return;
       clear_columns(used, [](int) { return true; });
     } else {
-      if (!shared.blind(place.stage)) return;
-      const float* numbers = shared.lse2(place.stage);
+      if (!shared.blind(x.stage)) return;
+      const float* numbers = shared.lse2(x.stage);
       clear_columns(0, [&](int n) { return numbers[n] == -minus_infinity<float>; });
     }
   }
   template <class Unused>
   __device__ void clear_columns(int first, Unused unused) {
-    clear_rows<columns, config.D>(shared.x(place.stage), thread, first, unused);
-    clear_rows<columns, config.Dv>(shared.y(place.stage), thread, first, unused);
+    shared.y_full(y().stage).wait(y().parity);
+    clear_rows<columns, config.D>(shared.x(x.stage), thread, first, unused);
+    clear_rows<columns, config.Dv>(shared.y(y().stage), thread, first, unused);
     publish_shared();
     sync_warpgroup();
   }
 
-  // S = X x^T and dP = Y y^T. Only begins them.
-  __device__ void begin_scores() {
+  // S = X x^T and dP = Y y^T. Only begins them, but waits for halves of S.
+  __device__ void begin_S() {
     begin_products();
-    multiply_along_rows<columns, 0, config.D / 16>(S, along_rows(shared.X(warpgroup)),
-                                                   along_rows(shared.x(place.stage)));
+    constexpr int steps = config.D / 16;
+    multiply_S<0, config.halves_S ? steps / 2 : steps>(S);
+    if constexpr (config.halves_S) multiply_S<steps / 2, steps>(dP);
     commit_products();
-    if constexpr (wants_dX) {
-      multiply_along_rows<columns, 0, config.Dv / 16>(dP, along_rows(shared.Y(warpgroup)),
-                                                      along_rows(shared.y(place.stage)));
-      commit_products();
+    if constexpr (config.halves_S) {
+      wait_products<0>();
+      arrived(S), arrived(dP);
+#pragma unroll
+      for (int n = 0; n < columns / 2; ++n) S[n] += dP[n];
     }
+  }
+  template <int first, int end>
+  __device__ void multiply_S(float (&sums)[columns / 2]) {
+    multiply_along_rows<columns, first, end>(sums, along_rows(shared.X(own)), along_rows(shared.x(x.stage)));
+  }
+  __device__ void begin_dP() {
+    shared.y_full(y().stage).wait(y().parity);
+    begin_products();
+    multiply_along_rows<columns, 0, config.Dv / 16>(dP, along_rows(shared.Y(own)), along_rows(shared.y(y().stage)));
+    commit_products();
   }
 
   // P, in the place of S.
   __device__ void exponentiate(Int32 tile) {
-    const Int32 first = w.row(warpgroup, 0), column = tile * columns;
+    const Int32 first = w.row(own, 0), column = tile * columns;
     const bool whole =
         column >= first + 63 + w.low && column + columns - 1 <= first + w.high && column + columns <= w.columns;
     if (!whole) hide<columns>(S, thread, w.low + first - column, w.high + first - column, w.columns - column);
@@ -101,66 +142,148 @@ struct BackwardConsumer {
     for (int n = 0; n < columns / 2; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2_of(n)));
   }
 
+  // With options. In the place of S comes what dS is a multiple of, P times the softcap's derivative, and negative
+  // where dropout takes the key away: so one number is all that dS needs. `head` of the query.
+  __device__ void exponentiate_one_by_one(Int32 head, Int32 tile) {
+    const Int32 row = w.row(own, 0), column = tile * columns;
+    const simt::DeviceSequence s{0, 0, queries ? w.rows : w.columns, queries ? w.columns : w.rows, w.shift, {}};
+    const simt::ScoreOf<scores_of(config)> score(p.call.x, s, w.b, head);
+    const simt::ScoreTile at =
+        queries ? simt::ScoreTile(s, row, 64, column, columns) : simt::ScoreTile(s, column, columns, row, 64);
+    SeenColumns seen[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      seen[r] = seen_columns(thread, r, w.low + row - column, w.high + row - column, w.columns - column);
+    const auto sees = [&](int n) {
+      const int c = n / 4 * 8 + n % 2, r = n / 2 % 2;
+      return seen[r].first <= c && c <= seen[r].last;
+    };
+#pragma unroll
+    for (int n = 0; n < columns / 2; n += 2) {
+      float kept[2];
+#pragma unroll
+      for (int e = n; e < n + 2; ++e) {
+        const int r = accumulator_row(thread, e), c = accumulator_column(thread, e);
+        const int query = queries ? r : c, key = queries ? c : r;
+        float derivative = 1;
+        S[e] = score(S[e], at, query, key, config.softcap ? &derivative : nullptr);
+        const float P = sees(e) ? exp2_of(S[e] - lse2_of(e)) : 0, keep = score.keep(at, query, key);
+        kept[e - n] = P * keep;
+        S[e] = keep == 0 ? -P * derivative : P * derivative;
+      }
+      if constexpr (wants_dY) packed_P[n / 2] = packed<config.element>(kept[0], kept[1]);
+    }
+  }
+
+  __device__ float dS_of(int n) const {
+    if constexpr (!config.dropout) return S[n] * (dP[n] - delta_of(n));
+    return fabsf(S[n]) * ((S[n] < 0 ? 0 : dP[n] * p.call.x.keep_scale) - delta_of(n));
+  }
+
+  // From one half of a pair to the other.
+  __device__ void give_P() {
+    shared.P_empty(slot.stage).wait(slot.parity ^ 1);
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n)
+      shared.P(slot.stage, thread, n) = {S[4 * n], S[4 * n + 1], S[4 * n + 2], S[4 * n + 3]};
+    __syncwarp();
+    arrive_as_warp(shared.P_full(slot.stage));
+    slot.advance();
+  }
+  __device__ void take_P() {
+    shared.P_full(slot.stage).wait(slot.parity);
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n) {
+      const float4 four = shared.P(slot.stage, thread, n);
+      S[4 * n] = four.x, S[4 * n + 1] = four.y, S[4 * n + 2] = four.z, S[4 * n + 3] = four.w;
+    }
+    __syncwarp();
+    arrive_as_warp(shared.P_empty(slot.stage));
+    slot.advance();
+  }
+
   // dY += P y and dX += dS x. Only begins them.
   __device__ void begin_dY() {
+    if constexpr (!config.general)
 #pragma unroll
-    for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
+      for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
+    if constexpr (!wants_dX) shared.y_full(y().stage).wait(y().parity);  // dP has not waited for it
     begin_products();
-    multiply_over_rows<config.Dv, columns>(dY, packed_P, over_rows(shared.y(place.stage), columns), true);
+    multiply_over_rows<config.Dv, columns>(dY, packed_P, over_rows(shared.y(y().stage), columns), true);
     commit_products();
   }
   __device__ void begin_dX() {
 #pragma unroll
-    for (int n = 0; n < columns / 2; n += 2)
-      packed_dS[n / 2] = packed<config.element>(S[n] * (dP[n] - delta_of(n)), S[n + 1] * (dP[n + 1] - delta_of(n + 1)));
+    for (int n = 0; n < columns / 2; n += 2) packed_dS[n / 2] = packed<config.element>(dS_of(n), dS_of(n + 1));
     begin_products();
-    multiply_over_rows<config.D, columns>(dX, packed_dS, over_rows(shared.x(place.stage), columns), true);
+    multiply_over_rows<config.D, columns>(dX, packed_dS, over_rows(shared.x(x.stage), columns), true);
     commit_products();
   }
 
-  // A tile's sums may still be in the tensor cores' hands when the scores of the next one begin: its place in shared
-  // memory, `before`, is free when those are here.
-  __device__ void sum_tile(Int32 tile, int& before) {
-    shared.full(place.stage).wait(place.parity);
+  // A tile's sums may still be in the tensor cores' hands when the scores of the next one begin: the places that they
+  // read, at stage `before`, are free when those are here. What only scores read is free before.
+  __device__ void release_summed(int before) {
+    static_assert(in_step || !wants_dY, "one stage stands for both rings");
+    if (before < 0) return;
+    if constexpr (wants_dX) arrive_as_warp(shared.x_empty(before));
+    if constexpr (wants_dY) arrive_as_warp(shared.y_empty(before));
+  }
+
+  __device__ void sum_tile(Int32 head, Int32 tile, int& before) {
+    shared.x_full(x.stage).wait(x.parity);
     clear_unused(tile);
-    begin_scores();
-    wait_products<wants_dX ? 1 : 0>();
-    arrived(S);
-    if (!config.drains && before >= 0) release(before);
-    exponentiate(tile);
-    if constexpr (wants_dY) begin_dY();
+    if constexpr (computes_S) begin_S();
+    if constexpr (wants_dX) begin_dP();
+    if constexpr (computes_S) {
+      wait_products<wants_dX ? 1 : 0>();
+      arrived(S);
+      if constexpr (!config.drains) release_summed(before);
+      if constexpr (config.general)
+        exponentiate_one_by_one(head, tile);
+      else
+        exponentiate(tile);
+      if constexpr (part == Part::P) give_P();
+      if constexpr (wants_dY) begin_dY();
+    } else {
+      take_P();
+    }
     if constexpr (wants_dX) {
       wait_products<wants_dY ? 1 : 0>();
       arrived(dP);
+      if constexpr (!computes_S) release_summed(before);
+      if constexpr (!wants_dY) arrive_as_warp(shared.y_empty(y().stage));
       begin_dX();
+    } else {
+      arrive_as_warp(shared.x_empty(x.stage));
     }
+    before = x.stage;
     if constexpr (config.drains) {
       wait_products<0>();
-      release(place.stage);
+      release_summed(before);
     }
-    before = place.stage;
-    place.advance();
+    advance();
   }
 
   // Tiles that only other warpgroups see. All threads have seen one come before it is released: a thread that came too
   // late would wait for the next but one.
   __device__ void pass(Int32 count) {
-    for (; count > 0; --count, place.advance()) {
-      shared.full(place.stage).wait(place.parity);
+    for (; count > 0; --count, advance()) {
+      shared.x_full(x.stage).wait(x.parity), shared.y_full(y().stage).wait(y().parity);
       sync_warpgroup();
-      release(place.stage);
+      arrive_as_warp(shared.x_empty(x.stage)), arrive_as_warp(shared.y_empty(y().stage));
     }
   }
 
   __device__ void sum() {
     if constexpr (queries) read_numbers_of_rows();
     if (w.begin >= w.end) return;
-    shared.rows_full(warpgroup).wait(0);
+    shared.rows_full(own).wait(0);
     int before = -1;
     for (Int32 head = 0; head < w.heads; ++head) {
-      pass(w.own_begin[warpgroup] - w.begin);
-      for (Int32 tile = w.own_begin[warpgroup]; tile < w.own_end[warpgroup]; ++tile) sum_tile(tile, before);
-      pass(w.end - w.own_end[warpgroup]);
+      pass(w.own_begin[own] - w.begin);
+      for (Int32 tile = w.own_begin[own]; tile < w.own_end[own]; ++tile)
+        sum_tile(queries ? w.row_head : w.head + head, tile, before);
+      pass(w.end - w.own_end[own]);
     }
     wait_products<0>();
     if constexpr (wants_dX) arrived(dX);
@@ -171,7 +294,7 @@ struct BackwardConsumer {
   __device__ void write(float (&sums)[width / 2], const simt::TokenRef& to, int count, float factor) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Int32 i = w.row(warpgroup, accumulator_row(thread, 2 * r));
+      const Int32 i = w.row(own, accumulator_row(thread, 2 * r));
       auto* row = simt::row_of<element>(to, w.b, w.row_begin + i, w.row_head);
       const bool sees = !queries || lse2[r] != -minus_infinity<float>;
 #pragma unroll
@@ -186,7 +309,7 @@ struct BackwardConsumer {
 
   __device__ void consume() {
     sum();
-    if constexpr (wants_dX) write<config.dX, config.D>(dX, queries ? p.call.dq : p.call.dk, p.D, p.call.x.scale);
+    if constexpr (wants_dX) write<config.dX, config.D>(dX, queries ? p.call.dq : p.call.dk, p.D, p.scale);
     if constexpr (wants_dY) write<config.dY, config.Dv>(dY, p.call.dv, p.Dv, 1);
   }
 };
@@ -209,7 +332,12 @@ __device__ void backward(const BackwardParams& p) {
     if (threadIdx.x < 32) BackwardLoader<config>{p, shared, work}.load();
   } else {
     take_registers<consumer_registers(config)>();
-    BackwardConsumer<config>(p, shared, work, role - 1).consume();
+    if constexpr (!config.paired)
+      BackwardConsumer<config, Part::all>(p, shared, work, role - 1).consume();
+    else if (role == 1)
+      BackwardConsumer<config, Part::P>(p, shared, work, 0).consume();
+    else
+      BackwardConsumer<config, Part::dS>(p, shared, work, 1).consume();
   }
 }
 

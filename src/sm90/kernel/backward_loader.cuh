@@ -19,8 +19,9 @@ struct BackwardWork {
   Int32 columns, column_begin;   // of the sequence
   Int32 low, high;               // row r sees columns low + r to high + r
   Int32 begin, end;              // tiles of columns, at absolute positions
-  Int32 own_begin[config.warpgroups], own_end[config.warpgroups];  // those that each 64 rows see
+  Int32 own_begin[row_tiles(config)], own_end[row_tiles(config)];  // those that each 64 rows see
   bool others_follow;                                              // in memory, behind the sequence's columns
+  Int64 shift;                                                     // of the diagonal, for ALiBi
 
   __device__ void find(const simt::Question& x) {
     constexpr bool queries = owns_queries(config);
@@ -28,6 +29,7 @@ struct BackwardWork {
     rows = 0;
     if (!(queries ? simt::query_place(x, rows_of(config), place) : simt::key_place(x, rows_of(config), place))) return;
     const simt::DeviceSequence& s = place.s;
+    shift = s.shift;
     b = place.b, tensor_b = x.cu_seqlens_q.data ? 0 : place.b;
     row_head = queries ? place.h : place.kv, head = queries ? place.kv : place.h;
     heads = queries ? 1 : x.Hq / x.Hk;
@@ -48,7 +50,7 @@ struct BackwardWork {
     begin = Int32(seen.begin / block);
     end = seen.empty() ? begin : Int32(ceil_div(seen.end, block));
 #pragma unroll 1
-    for (int g = 0; g < config.warpgroups; ++g) {
+    for (int g = 0; g < row_tiles(config); ++g) {
       const Range own = seen_by(first + 64 * g, first + 64 * g + 64);
       own_begin[g] = own_end[g] = begin;
       if (own.empty()) continue;
@@ -58,8 +60,8 @@ struct BackwardWork {
   }
 
   __device__ bool none() const { return rows == 0; }
-  // Row of the sequence that is row `row` of a warpgroup's tile.
-  __device__ Int32 row(int warpgroup, int row) const { return first + 64 * warpgroup + row; }
+  // Row of the sequence that is row `row` of tile `tile` of 64 rows.
+  __device__ Int32 row(int tile, int row) const { return first + 64 * tile + row; }
 };
 static_assert(sizeof(BackwardWork<BackwardConfig{}>) <= work_bytes);
 
@@ -68,8 +70,8 @@ struct BackwardShared {
   static constexpr BackwardLayout layout = layout_of(config);
   unsigned char* const base;
 
-  __device__ UInt32 X(int warpgroup) const { return at(layout.X + warpgroup * layout.X_bytes); }
-  __device__ UInt32 Y(int warpgroup) const { return at(layout.Y + warpgroup * layout.Y_bytes); }
+  __device__ UInt32 X(int tile) const { return at(layout.X + tile * layout.X_bytes); }
+  __device__ UInt32 Y(int tile) const { return at(layout.Y + tile * layout.Y_bytes); }
   __device__ UInt32 x(int stage) const { return at(layout.x + stage * layout.x_bytes); }
   __device__ UInt32 y(int stage) const { return at(layout.y + stage * layout.y_bytes); }
   // Of streamed queries.
@@ -79,17 +81,27 @@ struct BackwardShared {
 
   __device__ BackwardWork<config>& work() const { return *reinterpret_cast<BackwardWork<config>*>(base + layout.work); }
 
+  // P of paired warpgroups: four numbers of a thread, for the thread of the other one that has the same place in it.
+  __device__ float4& P(int slot, int thread, int four) const {
+    return reinterpret_cast<float4*>(base + layout.P + slot * layout.P_bytes)[128 * four + thread];
+  }
+
   // full: what the place holds is here. empty: it is no longer read.
-  __device__ Barrier& rows_full(int warpgroup) const { return barrier(warpgroup); }
-  __device__ Barrier& full(int stage) const { return barrier(config.warpgroups + stage); }
-  __device__ Barrier& empty(int stage) const { return barrier(config.warpgroups + config.stages + stage); }
+  __device__ Barrier& rows_full(int tile) const { return barrier(tile); }
+  __device__ Barrier& x_full(int stage) const { return barrier(row_tiles(config) + stage); }
+  __device__ Barrier& x_empty(int stage) const { return x_full(config.stages + stage); }
+  __device__ Barrier& y_full(int stage) const { return x_full(2 * config.stages + stage); }
+  __device__ Barrier& y_empty(int stage) const { return y_full(config.y_stages + stage); }
+  __device__ Barrier& P_full(int slot) const { return y_full(2 * config.y_stages + slot); }
+  __device__ Barrier& P_empty(int slot) const { return P_full(slots_of_P(config) + slot); }
 
   __device__ void init_barriers() const {
-    for (int g = 0; g < config.warpgroups; ++g) rows_full(g).init(1);
-    for (int s = 0; s < config.stages; ++s) {
-      full(s).init(owns_queries(config) ? 1 : 1 + 32);  // queries bring numbers, which the loader's lanes copy
-      empty(s).init(4 * config.warpgroups);             // warps
-    }
+    constexpr int warps = 4 * config.warpgroups;
+    for (int g = 0; g < row_tiles(config); ++g) rows_full(g).init(1);
+    // Queries bring numbers, which the loader's lanes copy.
+    for (int s = 0; s < config.stages; ++s) x_full(s).init(owns_queries(config) ? 1 : 1 + 32), x_empty(s).init(warps);
+    for (int s = 0; s < config.y_stages; ++s) y_full(s).init(1), y_empty(s).init(warps);
+    for (int s = 0; s < slots_of_P(config); ++s) P_full(s).init(4), P_empty(s).init(4);  // warps
     publish_barriers();
   }
 
@@ -112,7 +124,7 @@ struct BackwardLoader {
   const int lane = threadIdx.x % 32;
 
   __device__ void load_rows() const {
-    for (int g = 0; g < config.warpgroups; ++g) {
+    for (int g = 0; g < row_tiles(config); ++g) {
       const TilePlace place{w.row_begin + w.row(g, 0), w.row_head, w.tensor_b};
       Barrier& full = shared.rows_full(g);
       full.expect(layout.X_bytes + (needs_dP ? layout.Y_bytes : 0));
@@ -121,12 +133,10 @@ struct BackwardLoader {
     }
   }
 
-  __device__ void load_columns(Int32 head, Int32 tile, int stage) const {
-    const TilePlace place{w.column_begin + tile * columns, head, w.tensor_b};
-    Barrier& full = shared.full(stage);
-    full.expect(layout.x_bytes + layout.y_bytes);
-    load_tile<columns, config.D / 64>(shared.x(stage), p.x, full, place, keep_in_cache);
-    load_tile<columns, config.Dv / 64>(shared.y(stage), p.y, full, place, keep_in_cache);
+  template <int width>
+  __device__ void load_columns(UInt32 to, const TensorMap& map, Barrier& full, Int32 head, Int32 tile) const {
+    full.expect(columns * width * 2);
+    load_tile<columns, width / 64>(to, map, full, {w.column_begin + tile * columns, head, w.tensor_b}, keep_in_cache);
   }
 
   // LSE and delta of a tile of queries. Those beyond the sequence are as those that see nothing: they have P = 0.
@@ -143,18 +153,21 @@ struct BackwardLoader {
     }
     blind = __any_sync(0xffffffffu, blind);
     if (lane == 0) shared.blind(stage) = blind;
-    shared.full(stage).arrive();
+    shared.x_full(stage).arrive();
   }
 
   __device__ void load() const {
     if (w.begin >= w.end) return;
     if (lane == 0) load_rows();
-    RingPlace<config.stages> place;
+    RingPlace<config.stages> x;
+    RingPlace<config.y_stages> y;
     for (Int32 head = w.head; head < w.head + w.heads; ++head)
-      for (Int32 tile = w.begin; tile < w.end; ++tile, place.advance()) {
-        shared.empty(place.stage).wait(place.parity ^ 1);
-        if (lane == 0) load_columns(head, tile, place.stage);
-        if constexpr (!owns_queries(config)) load_numbers(head, tile, place.stage);
+      for (Int32 tile = w.begin; tile < w.end; ++tile, x.advance(), y.advance()) {
+        shared.x_empty(x.stage).wait(x.parity ^ 1);
+        if (lane == 0) load_columns<config.D>(shared.x(x.stage), p.x, shared.x_full(x.stage), head, tile);
+        if constexpr (!owns_queries(config)) load_numbers(head, tile, x.stage);
+        shared.y_empty(y.stage).wait(y.parity ^ 1);
+        if (lane == 0) load_columns<config.Dv>(shared.y(y.stage), p.y, shared.y_full(y.stage), head, tile);
       }
   }
 
