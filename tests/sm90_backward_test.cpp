@@ -11,9 +11,8 @@
 #include "simt/arguments.hpp"
 #include "sm90/plan.hpp"
 #include "sm90/unit.hpp"
-#include "tests/emulated/backward_cases.hpp"
+#include "tests/emulated/backward.hpp"
 #include "tests/emulated/machine.hpp"
-#include "tests/support.hpp"
 // The machine comes first: device text needs it.
 #include "sm90/kernel/backward.cuh"
 
@@ -56,24 +55,11 @@ void prepare(const cases::CaseData& data, const simt::BackwardParams& p) {
       }
 }
 
-// Rows of a gradient that no sequence uses become 0.
-void clear(cases::Buffer& gradient, const cases::CaseData& data, bool keys) {
-  if (!gradient || data.spec.options.accumulate) return;
-  const std::int64_t width = (keys ? data.spec.Hk : data.spec.Hq) * gradient.tensor().shape[gradient.tensor().ndim - 1];
-  std::vector<bool> used(std::size_t(gradient.elements() / width));
-  for (const cases::Sequence& s : data.sequences)
-    for (std::int64_t i = 0; i < (keys ? s.Nk : s.Nq); ++i) used[std::size_t((keys ? s.row_k : s.row_q) + i)] = true;
-  for (std::int64_t e = 0; e < gradient.elements(); ++e)
-    if (!used[std::size_t(e / width)]) gradient.set(e, 0);
-}
-
 // As HopperBackwardPlan::run of sm90/backend.cpp does it, but the scale is the caller's own: these products lose
 // nothing.
 void run(cases::CaseData& data) {
   forward(data.inputs(), data.outputs(), data.options(), {});
-  Call call{};
-  call.inputs = data.inputs(), call.saved = data.saved(), call.gradients = data.gradients();
-  call.options = data.options();
+  Call call = emulated::backward_call(data);
   Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});
   const BackwardPlan plan = plan_backward(problem, cuda::target_named("sm_90a"));
   ASSERT_EQ(plan.reason, "");
@@ -81,7 +67,7 @@ void run(cases::CaseData& data) {
   call.execution.workspace = workspace.data();
   const simt::BackwardParams params = simt::backward_params(problem, call, {});
   prepare(data, params);
-  clear(data.dq, data, false), clear(data.dk, data, true), clear(data.dv, data, true);
+  emulated::clear_unused(data);
   for (const auto& [c, blocks] : plan.passes) {
     const bool queries = owns_queries(c);
     const BackwardParams p{.X = emulated_map(queries ? call.inputs.q : call.inputs.k, 64),
@@ -100,40 +86,11 @@ void run(cases::CaseData& data) {
   }
 }
 
-void poison_blind_queries(cases::CaseData& data, const cases::Expectation& expected) {
-  const std::int64_t Hq = data.spec.Hq;
-  for (const cases::Sequence& s : data.sequences)
-    for (std::int64_t i = 0; i < s.Nq; ++i)
-      for (std::int64_t h = 0; h < Hq; ++h) {
-        if (expected.lse.exact[std::size_t(s.lse_first + h * s.lse_head + i)] != -INFINITY) continue;
-        for (cases::Buffer* buffer : {&data.q, &data.d_o}) {
-          const std::int64_t width = buffer == &data.q ? data.spec.D : data.spec.dim_v();
-          for (std::int64_t d = 0; d < width; ++d) buffer->set(((s.row_q + i) * Hq + h) * width + d, NAN);
-        }
-      }
-}
-
-void check(const emulated::BackwardCase& c) {
-  SCOPED_TRACE(cases::describe(c.spec));
-  cases::CaseData data = cases::build(c.spec);
-  const cases::Expectation expected = cases::expect(data);
-  if (c.poison) poison_blind_queries(data, expected);
-  run(data);
-  const auto judged = [](const cases::OutputReport& report) {
-    EXPECT_TRUE(report.ok) << report.name << " " << report.detail;
-  };
-  if (data.dq) judged(cases::compare("dq", data.dq, expected.dq));
-  if (data.dk) judged(cases::compare("dk", data.dk, expected.dk));
-  if (data.dv) judged(cases::compare("dv", data.dv, expected.dv));
-  for (const cases::Buffer* buffer : std::as_const(data).buffers())
-    EXPECT_TRUE(buffer->margins_intact()) << "a margin or gap was written";
-}
-
 void check_group(const std::string& group) {
   int ran = 0;
   for (const emulated::BackwardCase& c : emulated::backward_cases()) {
     if (c.spec.name != group) continue;
-    check(c);
+    emulated::check(c, run);
     if (testing::Test::HasFailure()) return;
     ++ran;
   }

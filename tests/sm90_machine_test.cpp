@@ -63,6 +63,21 @@ TEST(HopperForward, Dropout) { check_group("Dropout"); }
 TEST(HopperForward, WideOutput) { check_group("WideOutput"); }
 TEST(HopperForward, Everything) { check_group("Everything"); }
 
+// A tile of queries ends with rows of the next sequence. What those hold must not change a bit of this one's.
+TEST(HopperForward, NeighboursDecideNothing) {
+  const cases::Case spec{.D = 64, .type = Type::bf16, .packed_q = {20, 44}, .packed_k = {300, 40}, .backward = false};
+  const auto rows_of_first = [&](double size_of_neighbour) {
+    cases::CaseData data = cases::build(spec);
+    const std::int64_t own = 20 * spec.Hq * spec.D;
+    for (std::int64_t e = own; e < data.q.elements(); ++e) data.q.set(e, data.q.get(e) * size_of_neighbour);
+    run(data.inputs(), data.outputs(), data.options(), 0);
+    std::vector<double> out;
+    for (std::int64_t e = 0; e < own; ++e) out.push_back(data.o.get(e));
+    return out;
+  };
+  EXPECT_EQ(rows_of_first(1), rows_of_first(100));
+}
+
 TEST(HopperForward, RowsLongerThanHeads) {
   test::LongRows data;
   run(data.narrowed(data.rows.inputs()), data.narrowed(data.rows.outputs()), data.rows.options(), 0);

@@ -28,7 +28,8 @@ tessera_test(NAME sm90_machine_test SHARDS 2
   SOURCES sm90_machine_test.cpp ${tiles_folder}/hopper_tiles.hpp)
 tessera_test(NAME sm90_backward_test SHARDS 2
   SOURCES sm90_backward_test.cpp ${tiles_folder}/hopper_backward_tiles.hpp)
-foreach(test sm90_machine_test sm90_backward_test)
+tessera_test(NAME sm90_one_pass_test SHARDS 2 SOURCES sm90_one_pass_test.cpp)
+foreach(test sm90_machine_test sm90_backward_test sm90_one_pass_test)
   target_include_directories(${test} PRIVATE ${tiles_folder})
   target_include_directories(${test} BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
   # Device text says `#pragma unroll`, and leaves out members that are 0.

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence
 
 from . import _abi, _call
-from ._arrays import contiguous, library_of, maker, view
+from ._arrays import contiguous, is_of_xla, library_of, maker, view
 from ._call import View
 from ._options import Parsed, has_padding, parse, require_seed
 
@@ -59,6 +59,11 @@ def _inputs(q: Array, k: Array, v: Array, parsed: Parsed) -> dict[str, Array]:
     return {"q": q, "k": k, "v": v, **parsed.tensors}
 
 
+def _refuse_stream(stream: Optional[int]) -> None:
+    if stream is not None:
+        raise ValueError(f"stream: is {stream}; JAX runs its calls on streams of its own")
+
+
 def _run(made: Any, views: dict[str, View], parsed: Parsed, seed: tuple[int, int], stream: int) -> None:
     workspace = []
 
@@ -79,9 +84,14 @@ def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None,
     key, or lies beyond its sequence's length, has O = 0 and LSE = -inf.
     Options: AttentionOptions. The results are arrays of q's library, on q's device. On a GPU the call enqueues on the
     library's current stream there, or on `stream`, a CUstream as an integer, and returns. Work that still writes q, k
-    or v must be ordered before it; arrays that come through DLPack see to that themselves.
+    or v must be ordered before it; arrays that come through DLPack see to that themselves. JAX has streams of its own.
     """
-    parsed = parse(dict(options))
+    if is_of_xla(q):
+        _refuse_stream(stream)
+        from . import jax as jax_front
+        o, lse = jax_front.attention(q, k, v, return_lse=True, **options)
+        return o, lse
+    parsed = parse(options)
     seed = require_seed(parsed)
     made = maker(q, stream)
     stream = made.stream
@@ -123,20 +133,26 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, 
     unknown = [name for name in gradients if name not in Gradients._fields]
     if unknown:
         raise ValueError(f"gradients: holds {unknown[0]!r}; must be of {', '.join(Gradients._fields)}")
-    parsed = parse(dict(options))
+    parsed = parse(options)
+    inputs = _inputs(q, k, v, parsed)
+    for name in gradients:
+        if name[1:] not in inputs:
+            raise ValueError(f"gradients: holds '{name}' but {name[1:]} is not given; nothing to differentiate")
+    if is_of_xla(q):
+        _refuse_stream(stream)
+        from . import jax as jax_front
+        ours = jax_front.backward(d_o, q, k, v, o, lse, d_lse=d_lse, gradients=gradients, **options)
+        return Gradients(**{name: ours.get(name) for name in Gradients._fields})
     seed = require_seed(parsed)
     made = maker(q, stream)
     stream = made.stream
     saved = {"o": o, "lse": lse, "d_o": d_o, **({} if d_lse is None else {"d_lse": d_lse})}
-    arrays = _Views({**_inputs(q, k, v, parsed), **saved}, stream)
+    arrays = _Views({**inputs, **saved}, stream)
     results: dict[str, Optional[Array]] = dict.fromkeys(Gradients._fields)
     for name in Gradients._fields:
-        if name not in gradients:
-            continue
-        source = arrays.views.get(name[1:])
-        if source is None:
-            raise ValueError(f"gradients: holds '{name}' but {name[1:]} is not given; nothing to differentiate")
-        results[name] = arrays.add(name, made.make(source.shape, source.type), stream)
+        if name in gradients:
+            source = arrays.views[name[1:]]
+            results[name] = arrays.add(name, made.make(source.shape, source.type), stream)
     _run(made, arrays.views, parsed, seed, stream)
     return Gradients(**results)
 
@@ -180,8 +196,8 @@ def dropout_mask(shape: Sequence[int], *, dropout_p: float, seed: int, seed_offs
 
 def plan(q: Array, k: Array, v: Array, *, backward: bool = False, **options: Unpack[AttentionOptions]) -> Plan:
     """How `forward`, or `backward` for dq, dk and dv, would be run with these arrays. Nothing is computed."""
-    parsed = parse(dict(options))
-    arrays = _Views(_inputs(q, k, v, parsed), maker(q).stream)
+    parsed = parse(options)
+    arrays = _Views(_inputs(q, k, v, parsed), 0 if library_of(q) == "jax" else maker(q).stream)
     views = arrays.views
 
     def imagined(shape: tuple[int, ...], code: int) -> View:

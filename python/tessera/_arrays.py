@@ -25,7 +25,7 @@ def library_of(array: Any) -> str:
     return "jax" if name == "jaxlib" else name
 
 
-def _type_code(name: str, dtype: str) -> int:
+def type_code(name: str, dtype: str) -> int:
     code = TYPE_NAMES.get(dtype)
     if code is None:
         raise TypeError(f"{name}: has type {dtype}; must be one of {', '.join(TYPE_NAMES)}")
@@ -35,7 +35,7 @@ def _type_code(name: str, dtype: str) -> int:
 # --- views -----------------------------------------------------------------------------------------------------------
 
 def _numpy_view(name: str, array: Any) -> View:
-    code = _type_code(name, array.dtype.name)
+    code = type_code(name, array.dtype.name)
     size = _SIZES[code]
     if not array.dtype.isnative:
         raise TypeError(f"{name}: has type {array.dtype!r} in the byte order of another machine")
@@ -49,7 +49,7 @@ def _torch_view(name: str, array: Any) -> View:
     if array.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name}: is on {array.device}; must be on cpu or cuda")
     cuda = array.device.type == "cuda"
-    return View(array.data_ptr(), _type_code(name, str(array.dtype).removeprefix("torch.")), CUDA if cuda else CPU,
+    return View(array.data_ptr(), type_code(name, str(array.dtype).removeprefix("torch.")), CUDA if cuda else CPU,
                 array.get_device() if cuda else 0, tuple(array.shape), array.stride())
 
 
@@ -165,10 +165,17 @@ def _cupy_maker(array: Any, stream: Optional[int]) -> Maker:
     return Maker(make, stream or 0)
 
 
+def is_of_xla(array: Any) -> bool:
+    """Whether only XLA may touch this array's memory: JAX keeps its streams on a GPU to itself, and inside jit there is
+    no memory yet. tessera.jax is for those."""
+    if library_of(array) != "jax":
+        return False
+    import jax
+    return isinstance(array, jax.core.Tracer) or array.__dlpack_device__()[0] not in _CPU_LIKE
+
+
 def _jax_maker(array: Any) -> Maker:
     import jax
-    if array.__dlpack_device__()[0] not in _CPU_LIKE:
-        raise TypeError("q: is a JAX array on a GPU, whose streams JAX keeps to itself; use tessera.jax.attention")
 
     def make(shape: Sequence[int], code: int, value: Optional[float] = None) -> Any:
         made = jax.numpy.full(shape, value or 0, _NAMES[code], device=array.device)

@@ -1,6 +1,7 @@
 """Planned calls: the C structs of one question, filled in once and run many times.
 
-A front end describes its arrays as Views and calls `run`; one that tells questions apart by itself calls `answer`.
+A front end describes its arrays as Views and calls `run`; one that tells questions apart by itself calls `find`, then
+`answer`.
 Everything but pointers, stream, workspace and seeds belongs to the question; calls with the same question share a plan,
 which is kept for a while.
 """
@@ -17,6 +18,7 @@ from ._abi import CPU, MAX_NDIM, check, lib, make
 from ._options import Settings
 
 KEPT_QUESTIONS = 64
+NO_SEED = (0, 0)  # nor offset: the defaults
 ALIGNMENT = 16  # what a plan asks of a pointer: this many bytes at most
 
 
@@ -65,15 +67,17 @@ class Call:
         self._options = _options(settings)
         self._execution = make(_abi.Execution, device_type=device[0], device_id=device[1], threads=settings.threads,
                                kernel=settings.kernel.encode() if settings.kernel else None)
-        self._references = [ctypes.byref(s) for s in (*self._structs, self._options, self._execution)]
-        self._seed = (0, 0)  # as in the options
+        self._seed = NO_SEED  # as in the options
         self._run = lib.tessera_plan_run_backward if backward else lib.tessera_plan_run_forward
         self._plan = ctypes.c_void_p()
+        structs = [ctypes.c_void_p(ctypes.addressof(s)) for s in (*self._structs, self._options, self._execution)]
         make_plan = lib.tessera_plan_backward if backward else lib.tessera_plan_forward
-        check(make_plan(*self._references, ctypes.byref(self._plan)))
+        check(make_plan(*structs, ctypes.byref(self._plan)))
+        self._arguments = (self._plan, *structs)
         # Not when the process ends: a GPU's driver may be gone by then.
         weakref.finalize(self, lib.tessera_plan_destroy, self._plan).atexit = False
         self.workspace_size: int = lib.tessera_plan_workspace_size(self._plan)
+        self._execution.workspace_bytes = self.workspace_size
 
     @property
     def kernel(self) -> str:
@@ -83,20 +87,20 @@ class Call:
     def description(self) -> str:
         return str(lib.tessera_plan_describe(self._plan).decode())
 
-    def run(self, pointers: Iterable[int], seed: tuple[int, int], stream: int, workspace: int) -> None:
+    def run(self, pointers: Iterable[int], seed: tuple[int, int], stream: int = 0, workspace: int = 0) -> None:
         """The pointers are those of the views that the call was made of, in their order."""
         for made, pointer in zip(self._places, pointers):
             made.data = pointer
-        if seed != self._seed:
+        if seed is not self._seed and seed != self._seed:
             self._options.seed, self._options.seed_offset = self._seed = seed
         execution = self._execution
-        execution.stream = stream
-        if workspace:
-            execution.workspace, execution.workspace_bytes = workspace, self.workspace_size
-        check(self._run(self._plan, *self._references))
+        execution.stream, execution.workspace = stream, workspace
+        status = self._run(*self._arguments)
+        if status:
+            check(status)
 
 
-class _Question:
+class Question:
     """The calls of one question that nobody runs at the moment.
 
     A Call's structs are written to when it runs, so whoever runs one takes it out of here: `pop` and `append` of a list
@@ -107,6 +111,7 @@ class _Question:
     def __init__(self) -> None:
         self.idle: list[Call] = []
         self.last_use = 0
+        self.note: Any = None  # what a front end wants to know again when it is asked this
 
 
 class _Questions:
@@ -115,21 +120,22 @@ class _Questions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clock = itertools.count()
-        self.kept: dict[Any, _Question] = {}
+        self.kept: dict[Any, Question] = {}
 
-    def find(self, key: Any) -> _Question:
+    def find(self, key: Any) -> Question:
+        """Two questions must not have the same key."""
         question = self.kept.get(key)
         if question is None:
             question = self._remember(key)
         question.last_use = next(self._clock)
         return question
 
-    def _remember(self, key: Any) -> _Question:
+    def _remember(self, key: Any) -> Question:
         dropped = None
         with self._lock:
             if len(self.kept) >= KEPT_QUESTIONS and key not in self.kept:
                 dropped = self.kept.pop(min(self.kept, key=lambda k: self.kept[k].last_use))
-            question = self.kept.setdefault(key, _Question())
+            question = self.kept.setdefault(key, Question())
         del dropped  # its plans are destroyed outside the lock
         return question
 
@@ -146,20 +152,20 @@ def plan(views: dict[str, View], settings: Settings) -> Call:
     return Call(views, settings, (views["q"].device_type, views["q"].device_id))
 
 
-def answer(key: Any, pointers: Iterable[int], ask: Callable[[], tuple[dict[str, View], Settings]],
+def answer(question: Question, pointers: Iterable[int], ask: Callable[[], tuple[dict[str, View], Settings]],
            seed: tuple[int, int], stream: int = 0, allocate: Optional[Allocate] = None) -> None:
-    """Runs the plan of this key over the pointers; without one, plans for what `ask` tells, which has those pointers.
+    """Runs a question's plan over the pointers; without one, plans for what `ask` tells, which has those pointers.
 
-    Two questions must not have the same key. On the CPU the library brings its own workspace.
+    On the CPU the library brings its own workspace.
     """
-    idle = questions.find(key).idle
+    idle = question.idle
     try:
         call = idle.pop()
     except IndexError:  # a new question, or all its calls are running in other threads
         call = plan(*ask())
     try:
         workspace = 0
-        if call.workspace_size and allocate is not None and not call.on_cpu:
+        if allocate is not None and call.workspace_size and not call.on_cpu:
             workspace = allocate(call.workspace_size)
         call.run(pointers, seed, stream, workspace)
     finally:
@@ -169,5 +175,5 @@ def answer(key: Any, pointers: Iterable[int], ask: Callable[[], tuple[dict[str, 
 def run(views: dict[str, View], settings: Settings, seed: tuple[int, int], stream: int = 0,
         allocate: Optional[Allocate] = None) -> None:
     """Plans where needed and runs."""
-    answer(key_of(views, settings), [view.pointer for view in views.values()], lambda: (views, settings), seed, stream,
-           allocate)
+    answer(questions.find(key_of(views, settings)), [view.pointer for view in views.values()],
+           lambda: (views, settings), seed, stream, allocate)

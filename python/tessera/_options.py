@@ -5,7 +5,7 @@ Used by _api.py, torch.py, jax.py and flash_attn.py.
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Literal, NamedTuple, Optional, TypedDict, Union
+from typing import Any, Callable, Literal, Mapping, NamedTuple, Optional, TypedDict, Union
 
 from ._abi import DEFAULT_SCALE
 
@@ -92,9 +92,6 @@ class Settings(NamedTuple):
     threads: int = 0
 
 
-_DEFAULTS = Settings()
-
-
 class Parsed(NamedTuple):
     settings: Settings
     tensors: dict[str, Any]  # by their names in the C ABI; those that are given
@@ -116,72 +113,92 @@ def _number(name: str, value: Any) -> float:
         raise TypeError(f"{name}: is {value!r}; must be a number") from None
 
 
-def _alignment(value: Any) -> tuple[int, int]:
-    if isinstance(value, str):
-        if value not in ALIGNMENTS:
-            raise ValueError(f"alignment: is '{value}'; must be 'bottom_right', 'top_left' or an integer")
-        return ALIGNMENTS[value], 0
-    return OFFSET, _integer("alignment", value)
+def _seed(name: str, value: Any) -> int:
+    seed = _integer(name, value)
+    if not -2**63 <= seed < 2**64:
+        raise ValueError(f"{name}: is {seed}; must be an integer of 64 bits")
+    return seed
 
 
-def _window(value: Any) -> tuple[int, int]:
-    if value is None:
-        return -1, -1
+Fields = dict[str, Any]
+
+
+def _flag(fields: Fields, name: str, value: Any) -> None:
+    fields[name] = int(bool(value))
+
+
+def _integer_field(fields: Fields, name: str, value: Any) -> None:
+    fields[name] = _integer(name, value)
+
+
+def _number_field(fields: Fields, name: str, value: Any) -> None:
+    fields[name] = _number(name, value)
+
+
+def _dropout_field(fields: Fields, name: str, value: Any) -> None:
+    fields["dropout"] = _number(name, value)
+
+
+def _alignment_fields(fields: Fields, name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        fields["alignment"], fields["diagonal_offset"] = OFFSET, _integer(name, value)
+    elif value in ALIGNMENTS:
+        fields["alignment"] = ALIGNMENTS[value]
+    else:
+        raise ValueError(f"alignment: is '{value}'; must be 'bottom_right', 'top_left' or an integer")
+
+
+def _window_fields(fields: Fields, name: str, value: Any) -> None:
     try:
         left, right = value
     except (TypeError, ValueError):
         raise TypeError(f"window: is {value!r}; must be a pair (left, right)") from None
-    return (-1 if left is None else _integer("window's left", left),
-            -1 if right is None else _integer("window's right", right))
+    fields["window_left"] = -1 if left is None else _integer("window's left", left)
+    fields["window_right"] = -1 if right is None else _integer("window's right", right)
 
 
-def _number_of(field: str) -> Callable[[str, Any], dict[str, Any]]:
-    return lambda name, value: {field: _number(name, value)}
+def _kernel_field(fields: Fields, name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"kernel: is {value!r}; must be a kernel's name")
+    fields[name] = value
 
 
-def _integer_of(name: str, value: Any) -> dict[str, Any]:
-    return {name: _integer(name, value)}
-
-
-def _optional(convert: Callable[[str, Any], dict[str, Any]]) -> Callable[[str, Any], dict[str, Any]]:
-    """None means the default, as for tensors."""
-    return lambda name, value: {} if value is None else convert(name, value)
-
-
-# What each keyword that is neither a tensor nor a seed puts into the Settings.
-_SETTINGS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
-    "causal": lambda name, value: {name: int(bool(value))},
-    "deterministic": lambda name, value: {name: int(bool(value))},
-    "alignment": lambda name, value: dict(zip(("alignment", "diagonal_offset"), _alignment(value))),
-    "window": lambda name, value: dict(zip(("window_left", "window_right"), _window(value))),
-    "scale": _optional(_number_of("scale")),
-    "softcap": _number_of("softcap"),
-    "dropout_p": _number_of("dropout"),
-    **dict.fromkeys(("row0", "col0", "head0", "batch0", "threads"), _integer_of),
-    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), _optional(_integer_of)),
-    "kernel": lambda name, value: {name: value},
+# What each keyword that is neither a tensor nor a seed puts into the fields of Settings.
+_SETTINGS: dict[str, Callable[[Fields, str, Any], None]] = {
+    "causal": _flag, "deterministic": _flag, "alignment": _alignment_fields, "window": _window_fields,
+    "scale": _number_field, "softcap": _number_field, "dropout_p": _dropout_field, "kernel": _kernel_field,
+    **dict.fromkeys(("row0", "col0", "head0", "batch0", "threads", "max_seqlen_q", "max_seqlen_k"), _integer_field),
 }
+_NONE_IS_DEFAULT = {"scale", "window", "kernel", "max_seqlen_q", "max_seqlen_k", "seed", *TENSORS}
 
 
-def parse(options: dict[str, Any]) -> Parsed:
-    """Sorts keyword arguments. Values are judged by the library; here only what has no place in its structs."""
+def sort(options: Mapping[str, Any]) -> tuple[Fields, dict[str, Any], dict[str, int]]:
+    """Keyword arguments by what they become: fields of Settings, tensors by their names in the C ABI, seeds.
+
+    Holds what is given. Values are judged by the library; here only what has no place in its structs.
+    """
+    fields: Fields = {}
     tensors: dict[str, Any] = {}
-    fields: dict[str, Any] = {}
-    seed, seed_offset = None, 0
+    seeds: dict[str, int] = {}
     for name, value in options.items():
+        if value is None and name in _NONE_IS_DEFAULT:
+            continue
         if name in _SETTINGS:
-            fields.update(_SETTINGS[name](name, value))
+            _SETTINGS[name](fields, name, value)
         elif name in TENSORS:
-            if value is not None:
-                tensors[TENSORS[name]] = value
-        elif name == "seed":
-            seed = None if value is None else _integer(name, value)
-        elif name == "seed_offset":
-            seed_offset = _integer(name, value)
+            tensors[TENSORS[name]] = value
+        elif name in ("seed", "seed_offset"):
+            seeds[name] = _seed(name, value)
         else:
             known = ", ".join(AttentionOptions.__annotations__)
             raise TypeError(f"{name}: is no option of attention; there are {known}")
-    return Parsed(Settings(**fields) if fields else _DEFAULTS, tensors, seed, seed_offset)
+    return fields, tensors, seeds
+
+
+def parse(options: Mapping[str, Any]) -> Parsed:
+    """The same with a value for every setting."""
+    fields, tensors, seeds = sort(options)
+    return Parsed(Settings(**fields), tensors, seeds.get("seed"), seeds.get("seed_offset", 0))
 
 
 def has_padding(tensors: dict[str, Any]) -> bool:

@@ -157,10 +157,12 @@ def handler(function: Callable[[Arguments], None], device_type: int) -> Any:
         context = Context(frame)
         try:
             device_id = 0 if device_type == _abi.CPU else context.device_id()
-            function(Arguments(context, _buffers(frame.arguments, device_type, device_id),
-                               _buffers(frame.results, device_type, device_id),
-                               frame.attributes.items[0].contents.text()))
-            context.free()
+            try:
+                function(Arguments(context, _buffers(frame.arguments, device_type, device_id),
+                                   _buffers(frame.results, device_type, device_id),
+                                   frame.attributes.items[0].contents.text()))
+            finally:
+                context.free()
             return None
         except Exception as error:  # whatever it is, XLA must hear of it: nothing may pass through its frames
             code = _INVALID_ARGUMENT if isinstance(error, (ValueError, TypeError)) else _INTERNAL

@@ -9,20 +9,21 @@ refuse the problem, are left out and named. All read the same numbers, as [B,N,H
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import statistics
 import sys
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Optional
 
 import torch
 from torch import Tensor
 
 from . import torch as tessera_torch
 from ._measure import measure
-from ._options import Settings
 
+EMPTY = "empty operator"
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
@@ -75,10 +76,15 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def _line(tokens: Any, dim: Any, mask: str, what: str, cells: dict[str, str], columns: Iterable[str]) -> str:
+    return f"{tokens:>6} {dim:>4}  {mask:6}  {what:16}" + "".join(f"{cells.get(name, '-'):>18}" for name in columns)
+
+
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     found, missing = contenders()
     for sentence in missing:
         print(f"left out: {sentence}")
+    print(_line("tokens", "dim", "mask", "pass", {name: name for name in found}, found))
     rows = []
     refused: set[str] = set()
     dtype = getattr(torch, arguments.dtype)
@@ -101,8 +107,8 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     work = _operations(arguments.batch, arguments.heads, tokens, dim, causal, what != "forward")
                     rows.append({"tokens": tokens, "dim": dim, "causal": causal, "pass": what, "seconds": times,
                                  "tflops": {name: work / t / 1e12 for name, t in times.items()}})
-                    print(f"N={tokens:<6} D={dim:<4} {'causal' if causal else 'full':6}  {what:16}  "
-                          + "  ".join(f"{name} {t * 1e3:.3f} ms ({work / t / 1e12:.2f})" for name, t in times.items()),
+                    print(_line(tokens, dim, "causal" if causal else "full", what,
+                                {name: f"{t * 1e3:.4g} ({work / t / 1e12:.3g})" for name, t in times.items()}, found),
                           flush=True)
     for sentence in sorted(refused):
         print(f"refused: {sentence}")
@@ -136,23 +142,29 @@ def draw(rows: list[dict[str, Any]], title: str, file: str) -> None:
     figure.savefig(file, dpi=120)
 
 
-def _empty(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return tessera_torch._empty_outputs(arguments[:tessera_torch._TENSORS])
+ONE_TOKEN = (1, 1, 1, 64)
 
 
-def overhead(device: str) -> dict[str, float]:
-    """Microseconds of host time per call: an operator that only makes its outputs, ours, and the function around it."""
+@functools.cache
+def _empty_operator() -> tuple[Any, Any]:
+    """An operator that only makes its outputs, registered as ours is; and its library, without which it is gone."""
+    def make(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        return q.new_empty(*ONE_TOKEN), q.new_empty(*ONE_TOKEN[:3], dtype=torch.float32)
+
     library = torch.library.Library("tessera_empty", "DEF")  # type: ignore[no-untyped-call]
-    library.define(f"forward(Tensor q, Tensor k, Tensor v, {tessera_torch._COMMON}) -> (Tensor, Tensor)")
-    library.impl("forward", _empty, "CUDA" if device == "cuda" else "CPU")
-    torch.library.register_autograd("tessera_empty::forward", tessera_torch._differentiate,
-                                    setup_context=tessera_torch._save_for_backward, lib=library)
-    q, k, v = (torch.randn(1, 1, 1, 64, device=device) for _ in range(3))
-    arguments = (q, k, v, *[None] * len(tessera_torch._OPTIONAL), 0, 0, *Settings())
-    empty, forward = torch.ops.tessera_empty.forward.default, torch.ops.tessera.forward.default
-    calls = {"empty operator": lambda: empty(*arguments),
-             "tessera::forward": lambda: forward(*arguments),
-             "tessera.torch.attention": lambda: tessera_torch.attention(q, k, v)}
+    return tessera_torch.register(library, "forward", tessera_torch.FORWARD, "(Tensor, Tensor)", make,
+                                  tessera_torch._Attention), library
+
+
+def overhead(device: str, dtype: torch.dtype) -> dict[str, float]:
+    """Microseconds of host time per call: an operator that only makes its outputs, ours, and the function around it."""
+    q, k, v = (torch.randn(ONE_TOKEN, device=device, dtype=dtype) for _ in range(3))
+    empty, _ = _empty_operator()
+    forward, attention = torch.ops.tessera.forward.default, tessera_torch.attention
+    calls = {EMPTY: lambda: empty(q, k, v),
+             "tessera::forward": lambda: forward(q, k, v),
+             "tessera.torch.attention": lambda: attention(q, k, v),
+             "the same, causal=True": lambda: attention(q, k, v, causal=True)}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(30):
         for name, call in calls.items():
@@ -185,12 +197,13 @@ def main(words: Optional[list[str]] = None) -> None:
     machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     report: dict[str, Any] = {"machine": machine, "torch": torch.__version__, **vars(arguments)}
     if arguments.overhead:
-        report["microseconds"] = overhead(arguments.device)
-        for name, value in report["microseconds"].items():
-            print(f"{name:24} {value:7.1f} us  {value - report['microseconds']['empty operator']:+7.1f}")
+        times = report["microseconds"] = overhead(arguments.device, getattr(torch, arguments.dtype))
+        print(f"{machine}, {arguments.dtype}, one token, PyTorch {torch.__version__}")
+        for name, value in times.items():
+            print(f"{name:24} {value:7.1f} us  {value - times[EMPTY]:+7.1f}")
     else:
         title = f"{machine}, {arguments.dtype}, B={arguments.batch} H={arguments.heads}, PyTorch {torch.__version__}"
-        print(f"{title}; in brackets TFLOP/s")
+        print(f"{title}; milliseconds (TFLOP/s)")
         report["rows"] = compare(arguments)
         if arguments.png:
             draw(report["rows"], title, arguments.png)

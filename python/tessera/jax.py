@@ -4,15 +4,17 @@ Nothing of JAX is needed to build the package: _xla_ffi.py holds our own declara
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from . import _abi, _call, _xla_ffi
+from ._arrays import contiguous, type_code
 from ._options import Settings, has_padding, parse, require_seed
 
 if TYPE_CHECKING:
@@ -69,9 +71,26 @@ for _platform, _pointer in _HANDLERS.items():
     jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_pointer), platform=_platform)
 
 
+@functools.lru_cache(maxsize=256)
+def _check(settings: Settings, arrays: tuple[tuple[str, tuple[int, ...], str], ...]) -> None:
+    """Raises what the library has to say of a call when it is traced: XLA makes errors of its own of a handler's.
+
+    Planned for the CPU, which has the same rules: where the call will run is not known yet.
+    """
+    if not all(isinstance(size, int) for _, shape, _ in arrays for size in shape):
+        return  # exported for any size
+    views = {name: _call.View(0, type_code(name, "int32" if dtype == "uint32" else dtype), _abi.CPU, 0, shape,
+                              contiguous(shape)) for name, shape, dtype in arrays}
+    if "rng" in views:
+        views["rng"] = _seeds(views["rng"])
+    with contextlib.suppress(NotImplementedError):  # a GPU may have a kernel for it
+        _call.plan(views, settings)
+
+
 def _ffi_call(question: _Question, inputs: dict[str, Array], outputs: dict[str, Any],
               filled: dict[str, Array]) -> tuple[Array, ...]:
     """One call of the library from XLA's side. `filled`: arrays in whose memory outputs of that name are written."""
+    _check(question.settings, tuple((name, tuple(x.shape), str(x.dtype)) for name, x in {**inputs, **outputs}.items()))
     attribute = json.dumps({"inputs": [*inputs, *filled], "outputs": [*outputs], "settings": question.settings,
                             "seed": [question.seed, question.seed_offset]})
     aliases = {len(inputs) + n: list(outputs).index(name) for n, name in enumerate(filled)}
@@ -107,24 +126,35 @@ def _save(question: _Question, primals: dict[str, Any]) -> tuple[tuple[Array, Ar
     return (o, lse), (tensors, o, lse, wanted)
 
 
+def _gradients(question: _Question, tensors: dict[str, Array], saved: dict[str, Array],
+               wanted: Iterable[str]) -> dict[str, Array]:
+    """Those of the wanted tensors, by the tensors' names."""
+    like = {_GRADIENTS[name]: jax.ShapeDtypeStruct(tensors[name].shape, tensors[name].dtype) for name in wanted}
+    return dict(zip(wanted, _ffi_call(question, {**tensors, **saved}, like, {})))
+
+
 def _differentiate(question: _Question, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[dict[str, Any]]:
     tensors, o, lse, wanted = saved
     gradients: dict[str, Any] = dict.fromkeys(tensors)
     is_zero = [isinstance(c, jax.custom_derivatives.SymbolicZero) for c in cotangents]
     if not wanted or all(is_zero):
         return (gradients,)
-    inputs = {**tensors, "o": o, "lse": lse, "d_o": jnp.zeros_like(o) if is_zero[0] else cotangents[0]}
+    results = {"o": o, "lse": lse, "d_o": jnp.zeros_like(o) if is_zero[0] else cotangents[0]}
     if not is_zero[1]:
-        inputs["d_lse"] = cotangents[1]
-    outputs = {_GRADIENTS[name]: jax.ShapeDtypeStruct(tensors[name].shape, tensors[name].dtype) for name in wanted}
-    gradients.update(zip(wanted, _ffi_call(question, inputs, outputs, {})))
-    return (gradients,)
+        results["d_lse"] = cotangents[1]
+    return ({**gradients, **_gradients(question, tensors, results, wanted)},)
 
 
 _attention.defvjp(_save, _differentiate, symbolic_zeros=True)
 
 
 # --- the function to call --------------------------------------------------------------------------------------------
+
+def _ask(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> tuple[_Question, dict[str, Array]]:
+    parsed = parse(options)
+    tensors = {"q": q, "k": k, "v": v, **parsed.tensors}
+    return (_Question(parsed.settings, *require_seed(parsed)), {name: jnp.asarray(x) for name, x in tensors.items()})
+
 
 def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> Any:
     """Exact attention: O [B,Nq,Hq,Dv] in q's type, or (O, LSE f32 [B,Hq,Nq]) with return_lse.
@@ -133,8 +163,13 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **optio
     Options: tessera.AttentionOptions; all but the arrays are static under jit. Differentiable in q, k, v, bias, sinks
     and through LSE. For dropout under jit give `rng`: uint32 [4] (seed and offset, low words first) or int64 [2].
     """
-    parsed = parse(dict(options))
-    seed = require_seed(parsed)
-    tensors = {"q": q, "k": k, "v": v, **parsed.tensors}
-    o, lse = _attention(_Question(parsed.settings, *seed), {name: jnp.asarray(x) for name, x in tensors.items()})
+    o, lse = _attention(*_ask(q, k, v, options))
     return (o, lse) if return_lse else o
+
+
+def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, d_lse: Optional[Array] = None,
+             gradients: Sequence[str] = ("dq", "dk", "dv"), **options: Unpack[AttentionOptions]) -> dict[str, Array]:
+    """tessera.backward for arrays on a GPU and inside jit: the gradients that are named, by their names."""
+    saved = {"o": o, "lse": lse, "d_o": d_o, **({} if d_lse is None else {"d_lse": d_lse})}
+    results = _gradients(*_ask(q, k, v, options), saved, [name.removeprefix("d") for name in gradients])
+    return {_GRADIENTS[name]: gradient for name, gradient in results.items()}

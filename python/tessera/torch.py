@@ -5,16 +5,18 @@ function to call. Kernels run on the tensors' device and its current stream, wit
 """
 from __future__ import annotations
 
+import itertools
 import math
-from typing import TYPE_CHECKING, Any, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _abi, _call
 from ._abi import CPU, CUDA
-from ._call import View
-from ._options import Parsed, Settings, parse
+from ._call import Question, View
+from ._options import Settings, sort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,20 +26,31 @@ if TYPE_CHECKING:
 _TYPES = {torch.float64: _abi.F64, torch.float32: _abi.F32, torch.float16: _abi.F16, torch.bfloat16: _abi.BF16,
           torch.int32: _abi.I32, torch.int64: _abi.I64, torch.uint8: _abi.U8, torch.bool: _abi.U8}
 
-# Arguments of both operators after q, k, v. Those of the C ABI, in its order; kernel and threads are of its execution.
-_OPTIONAL = ("bias", "mask", "slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "rng")
-_SETTINGS = """float scale, float softcap, bool causal, int alignment, SymInt diagonal_offset, SymInt window_left,
-    SymInt window_right, float dropout, SymInt row0, SymInt col0, SymInt head0, SymInt batch0, SymInt max_seqlen_q,
-    SymInt max_seqlen_k, bool accumulate, bool deterministic, str? kernel, int threads"""
-_COMMON = ", ".join(f"Tensor? {name}" for name in _OPTIONAL) + ", int seed, int seed_offset, " + _SETTINGS
+_KERNEL = "kernel_name"  # of operators: torch.compile calls one function with their arguments and a `kernel` of its own
+
+# Arguments of both operators after q, k and v, with the names of the C ABI. PyTorch passes them up to the last that is
+# not its default, and each costs time, so the usual ones come first. No plan depends on the seeds, which come last.
+_BEFORE = {"bool causal": False, "bool deterministic": True, "float? scale": None, "SymInt window_left": -1,
+           "SymInt window_right": -1, "float softcap": 0.0}
+_OPTIONAL = ("cu_seqlens_q", "cu_seqlens_k", "bias", "mask", "slopes", "sinks", "seqused_q", "seqused_k", "rng")
+_AFTER = {"SymInt max_seqlen_q": -1, "SymInt max_seqlen_k": -1, "float dropout": 0.0, "int alignment": 0,
+          "SymInt diagonal_offset": 0, "SymInt row0": 0, "SymInt col0": 0, "SymInt head0": 0, "SymInt batch0": 0,
+          f"str? {_KERNEL}": None, "int threads": 0}
+_DEFAULTS = {**_BEFORE, **{f"Tensor? {name}": None for name in _OPTIONAL}, **_AFTER, "int seed": 0,
+             "int seed_offset": 0}
 _INPUTS = ("q", "k", "v", *_OPTIONAL)
-_NO_TENSORS = (None,) * len(_OPTIONAL)
-_TENSORS = len(_INPUTS)  # of the forward operator's arguments, those that are tensors
-_CU_SEQLENS_Q, _SEQUSED_Q = _INPUTS.index("cu_seqlens_q"), _INPUTS.index("seqused_q")
-_FORWARD = (*_INPUTS, "o", "lse")
-_BACKWARD = (*_INPUTS, "o", "lse", "d_o", "d_lse")  # and then the gradients that are wanted
-GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
-_INPUT_OF_GRADIENT = (0, 1, 2, 3, 6)  # where q, k, v, bias and sinks stand among the tensors
+FORWARD = "Tensor q, Tensor k, Tensor v, " + ", ".join(f"{name}={value}" for name, value in _DEFAULTS.items())
+BACKWARD = "Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, bool[] wanted, " + FORWARD
+
+# Where they stand after q, k and v: settings, tensors, settings, seeds.
+_OPTIONAL_FIRST = len(_BEFORE)
+_OPTIONAL_END = _OPTIONAL_FIRST + len(_OPTIONAL)
+_SEEDS = _OPTIONAL_END + len(_AFTER)
+_SETTINGS = [name.split()[-1].replace(_KERNEL, "kernel") for name in (*_BEFORE, *_AFTER)]
+
+_RESULTS = "o", "lse"
+_GRADIENTS = {"d" + name: _INPUTS.index(name) for name in ("q", "k", "v", "bias", "sinks")}  # and whose, by its place
+_SAVED_AND_GRADIENTS = *_RESULTS, "d_o", "d_lse", *_GRADIENTS
 
 
 # --- what the operators do -------------------------------------------------------------------------------------------
@@ -51,16 +64,44 @@ def _view(name: str, t: Tensor) -> View:
     return View(t.data_ptr(), code, CPU, 0, t.shape, t.stride())
 
 
-def _rows(t: Tensor) -> Tensor:
+def _has_rows(t: Tensor) -> bool:
     """The library reads rows whose numbers lie side by side. A gradient that comes from a sum has strides of 0."""
-    strides = t.stride()
-    return t if not strides or strides[-1] == 1 or t.shape[-1] == 1 else t.contiguous()
+    return t.dim() == 0 or t.stride(-1) == 1 or t.shape[-1] == 1
 
 
-def _tensors(arguments: Sequence[Any]) -> tuple[Optional[Tensor], ...]:
-    """Of the forward operator's arguments, those that are tensors, q, k and v with rows that the library can read."""
-    q, k, v = arguments[:3]
-    return (_rows(q), _rows(k), _rows(v), *arguments[3:_TENSORS])
+def _rows(t: Tensor) -> Tensor:
+    return t if _has_rows(t) else t.contiguous()
+
+
+def _sorted(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[int, int]]:
+    """Optional tensors, settings and seeds: of an operator's arguments after q, k and v, as many as PyTorch passes."""
+    seed, seed_offset, *_ = *arguments[_SEEDS:], 0, 0
+    return (arguments[_OPTIONAL_FIRST:_OPTIONAL_END], arguments[:_OPTIONAL_FIRST] + arguments[_OPTIONAL_END:_SEEDS],
+            (seed % 2**64, seed_offset % 2**64))
+
+
+def _find(kind: tuple[Any, ...], tensors: Sequence[Optional[Tensor]]) -> tuple[Question, list[int]]:
+    """The question that these tensors ask, and their addresses. Paid for in every call: looks at each tensor once."""
+    key: list[Any] = [kind]
+    pointers, bits = [], 0
+    for t in tensors:
+        if t is None:
+            key.append(None)
+        else:
+            pointer = t.data_ptr()
+            pointers.append(pointer)
+            bits |= pointer
+            key += t.dtype, t.get_device(), t.shape, t.stride()
+    key.append(bits % _call.ALIGNMENT)  # a plan asks for what all pointers have in common
+    return _call.questions.find(tuple(key)), pointers
+
+
+def _find_usual(kind: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Question, list[int]]:
+    """The same for three tensors, spelled out: this is most of what a call costs."""
+    pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+    key = (kind, q.dtype, q.get_device(), q.shape, q.stride(), k.dtype, k.get_device(), k.shape, k.stride(),
+           v.dtype, v.get_device(), v.shape, v.stride(), (pointers[0] | pointers[1] | pointers[2]) % _call.ALIGNMENT)
+    return _call.questions.find(key), pointers
 
 
 def _current_stream(device: int) -> int:
@@ -71,138 +112,187 @@ def _current_stream(device: int) -> int:
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
-def _run(names: tuple[str, ...], tensors: Sequence[Optional[Tensor]], results: Sequence[Tensor],
-         settings: tuple[Any, ...]) -> None:
-    """Names are those of the tensors, then of the results, which are contiguous and follow from the tensors.
-
-    Settings begin with the seeds. All of this is paid for in every call, so it looks at each tensor once.
-    """
-    others = settings[2:]
-    question: list[Any] = [names, others]
-    pointers, bits = [], 0
-    for t in tensors:
-        if t is None:
-            question.append(None)
-            continue
-        pointer = t.data_ptr()
-        pointers.append(pointer)
-        bits |= pointer
-        question += (t.dtype, t.get_device(), t.shape, t.stride())
-    for t in results:
-        pointers.append(t.data_ptr())
-    question.append(bits % _call.ALIGNMENT)  # a plan asks for what all pointers have in common
-
-    def ask() -> tuple[dict[str, View], Settings]:
-        views = {name: _view(name, t) for name, t in zip(names, (*tensors, *results)) if t is not None}
-        return views, Settings(*others)
-
-    q = tensors[0]
-    assert q is not None
-    key, seeds = tuple(question), (settings[0] % 2**64, settings[1] % 2**64)
-    if not q.is_cuda:
-        _call.answer(key, pointers, ask, seeds)
-        return
-    workspace = []
-
-    def allocate(size: int) -> int:
-        workspace.append(torch.empty(size, dtype=torch.uint8, device=q.device))
-        return int(workspace[0].data_ptr())
-
-    _call.answer(key, pointers, ask, seeds, _raw_stream(q.get_device()), allocate)
+def _run(question: Question, pointers: list[int], settings: tuple[Any, ...], seed: tuple[int, int],
+         inputs: Sequence[Any], names: Sequence[str], others: Sequence[Optional[Tensor]]) -> None:
+    """On the inputs' device. The pointers are those of the inputs and the others, which have these names, in order."""
+    try:
+        call = question.idle.pop()
+    except IndexError:
+        given = {name: value for name, value in zip(_SETTINGS, settings) if value is not None}
+        tensors = *zip(_INPUTS, inputs), *zip(names, others)
+        call = _call.plan({name: _view(name, t) for name, t in tensors if t is not None}, Settings(**given))
+    try:
+        q = inputs[0]
+        if not q.is_cuda:
+            call.run(pointers, seed)
+            return
+        workspace = q.new_empty(call.workspace_size, dtype=torch.uint8) if call.workspace_size else None
+        call.run(pointers, seed, _raw_stream(q.get_device()), 0 if workspace is None else workspace.data_ptr())
+    finally:
+        question.idle.append(call)
 
 
-def _empty_outputs(tensors: tuple[Optional[Tensor], ...]) -> tuple[Tensor, Tensor]:
-    q, v = tensors[0], tensors[2]
-    assert q is not None and v is not None
+class _Outputs(NamedTuple):
+    """What a forward pass returns."""
+    o_shape: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    lse_type: torch.dtype
+    padded: bool  # there may be rows that belong to no sequence
+
+    def make(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        o, lse = q.new_empty(*self.o_shape), q.new_empty(*self.lse_shape, dtype=self.lse_type)  # a tuple takes longer
+        return (o.zero_(), lse.fill_(-math.inf)) if self.padded else (o, lse)
+
+
+def _outputs(q: Tensor, v: Tensor, optional: Sequence[Optional[Tensor]]) -> _Outputs:
     for name, t in (("q", q), ("v", v)):
         if t.dim() < 3:
             raise ValueError(f"{name}: has shape {list(t.shape)}; must be [batch, tokens, heads, dim] or "
                              "[tokens, heads, dim]")
-    o = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    lse_type = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return o, q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=lse_type)
+    given = {name for name, t in zip(_OPTIONAL, optional) if t is not None}
+    return _Outputs((*q.shape[:-1], v.shape[-1]), (*q.shape[:-3], q.shape[-2], q.shape[-3]),
+                    torch.float64 if q.dtype == torch.float64 else torch.float32,
+                    not given.isdisjoint(("cu_seqlens_q", "seqused_q")))
 
 
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    tensors = _tensors(arguments)
-    o, lse = _empty_outputs(tensors)
-    if tensors[_CU_SEQLENS_Q] is not None or tensors[_SEQUSED_Q] is not None:  # rows that belong to no sequence
-        o.zero_()
-        lse.fill_(-math.inf)
-    _run(_FORWARD, tensors, (o, lse), arguments[_TENSORS:])
+_READY, _COPY = "ready", "copy"  # notes: whether the library can read all rows as they lie
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    optional: tuple[Any, ...] = ()
+    settings, seed = arguments, _call.NO_SEED
+    if len(arguments) > _OPTIONAL_FIRST:
+        optional, settings, seed = _sorted(arguments)
+    inputs = (q, k, v, *optional)
+    question, pointers = _find(settings, inputs) if optional else _find_usual(settings, q, k, v)
+    note = question.note
+    if note is None:
+        note = question.note = _outputs(q, v, optional) if _has_rows(q) and _has_rows(k) and _has_rows(v) else _COPY
+    if note is _COPY:
+        return _forward(_rows(q), _rows(k), _rows(v), *arguments)
+    o, lse = note.make(q)
+    pointers += o.data_ptr(), lse.data_ptr()
+    _run(question, pointers, settings, seed, inputs, _RESULTS, (o, lse))
     return o, lse
 
 
-def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return _empty_outputs(arguments[:_TENSORS])
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(q, v, _sorted(arguments)[0]).make(q)
 
 
-def _empty_gradients(tensors: tuple[Optional[Tensor], ...], wanted: list[bool]) -> tuple[Tensor, ...]:
-    """Contiguous, in the shape of each input; without elements where not wanted, since operators return tensors."""
-    q = tensors[0]
-    assert q is not None
-    inputs = [tensors[i] for i in _INPUT_OF_GRADIENT]
-    return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) if want and t is not None else q.new_empty(0)
-                 for want, t in zip(wanted, inputs))
+def _empty_gradients(inputs: Sequence[Any], wanted: Sequence[bool]) -> list[Optional[Tensor]]:
+    """Contiguous, in the shape of each input; None where not wanted."""
+    return [torch.empty_like(inputs[place], memory_format=torch.contiguous_format) if want else None
+            for place, want in zip(_GRADIENTS.values(), wanted)]
 
 
-def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: list[bool],
-              *arguments: Any) -> tuple[Tensor, ...]:
-    tensors = _tensors(arguments)
-    gradients = _empty_gradients(tensors, wanted)
-    if not any(wanted):
-        return gradients
-    names = [name for name, want in zip(GRADIENTS, wanted) if want]
-    results = [gradient for gradient, want in zip(gradients, wanted) if want]
-    _run((*_BACKWARD, *names), (*tensors, o, lse, _rows(d_o), d_lse), results, arguments[_TENSORS:])
-    return gradients
+def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: list[bool], q: Tensor, k: Tensor,
+              v: Tensor, *arguments: Any) -> list[Tensor]:
+    """The gradients that are wanted, of dq, dk, dv, dbias and dsinks."""
+    optional, settings, seed = _sorted(arguments)
+    inputs, saved = (q, k, v, *optional), (o, lse, d_o, d_lse)
+    question, pointers = _find(("backward", *wanted, *settings), inputs + saved)
+    if question.note is None:
+        question.note = _READY if all(map(_has_rows, (d_o, q, k, v))) else _COPY
+    if question.note is _COPY:
+        return _backward(_rows(d_o), d_lse, o, lse, wanted, _rows(q), _rows(k), _rows(v), *arguments)
+    gradients = _empty_gradients(inputs, wanted)
+    results = [gradient for gradient in gradients if gradient is not None]
+    if results:
+        pointers += [gradient.data_ptr() for gradient in results]
+        _run(question, pointers, settings, seed, inputs, _SAVED_AND_GRADIENTS, (*saved, *gradients))
+    return results
 
 
-def _backward_fake(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: list[bool],
-                   *arguments: Any) -> tuple[Tensor, ...]:
-    return _empty_gradients(arguments[:_TENSORS], wanted)
+def _backward_fake(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: list[bool], q: Tensor,
+                   k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
+    gradients = _empty_gradients((q, k, v, *_sorted(arguments)[0]), wanted)
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+# --- differentiation -------------------------------------------------------------------------------------------------
+# Kernels at PyTorch's Autograd key, written out: those that torch.library.register_autograd makes cost ten times more.
+
+def _needs_gradient(arguments: Iterable[Any]) -> bool:
+    if torch.is_grad_enabled():
+        for x in arguments:
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return bool(forward_ad._current_level >= 0)  # forward mode: autograd.Function looks for tangents, and refuses them
+
+
+def _below_autograd(operator: Any, *arguments: Any, **named: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments, **named)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        o, lse = _below_autograd(_forward_operator, q, k, v, *arguments)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(o, lse, q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END])
+        ctx.settings = arguments[:_OPTIONAL_FIRST], arguments[_OPTIONAL_END:]
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+        results: list[Optional[Tensor]] = [None] * len(ctx.needs_input_grad)
+        needs = ctx.needs_input_grad[:3] + ctx.needs_input_grad[3 + _OPTIONAL_FIRST:]
+        wanted = [place < len(needs) and needs[place] for place in _GRADIENTS.values()]
+        if (d_o is None and d_lse is None) or not any(wanted):
+            return tuple(results)
+        o, lse, q, k, v, *optional = ctx.saved_tensors
+        before, after = ctx.settings
+        d_o = torch.zeros_like(o) if d_o is None else d_o
+        arguments = d_o, d_lse, o, lse, wanted, q, k, v, *before, *optional, *after
+        again = torch.is_grad_enabled()  # the gradients are to be differentiated themselves
+        gradients = _backward_operator(*arguments) if again else _below_autograd(_backward_operator, *arguments)
+        for place, gradient in zip(itertools.compress(_GRADIENTS.values(), wanted), gradients):
+            results[place if place < 3 else place + _OPTIONAL_FIRST] = gradient
+        return tuple(results)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError("tessera: derivatives of attention in forward mode are not there; use backward mode")
+
+
+class _Gradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(_below_autograd(_backward_operator, *arguments))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError("tessera: second derivatives of attention are not there; its gradients cannot be "
+                                  "differentiated again")
 
 
 # --- registration ----------------------------------------------------------------------------------------------------
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:_TENSORS], *output)
-    ctx.settings = inputs[_TENSORS:]
+def register(library: Any, name: str, parameters: str, results: str, function: Callable[..., Any],
+             differentiable: type[torch.autograd.Function]) -> Any:
+    """Defines an operator that runs `function`, and returns it."""
+    library.define(f"{name}({parameters}) -> {results}")
+    operator = getattr(getattr(torch.ops, library.ns), name).default
+
+    def at_autograd(*arguments: Any) -> Any:
+        if _needs_gradient(arguments):
+            return differentiable.apply(*arguments)
+        return _below_autograd(operator, *arguments)
+
+    for device in ("CPU", "CUDA"):
+        library.impl(name, function, device)
+    library.impl(name, at_autograd, "Autograd")
+    return operator
 
 
-def _differentiate(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-    *tensors, o, lse = ctx.saved_tensors
-    wanted = [bool(ctx.needs_input_grad[i]) for i in _INPUT_OF_GRADIENT]
-    results: list[Optional[Tensor]] = [None] * (_TENSORS + len(ctx.settings))
-    if (d_o is None and d_lse is None) or not any(wanted):
-        return tuple(results)
-    d_o = torch.zeros_like(o) if d_o is None else d_o
-    gradients = _backward_operator(d_o, d_lse, o, lse, wanted, *tensors, *ctx.settings)
-    for place, gradient, want in zip(_INPUT_OF_GRADIENT, gradients, wanted):
-        if want:
-            results[place] = gradient
-    return tuple(results)
-
-
-def _refuse(ctx: Any, *gradients: Any) -> None:
-    raise NotImplementedError("tessera: second derivatives of attention are not there; its gradients cannot be "
-                              "differentiated again")
-
-
-_library = torch.library.Library("tessera", "DEF")
-_library.define(f"forward(Tensor q, Tensor k, Tensor v, {_COMMON}) -> (Tensor, Tensor)")
-_library.define("backward(Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, bool[] wanted, Tensor q, Tensor k, "
-                f"Tensor v, {_COMMON}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-for _device in ("CPU", "CUDA"):
-    _library.impl("forward", _forward, _device)
-    _library.impl("backward", _backward, _device)
+# torch.compile keeps compiled calls on disk by these names: once released, other arguments need other names.
+_library = torch.library.Library("tessera", "DEF")  # type: ignore[no-untyped-call]
+_forward_operator = register(_library, "forward", FORWARD, "(Tensor, Tensor)", _forward, _Attention)
+_backward_operator = register(_library, "backward", BACKWARD, "Tensor[]", _backward, _Gradients)
 torch.library.register_fake("tessera::forward", _forward_fake, lib=_library)
 torch.library.register_fake("tessera::backward", _backward_fake, lib=_library)
-torch.library.register_autograd("tessera::forward", _differentiate, setup_context=_save_for_backward, lib=_library)
-torch.library.register_autograd("tessera::backward", _refuse, lib=_library)
-
-_forward_operator, _backward_operator = torch.ops.tessera.forward.default, torch.ops.tessera.backward.default
 
 
 # --- the function to call --------------------------------------------------------------------------------------------
@@ -212,16 +302,10 @@ def _signed(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor, parsed: Parsed) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast q, k and v take its type, and so does a 16-bit bias."""
-    kind = "cuda" if q.is_cuda else "cpu"
-    if not torch.is_autocast_enabled(kind) or q.dtype == torch.float64:
-        return q, k, v
-    dtype = torch.get_autocast_dtype(kind)
-    bias = parsed.tensors.get("bias")
-    if bias is not None and bias.dtype != torch.float32:
-        parsed.tensors["bias"] = bias.to(dtype)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
+def _require_tensors(tensors: dict[str, Any]) -> None:
+    for name, t in tensors.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name}: is a {type(t).__name__}; must be a PyTorch tensor")
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> Any:
@@ -231,12 +315,27 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **op
     Options: tessera.AttentionOptions. With dropout and neither seed nor rng, the mask's seed is drawn from PyTorch's
     generator of the device. Rows whose last stride is not 1 are copied, everything else is used as it lies.
     """
-    parsed = parse(dict(options))
-    tensors = parsed.tensors
-    if parsed.settings.dropout > 0 and parsed.seed is None and "rng" not in tensors:
-        tensors["rng"] = torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
-    q, k, v = _autocast(q, k, v, parsed)
-    optional = [tensors.get(name) for name in _OPTIONAL] if tensors else _NO_TENSORS
-    o, lse = _forward_operator(q, k, v, *optional, _signed(parsed.seed or 0), _signed(parsed.seed_offset),
-                               *parsed.settings)
+    given: dict[str, Any] = {}
+    if options:
+        given, tensors, seeds = sort(options)
+        if "dropout" in given and given["dropout"] > 0 and "seed" not in seeds and "rng" not in tensors:
+            tensors["rng"] = torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+        if "kernel" in given:
+            given[_KERNEL] = given.pop("kernel")
+        if tensors or seeds:
+            _require_tensors(tensors)
+            given.update(tensors, **{name: _signed(seed) for name, seed in seeds.items()})
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        _require_tensors({"q": q, "k": k, "v": v})
+    device = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:  # q, k, v and a 16-bit bias take its type
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        bias = given.get("bias")
+        if bias is not None and bias.dtype != torch.float32:
+            given["bias"] = bias.to(dtype)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        o, lse = _forward_operator(q, k, v, **given)
+    else:  # a shorter way to the same
+        o, lse = _below_autograd(_forward_operator, q, k, v, **given)
     return (o, lse) if return_lse else o

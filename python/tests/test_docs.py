@@ -1,6 +1,8 @@
 """The examples of docs/python.md and, where it has any, of README.md: each block of Python is run, alone."""
 import importlib.util
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("code, name, line", list(blocks()))
-def test_example(code, name, line):
+def test_example(code, name, line, monkeypatch):
     for package in ("torch", "jax", "transformers"):
         if re.search(rf"^(import|from) (tessera\.)?{package}\b", code, re.MULTILINE):
             if importlib.util.find_spec(package) is None:
@@ -30,4 +32,6 @@ def test_example(code, name, line):
         import torch
         if not torch.cuda.is_available():
             pytest.skip("PyTorch finds no GPU")
-    exec(compile("\n" * (line - 1) + code, name, "exec"), {"__name__": "example"})
+    module = types.ModuleType("example")  # some PyTorch's compiler looks for the module that a function is from
+    monkeypatch.setitem(sys.modules, "example", module)
+    exec(compile("\n" * (line - 1) + code, name, "exec"), module.__dict__)

@@ -50,6 +50,24 @@ def test_varlen(qkv):
         assert torch.equal(o[begin:end], alone[0])
 
 
+def test_deterministic_is_passed_on(qkv, monkeypatch):
+    """It allows a kernel, or forbids it; whether there is one depends on the machine."""
+    import tessera.flash_attn
+    asked = []
+    attention = tessera.flash_attn.attention
+    monkeypatch.setattr(tessera.flash_attn, "attention", lambda *x, **o: asked.append(o) or attention(*x, **o))
+    q, k, v = qkv.unbind(2)
+    cu = torch.tensor([0, 40], dtype=torch.int32, device=qkv.device)
+    for given in ({}, {"deterministic": True}):
+        calls = [lambda: flash_attn_func(q, k, v, **given), lambda: flash_attn_kvpacked_func(q, qkv[:, :, 1:], **given),
+                 lambda: flash_attn_qkvpacked_func(qkv, **given),
+                 lambda: flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 40, 40, **given)]
+        asked.clear()
+        for call in calls:
+            call()
+        assert [options["deterministic"] for options in asked] == [bool(given)] * 4
+
+
 def test_refusals(qkv):
     q, k, v = qkv.unbind(2)
     cu = torch.tensor([0, 40], dtype=torch.int32, device=qkv.device)

@@ -101,12 +101,26 @@ def test_vmap(rng, device):
 
 def test_errors(rng, device):
     q, k, v = inputs(rng, device)
-    with pytest.raises(Exception, match="k: head_dim is 23 but q has 24; q and k must agree in head_dim"):
-        jax.block_until_ready(tessera.jax.attention(q, k[..., :-1], v))
+    loss = lambda *x: tessera.jax.attention(*x).sum()  # noqa: E731
+    for function in (tessera.jax.attention, jax.jit(tessera.jax.attention), jax.grad(loss)):
+        with pytest.raises(ValueError, match="k: head_dim is 23 but q has 24; q and k must agree in head_dim"):
+            function(q, k[..., :-1], v)
+    with pytest.raises(TypeError, match="mask: has type int8; must be one of"):
+        tessera.jax.attention(q, k, v, mask=jnp.ones((1, 1, NQ, NK), jnp.int8))
+    with pytest.raises(ValueError, match="kernel: is 'fast'; must be one of"):
+        tessera.jax.attention(q, k, v, kernel="fast")
     with pytest.raises(ValueError, match="seed: is missing"):
         tessera.jax.attention(q, k, v, dropout_p=0.5)
     with pytest.raises(ValueError, match="q: has shape"):
         tessera.jax.attention(q[0, 0], k, v)
+
+
+def test_errors_of_the_handler(rng):
+    """What only running can tell reaches XLA: lengths are read then."""
+    q, k, v = inputs(rng, jax.devices("cpu")[0])
+    used = jnp.asarray([NK + 1, 3], jnp.int32)
+    with pytest.raises(Exception, match="seqused_k: entry 0 is 54; must be from 0 to the sequence's length 53"):
+        jax.block_until_ready(tessera.jax.attention(q, k, v, seqused_k=used))
 
 
 def test_dlpack(rng):
@@ -119,6 +133,27 @@ def test_dlpack(rng):
     _, pull = jax.vjp(lambda *x: tessera.jax.attention(*x, causal=True), q, k, v)
     for x, y in zip(gradients, pull(o)):
         np.testing.assert_array_equal(x, y)
+
+
+def test_core_by_the_ffi(rng, device):
+    """The core hands arrays on a GPU, and what there is inside jit, to XLA."""
+    q, k, v = inputs(rng, device)
+    bias = jnp.asarray(rng.standard_normal((1, HQ, NQ, NK)), jnp.float32)
+    forward = jax.jit(lambda *x: tessera.forward(*x, bias=bias, causal=True))
+    backward = jax.jit(lambda *x: tessera.backward(*x, bias=bias, causal=True, gradients=("dq", "dbias")))
+    o, lse = forward(q, k, v)
+    gradients = backward(o, q, k, v, o, lse)
+    exact_o, exact_lse = tessera.forward(q, k, v, bias=bias, causal=True)
+    exact = tessera.backward(o, q, k, v, o, lse, bias=bias, causal=True, gradients=("dq", "dbias"))
+    assert gradients.dk is None and gradients.dv is None and gradients.dsinks is None
+    for x, y in ((o, exact_o), (lse, exact_lse), (gradients.dq, exact.dq), (gradients.dbias, exact.dbias)):
+        assert isinstance(y, jax.Array) and y.devices() == {device}
+        np.testing.assert_array_equal(x, y)
+    assert "D=24 Dv=16" in tessera.plan(q, k, v, causal=True).description
+    with pytest.raises(ValueError, match="stream: is 7; JAX runs its calls on streams of its own"):
+        jax.jit(lambda q: tessera.forward(q, k, v, stream=7))(q)
+    with pytest.raises(ValueError, match="gradients: holds 'dsinks' but sinks is not given"):
+        tessera.backward(o, q, k, v, o, lse, gradients=("dsinks",))
 
 
 @pytest.mark.parametrize("runtime, told", [((0, 1), (0, 1)), ((0, 4), (0, 4)), ((0, 9), (0, 4)), ((1, 0), (0, 4))])

@@ -9,7 +9,6 @@ import eager  # noqa: E402
 
 import tessera  # noqa: E402
 import tessera.torch  # noqa: E402
-from tessera._options import Settings  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -203,7 +202,7 @@ def test_dropout_draws_from_the_generator(device):
 def operator_arguments(device, **tensors):
     q, k, v = inputs(device)
     optional = [tensors.get(name) for name in tessera.torch._OPTIONAL]
-    return (q, k, v, *optional, 0, 0, *Settings(causal=True))
+    return (q, k, v, True, True, None, -1, -1, 0.0, *optional)
 
 
 def extras(device):
@@ -259,6 +258,40 @@ def test_autocast(device):
     assert torch.equal(o, expected)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(device, mode):
+    """The way past autograd leads to the same kernels, compiled too."""
+    q, k, v = inputs(device)
+    expected = tessera.torch.attention(q, k, v, causal=True, softcap=3.0)
+    assert expected.requires_grad
+    compiled = torch.compile(lambda *x: tessera.torch.attention(*x, causal=True, softcap=3.0), fullgraph=True,
+                             backend="aot_eager")
+    with mode():
+        for function in (lambda *x: tessera.torch.attention(*x, causal=True, softcap=3.0), compiled):
+            o = function(q, k, v)
+            assert not o.requires_grad and torch.equal(o, expected)
+
+
+def test_compile_with_autocast_and_kernel(device):
+    """Options that torch.compile could take for its own."""
+    q, k, v = inputs(device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        kernel = tessera.plan(*(x.detach().bfloat16() for x in (q, k, v))).kernel
+        loss = lambda q: tessera.torch.attention(q, k, v, kernel=kernel)  # noqa: E731
+        o, expected = torch.compile(loss, fullgraph=True)(q), loss(q)
+    assert o.dtype == torch.bfloat16 and torch.equal(o, expected)
+
+
+def test_forward_mode_is_refused(device):
+    """Not taken for a derivative of 0."""
+    q, k, v = inputs(device, requires_grad=False)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled), torch.autograd.forward_ad.dual_level():
+            assert tessera.torch.attention(q, k, v).shape == (B, NQ, HQ, DV)
+            with pytest.raises(NotImplementedError, match="derivatives of attention in forward mode are not there"):
+                tessera.torch.attention(torch.autograd.forward_ad.make_dual(q, q), k, v)
+
+
 def test_second_derivatives_are_refused(device):
     q, k, v = inputs(device)
     (dq,) = torch.autograd.grad(tessera.torch.attention(q, k, v).square().sum(), q, create_graph=True)
@@ -272,6 +305,13 @@ def test_errors(device):
         tessera.torch.attention(q, k[..., :-1], v)
     with pytest.raises(TypeError, match="q: has type torch.complex64"):
         tessera.torch.attention(q.to(torch.complex64), k, v)
+    for arrays in ((q, k.detach().cpu().numpy(), v), (q.detach().cpu().numpy(), k, v)):
+        with pytest.raises(TypeError, match=": is a ndarray; must be a PyTorch tensor"):
+            tessera.torch.attention(*arrays)
+    with pytest.raises(TypeError, match="mask: is a list; must be a PyTorch tensor"):
+        tessera.torch.attention(q, k, v, mask=[True])
+    with pytest.raises(ValueError, match="seed: is 18446744073709551616; must be an integer of 64 bits"):
+        tessera.torch.attention(q, k, v, dropout_p=0.5, seed=2**64)
     with pytest.raises(ValueError, match="q: has shape"):
         tessera.torch.attention(q[0, 0], k, v)
     with pytest.raises(ValueError, match="v: has shape"):

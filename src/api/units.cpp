@@ -6,6 +6,7 @@
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
 #include "simt/ladder.hpp"
+#include "sm90/one_pass_plan.hpp"
 #include "sm90/plan.hpp"
 #include "sm90/unit.hpp"
 
@@ -28,6 +29,12 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
     if (plan.reason.empty())
       hopper.units = {unit("hopper_forward", sm90::forward_unit_text(plan.config)),
                       unit("hopper_restart", sm90::restart_unit_text())};
+  } else if (const sm90::OnePassPlan one = sm90::plan_one_pass(problem, target); one.reason.empty()) {
+    step_units(hopper, one.start);
+    hopper.units.push_back(unit("hopper_prepare", sm90::prepare_unit_text(one.config, one.o, one.prepare_lanes)));
+    hopper.units.push_back(unit("hopper_one_pass", sm90::one_pass_unit_text(one.config)));
+    hopper.units.push_back(unit("hopper_finish", sm90::finish_unit_text(one.config, one.dQ)));
+    step_units(hopper, one.end);
   } else {
     const sm90::BackwardPlan plan = sm90::plan_backward(problem, target);
     hopper.reason = plan.reason;
@@ -37,7 +44,9 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
                                   sm90::backward_unit_text(pass.config)));
     step_units(hopper, plan.end);
   }
-  plans.push_back(hopper);
+  // In the order in which a call gets them.
+  const bool last = problem.pass == Pass::backward && sm90::backward_by_name_only;
+  if (!last) plans.push_back(hopper);
   for (const simt::Rung& rung : simt::rungs()) {
     GpuPlan& plan = plans.emplace_back(GpuPlan{rung.name, {}, simt::common_refusal(problem)});
     if (!plan.reason.empty()) continue;
@@ -45,6 +54,7 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
     plan.reason = steps.reason;
     step_units(plan, steps);
   }
+  if (last) plans.push_back(hopper);
   return plans;
 }
 

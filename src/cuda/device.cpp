@@ -49,18 +49,19 @@ static Properties read_properties(int device) {
   return p;
 }
 
+static std::vector<Properties> read_all_properties() {
+  std::vector<Properties> all;
+  const int count = device_count();
+  for (int i = 0; i < count; ++i) all.push_back(read_properties(i));
+  return all;
+}
+
 const Properties& properties(int device) {
   (void)driver();  // says why, if there is none
-  const int count = device_count();
+  static const std::vector<Properties> known = read_all_properties();
+  const auto count = static_cast<int>(known.size());
   if (device < 0 || device >= count)
     invalid("device: is cuda:", device, " but this machine has ", count, count == 1 ? " GPU" : " GPUs");
-  static std::mutex mutex;
-  static std::vector<Properties> known;
-  const std::lock_guard lock(mutex);
-  if (known.empty()) {
-    known.reserve(static_cast<std::size_t>(count));
-    for (int i = 0; i < count; ++i) known.push_back(read_properties(i));
-  }
   return known[static_cast<std::size_t>(device)];
 }
 

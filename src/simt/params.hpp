@@ -115,6 +115,10 @@ constexpr Int64 block_count(bool packed, Int64 N, Int64 rows, Int64 B) {
   return packed ? N / rows + B : B * ceil_div(N, rows);
 }
 
+constexpr Int64 first_block(const LengthRef& cu_seqlens, Int32 b, Int64 rows, Int64 N) {
+  return cu_seqlens.data ? clamp(cu_seqlens[b], 0, N) / rows + b : b * ceil_div(N, rows);
+}
+
 struct BlockPlace {
   Int32 b;
   Int64 first;  // row
@@ -122,7 +126,7 @@ struct BlockPlace {
 
 constexpr BlockPlace place_of(Int64 number, Int64 rows, Int32 B, Int64 N, const LengthRef& cu_seqlens) {
   if (!cu_seqlens.data) return {Int32(number / ceil_div(N, rows)), number % ceil_div(N, rows) * rows};
-  const auto begin = [&](Int32 b) { return clamp(cu_seqlens[b], 0, N) / rows + b; };
+  const auto begin = [&](Int32 b) { return first_block(cu_seqlens, b, rows, N); };
   Int32 low = 0, high = B;  // begin(low) <= number < begin(high)
   while (high - low > 1) {
     const Int32 middle = low + (high - low) / 2;

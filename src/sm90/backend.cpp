@@ -1,5 +1,4 @@
-// The Hopper kernels as kernels of the library: tensor maps and launches; see kernels.hpp.
-#include <cstring>
+// The Hopper kernels as kernels of the library: their launches; see kernels.hpp.
 #include <numbers>
 
 #include "core/failure.hpp"
@@ -9,6 +8,7 @@
 #include "simt/arguments.hpp"
 #include "simt/launches.hpp"
 #include "simt/unit.hpp"
+#include "sm90/backend.hpp"
 #include "sm90/kernels.hpp"
 #include "sm90/params.hpp"
 #include "sm90/plan.hpp"
@@ -16,30 +16,6 @@
 
 namespace tessera::sm90 {
 namespace {
-
-// A [B,N,H,D] or packed [T,H,D] tensor of 16-bit elements as {D, N, H, B}; a box is 64 columns of `rows` tokens.
-TensorMap tensor_map(const Tensor& t, int rows) {
-  constexpr int bfloat16 = 9, float16 = 6, no_interleave = 0, swizzle_128_bytes = 3, promote_to_128_bytes = 2;
-  const int token = t.ndim - 3, head = t.ndim - 2;  // dimensions
-  const auto size = [&](int dim) { return static_cast<std::uint64_t>(t.shape[static_cast<std::size_t>(dim)]); };
-  const auto bytes = [&](int dim) { return static_cast<std::uint64_t>(stride(t, dim)) * 2; };
-  const std::uint64_t batch = t.ndim == 4 ? size(0) : 1;
-  const std::uint64_t shape[] = {size(t.ndim - 1), size(token), size(head), batch};
-  // The stride of a dimension of size 1 does not matter, but must be one that the driver accepts.
-  const std::uint64_t strides[] = {bytes(token), size(head) > 1 ? bytes(head) : bytes(token),
-                                   batch > 1 ? bytes(0) : bytes(token)};
-  const std::uint32_t box[] = {64, static_cast<std::uint32_t>(rows), 1, 1};
-  const std::uint32_t steps[] = {1, 1, 1, 1};
-  cuda::TensorMap map;
-  cuda::check(
-      cuda::driver().tensor_map_encode_tiled(&map, t.type == Type::bf16 ? bfloat16 : float16, 4, t.data, shape, strides,
-                                             box, steps, no_interleave, swizzle_128_bytes, promote_to_128_bytes, 0),
-      "cuTensorMapEncodeTiled");
-  TensorMap out;
-  static_assert(sizeof(out) == sizeof(map));
-  std::memcpy(&out, &map, sizeof(out));
-  return out;
-}
 
 class HopperPlan : public KernelPlan {
  public:
@@ -174,15 +150,22 @@ Plan plan_for(const Problem& p, Plan (*planner)(const Problem&, const cuda::Targ
   return plan;
 }
 
+constexpr const char* new_backward =
+    "kernel is not given; this backward pass is new, and taken only when asked for by its name";
+
 class HopperKernel : public Kernel {
  public:
   const char* name() const override { return "hopper"; }
-  PlanOrReason plan(const Problem& p, const Execution&) const override {
+  PlanOrReason plan(const Problem& p, const Execution& execution) const override {
     if (p.pass == Pass::forward) return loaded<HopperPlan>(p, plan_for(p, plan_forward));
+    if (backward_by_name_only && !execution.kernel) return {nullptr, new_backward};
+    if (const OnePassPlan plan = plan_for(p, plan_one_pass); plan.reason.empty()) return {load_one_pass(p, plan), ""};
     return loaded<HopperBackwardPlan>(p, plan_for(p, plan_backward));
   }
-  std::string refusal(const Problem& p, const Execution&) const override {
-    return p.pass == Pass::forward ? plan_for(p, plan_forward).reason : plan_for(p, plan_backward).reason;
+  std::string refusal(const Problem& p, const Execution& execution) const override {
+    if (p.pass == Pass::forward) return plan_for(p, plan_forward).reason;
+    if (backward_by_name_only && !execution.kernel) return new_backward;
+    return plan_for(p, plan_backward).reason;  // whoever takes one pass takes two
   }
 
  private:

@@ -49,4 +49,9 @@ constexpr int accumulator_column(int thread, int n) { return n / 4 * 8 + thread 
 constexpr int store_row(int thread) { return thread / 32 * 16 + thread % 16; }
 constexpr int store_column(int thread, int k) { return 16 * k + thread % 32 / 16 * 8; }
 
+// The same with the matrix turned over: its columns become rows of a tile, 16 of them in step k, and the 64 rows of
+// warpgroup g are columns 64 g to 64 g + 63.
+constexpr int turned_row(int thread, int k) { return 16 * k + thread % 32 / 16 * 8 + thread % 8; }
+constexpr int turned_column(int thread, int g) { return 64 * g + thread / 32 * 16 + thread / 8 % 2 * 8; }
+
 }  // namespace tessera::sm90

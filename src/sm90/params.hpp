@@ -31,4 +31,39 @@ struct BackwardParams {
   float scale;   // of dQ and dK: the caller's
 };
 
+// All gradients in one pass (sm90/one_pass_config.hpp). `sums` of dQ: tile t of head h is number h tiles_per_head + t.
+// What it keeps in the workspace, for all of its kernels.
+struct OnePassMemory {
+  float* sums;
+  float* numbers;  // of the queries of each tile
+  UInt32* counts;  // of the blocks of keys that have added to each tile
+  UInt32* taken;   // of the blocks of keys that somebody works on, or has
+  void* works;     // what each block of keys has to do, one_pass_work_bytes each
+  Int32 blocks;    // of keys
+  Int32 tiles_per_head;
+};
+
+struct OnePassParams {
+  TensorMap q, k, v, d_o;
+  simt::BackwardParams call;
+  OnePassMemory memory;
+  Int32 D, Dv;   // the tensors' own
+  float factor;  // of scores, as above
+};
+
+// What comes before it, and after.
+struct PrepareParams {
+  simt::BackwardParams call;
+  OnePassMemory memory;
+  Int32 Dv;
+  void* zero;  // to be set to 0: `zeros` times 16 bytes
+  Int64 zeros;
+};
+
+struct FinishParams {
+  simt::BackwardParams call;
+  OnePassMemory memory;
+  Int32 D;
+};
+
 }  // namespace tessera::sm90

@@ -9,9 +9,7 @@
 #include "sm90/tiles.hpp"
 
 namespace tessera::sm90 {
-namespace {
 
-// Of either pass; empty: none.
 std::string refusal(const Problem& p, const cuda::Target& target) {
   if (target.major != 9) return text("the GPU is ", target.architecture(), "; this kernel needs sm_90a");
   if (p.q_type != Type::f16 && p.q_type != Type::bf16)
@@ -24,8 +22,6 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
     return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; this kernel counts up to ", most_tokens, " tokens");
   return "";
 }
-
-}  // namespace
 
 double score_scale(const Problem& p, const Config& config) {
   const double length = static_cast<double>(p.D) / (config.halves_S ? 2 : 1);

@@ -20,6 +20,9 @@ struct ForwardPlan {
   std::string reason;   // why there is no plan: names the option, its value and the rule
 };
 
+// Why these kernels can take the problem in neither pass, by option, value and rule; empty: they may.
+std::string refusal(const Problem& problem, const cuda::Target& target);
+
 // The scale of scores, and what the tensor cores lose: they cut off what does not fit into a sum's f32, so that sums of
 // products of one sign come out too small by about this share (docs/numerics.md, "Tensor cores").
 double score_scale(const Problem& problem, const Config& config);
@@ -37,6 +40,9 @@ struct BackwardPlan {
   std::vector<Pass> passes;
   std::string reason;
 };
+
+// New: it has not run the tests on a GPU in its present form.
+inline constexpr bool backward_by_name_only = true;
 
 BackwardPlan plan_backward(const Problem& problem, const cuda::Target& target);
 

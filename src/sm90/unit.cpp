@@ -25,7 +25,9 @@ std::string wgmma_function(const char* name, const char* type, int n, const char
                            const char* transposed) {
   const int registers = n / 2;
   const std::string results = list(registers, [](int i) { return text("%", i); });
-  const std::string outputs = list(registers, [](int i) { return text("\"+f\"(d[", i, "])"); });
+  // What is not added to need not have a value before: it takes no registers until then.
+  const char* constraint = accumulate == "0" ? "=f" : "+f";
+  const std::string outputs = list(registers, [&](int i) { return text("\"", constraint, "\"(d[", i, "])"); });
   return text("  __device__ static void ", name, "(float (&d)[", registers, "], ", parameters,
               ") {\n    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, ", accumulate,
               ", 0; wgmma.mma_async.sync.aligned.m64n", n, "k16.f32.", type, ".", type, " {", results, "}, ", a, ", ",
@@ -44,7 +46,15 @@ std::string wgmma_text(int n, Element element) {
       wgmma_function("add", type, n, "const UInt32* a, Operand b, bool accumulate", text("{", list(4, input), "}"),
                      input(4), input(5),
                      "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b.bits), \"r\"(int(accumulate))", "1"),
-      "};\n}\n");
+      wgmma_function("set_over_rows", type, n, tiles, input(0), input(1), "0", tile_inputs, "0, 1"),
+      wgmma_function("add_over_rows", type, n, tiles, input(0), input(1), "1", tile_inputs, "0, 1"), "};\n}\n");
+}
+
+std::string spelled(const OnePassConfig& c) {
+  using simt::spelled;
+  return text("{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element), ", .dK = ", spelled(c.dK),
+              ", .dV = ", spelled(c.dV), ", .block_queries = ", c.block_queries, ", .stages = ", c.stages,
+              ", .ordered = ", spelled(c.ordered), "}");
 }
 
 // What every unit begins with: the shapes of its products.
@@ -89,6 +99,31 @@ std::string backward_unit_text(const BackwardConfig& c) {
       ", .mask = ", spelled(c.mask), ", .dropout = ", spelled(c.dropout), ", .bias = ", spelled(c.bias),
       "};\nextern \"C\" __global__ __launch_bounds__(tessera::sm90::threads_of(config), 1) void ", simt::kernel_symbol,
       "(const __grid_constant__ tessera::sm90::BackwardParams p) { tessera::sm90::backward<config>(p); }\n");
+  return out;
+}
+
+std::string one_pass_unit_text(const OnePassConfig& c) {
+  std::string out = beginning({c.block_queries, c.D, c.Dv, 64}, c.element);
+  out += text("#include \"sm90/kernel/one_pass.cuh\"\nconstexpr tessera::sm90::OnePassConfig config", spelled(c),
+              ";\nextern \"C\" __global__ __launch_bounds__(tessera::sm90::one_pass_threads, 1) void ",
+              simt::kernel_symbol,
+              "(const __grid_constant__ tessera::sm90::OnePassParams p) { tessera::sm90::one_pass<config>(p); }\n");
+  return out;
+}
+
+std::string prepare_unit_text(const OnePassConfig& c, Element o, int lanes) {
+  return text("#include \"sm90/kernel/prepare.cuh\"\nconstexpr tessera::sm90::OnePassConfig config", spelled(c),
+              ";\nextern \"C\" __global__ __launch_bounds__(", prepare_threads, ") void ", simt::kernel_symbol,
+              "(const __grid_constant__ tessera::sm90::PrepareParams p) { tessera::sm90::prepare<config, ",
+              simt::spelled(o), ", ", lanes, ">(p); }\n");
+}
+
+std::string finish_unit_text(const OnePassConfig& c, Element dQ) {
+  std::string out = "#include \"sm90/kernel/finish.cuh\"\n";
+  out += text("constexpr tessera::sm90::OnePassConfig config", spelled(c),
+              ";\nextern \"C\" __global__ __launch_bounds__(", 128 * parts_of(c), ") void ", simt::kernel_symbol,
+              "(const __grid_constant__ tessera::sm90::FinishParams p) { tessera::sm90::finish<config, ",
+              simt::spelled(dQ), ">(p); }\n");
   return out;
 }
 

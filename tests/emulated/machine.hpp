@@ -169,9 +169,11 @@ inline void __syncthreads() {
   m.meet(0, m.block_threads, threadIdx.x);
 }
 
-inline void __syncwarp() {
+inline bool __syncthreads_or(bool x) {
   auto& m = tessera::emulated::Machine::here();
-  m.meet(m.warp_name(), 32, threadIdx.x % 32);
+  for (const tessera::UInt64 one : m.meet(0, m.block_threads, threadIdx.x, x))
+    if (one) return true;
+  return false;
 }
 
 template <class Number>
@@ -186,6 +188,11 @@ inline Number __shfl_xor_sync(unsigned, Number x, int distance) {
   auto& m = tessera::emulated::Machine::here();
   const auto& all = m.meet(m.warp_name(), 32, threadIdx.x % 32, __builtin_bit_cast(unsigned, x));
   return __builtin_bit_cast(Number, static_cast<unsigned>(all[static_cast<std::size_t>(threadIdx.x % 32 ^ distance)]));
+}
+
+inline void __syncwarp() {
+  auto& m = tessera::emulated::Machine::here();
+  m.meet(m.warp_name(), 32, threadIdx.x % 32);
 }
 
 inline unsigned atomicAdd(unsigned* at, unsigned x) { return (*at += x) - x; }

@@ -66,8 +66,7 @@ __device__ inline bool query_place(const Question& x, Int64 rows, QueryPlace& pl
 }
 
 // The same for keys and KV heads; the first keys, which the most queries see, come first.
-__device__ inline bool key_place(const Question& x, Int64 rows, QueryPlace& place) {
-  const Int64 number = blockIdx.x;
+__device__ inline bool key_place(const Question& x, Int64 rows, QueryPlace& place, Int64 number = blockIdx.x) {
   place.kv = Int32(number % x.Hk);
   place.h = place.kv * (x.Hq / x.Hk);
   const BlockPlace at = place_of(number / x.Hk, rows, x.B, x.Nk, x.cu_seqlens_k);

@@ -169,12 +169,15 @@ struct Consumer {
   // A row's state before its first tile. A sink is a key with its own score and no value; one lane of a row counts it.
   __device__ State fresh_rows(const Work<config>& w) const {
     State rows{.factor = config.general ? 1 : p.factor};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) rows.valid[r] = w.query(warpgroup, accumulator_row(thread, 2 * r)) < w.queries;
     const float sink = p.call.x.sinks ? p.call.x.sinks[w.h * p.call.x.sink_head] : minus_infinity<float>;
-    if (sink != minus_infinity<float>)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) rows.m[r] = sink * simt::log2e, rows.l[r] = thread % 4 == 0 ? 1 : 0;
+    for (int r = 0; r < 2; ++r) {
+      if (sink != minus_infinity<float>) {
+        rows.base[r] = sink * simt::log2e, rows.bound[r] = 0;
+        rows.l[r] = thread % 4 == 0 ? 1 : 0;
+      }
+      if (w.query(warpgroup, accumulator_row(thread, 2 * r)) >= w.queries) rows.bound[r] = State::no_row;
+    }
     return rows;
   }
 
@@ -187,7 +190,7 @@ struct Consumer {
     const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));
     if (r < 2 && p.call.lse.data && i < w.queries)
       *simt::number_of(p.call.lse, w.b, w.q_begin + i, w.h) =
-          natural_lse(r == 0 ? rows.m[0] : rows.m[1], r == 0 ? sum[0] : sum[1]);
+          natural_lse(r == 0 ? rows.m(0) : rows.m(1), r == 0 ? sum[0] : sum[1]);
     if constexpr (config.stages_O) {
       copy_O(w);
     } else {

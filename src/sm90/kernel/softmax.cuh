@@ -30,15 +30,20 @@ struct Rows {
   // Beyond this a tile's sum, and so perhaps a P, would leave the type's range.
   static constexpr float limit = config.element == Element::f16 ? 0x1p15f : 0x1p40f;
 
-  float factor;                                                                // of scores: scale log2(e)
-  float m[2] = {minus_infinity<float>, minus_infinity<float>}, l[2] = {0, 0};  // l: this lane's share
-  float alpha[2] = {1, 1};                                                     // what O must be multiplied by
-  bool shifted = false;                                                        // alpha is not 1
-  bool valid[2];  // rows of the sequence: others share a warp with them, but must not decide anything for them
+  float factor;                           // of scores: scale log2(e)
+  float base[2] = {0, 0}, l[2] = {0, 0};  // base: m, or 0 where nothing is seen yet; l: this lane's share
+  // From which sum on a tile needs its own maximum. Below 0: nothing is seen yet. NaN: the sequence has no such row,
+  // which shares a warp with others, but must not decide anything for them.
+  float bound[2] = {-1, -1};
+  static constexpr float no_row = __builtin_bit_cast(float, 0x7fc00000u);
+  float alpha[2] = {1, 1};  // what O must be multiplied by
+  bool shifted = false;     // alpha is not 1
+
+  __device__ float m(int r) const { return bound[r] < 0 ? minus_infinity<float> : base[r]; }
 
   // exp2(factor S - base), and the sums of this thread's values. `take(n, p)` gets four at a time.
   template <class Take>
-  __device__ void exponentials(const Scores& S, const float (&base)[2], float (&sums)[2], Take take) const {
+  __device__ void exponentials(const Scores& S, float (&sums)[2], Take take) const {
     float part[4] = {};
 #pragma unroll
     for (int n = 0; n < values; n += 4) {
@@ -56,19 +61,22 @@ struct Rows {
   // With the tile's own maximum.
   template <class Take>
   __device__ void online(const Scores& S, Take take) {
-    float part[4] = {S[0], S[1], S[2], S[3]}, base[2], sums[2];
+    float part[4] = {S[0], S[1], S[2], S[3]}, sums[2];
 #pragma unroll
     for (int n = 4; n < values; ++n) part[n % 4] = fmaxf(part[n % 4], S[n]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float top = fmaxf(m[r], quad_max(fmaxf(part[2 * r], part[2 * r + 1])) * factor);
+      const float before = m(r), top = fmaxf(before, quad_max(fmaxf(part[2 * r], part[2 * r + 1])) * factor);
       base[r] = exponent_base(top);
-      alpha[r] = exp2_of(m[r] - base[r]);
-      m[r] = top;
+      alpha[r] = exp2_of(before - base[r]);
+      if (bound[r] < 0 && top != minus_infinity<float>) bound[r] = 0;
     }
-    exponentials(S, base, sums, take);
+    exponentials(S, sums, take);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) l[r] = l[r] * alpha[r] + sums[r];
+    for (int r = 0; r < 2; ++r) {
+      l[r] = l[r] * alpha[r] + sums[r];
+      if (bound[r] >= 0) bound[r] = fminf(limit, 4 * l[r]);
+    }
     shifted = __any_sync(0xffffffffu, alpha[0] != 1 || alpha[1] != 1);
   }
 
@@ -86,14 +94,12 @@ struct Rows {
   }
 
   // Without looking for a maximum. The tile is done again with its maximum if its sum is too large: for the type's
-  // range, or for exactness: a P that weighs as much as all before it should be 1, which rounding leaves alone. A row
-  // that has seen nothing yet (m = -inf) gives an infinite sum, or NaN.
+  // range, or for exactness: a P that weighs as much as all before it should be 1, which rounding leaves alone.
   __device__ void steady(const Scores& S, Probabilities& P) {
     float sums[2];
-    exponentials(S, m, sums, [&](int n, const float(&p)[4]) { pack(P, n, p); });
+    exponentials(S, sums, [&](int n, const float(&p)[4]) { pack(P, n, p); });
     shifted = false;
-    const auto too_large = [&](int r) { return valid[r] && !(sums[r] < fminf(limit, 4 * l[r])); };
-    if (__any_sync(0xffffffffu, too_large(0) || too_large(1)))
+    if (__any_sync(0xffffffffu, sums[0] >= bound[0] || sums[1] >= bound[1]))
       online(S, P);
     else
       l[0] += sums[0], l[1] += sums[1];

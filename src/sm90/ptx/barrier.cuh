@@ -17,6 +17,9 @@ struct RingPlace {
     if (++stage < stages) return;
     stage = 0, parity ^= 1;
   }
+  __device__ RingPlace before() const {
+    return stage > 0 ? RingPlace{stage - 1, parity} : RingPlace{stages - 1, parity ^ 1};
+  }
 };
 
 // "mbarrier": a phase ends when `count` arrivals and all announced bytes are in.

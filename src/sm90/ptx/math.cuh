@@ -20,4 +20,14 @@ __device__ inline UInt32 packed(float first, float second) {
   return y;
 }
 
+// The number in the low half, or in all of it.
+template <Element element>
+__device__ inline float unpacked(UInt32 bits) {
+  float y;
+  if constexpr (element == Element::bf16) y = __uint_as_float(bits << 16);
+  if constexpr (element == Element::f16) asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(UInt16(bits)));
+  if constexpr (element == Element::f32) y = __uint_as_float(bits);
+  return y;
+}
+
 }  // namespace tessera::sm90

@@ -31,6 +31,14 @@ __device__ inline void load_tile(UInt32 to, const TensorMap& map, const Barrier&
         : "memory");
 }
 
+// "cp.async.bulk": so many bytes, a multiple of 16, as they are.
+template <int bytes>
+__device__ inline void load_bytes(UInt32 to, const void* from, const Barrier& barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "n"(bytes), "r"(barrier.address())
+               : "memory");
+}
+
 // The other way. Columns and tokens beyond the tensor's are left out, but columns only by 16 bytes at a time.
 template <int rows, int panels>
 __device__ inline void store_tile(const TensorMap& map, UInt32 from, const TilePlace& at) {

@@ -11,6 +11,8 @@ namespace tessera::sm90 {
 //   static void set(float (&d)[n / 2], Operand a, Operand b)               d  = a b^T
 //   static void add(float (&d)[n / 2], const UInt32* a, Operand b, bool accumulate)
 //                                                          d += a b, or d = a b; a in four registers, b over its rows
+//   static void add_over_rows(float (&d)[n / 2], Operand a, Operand b)     d += a b, a along its rows, b over its rows
+//   static void set_over_rows(float (&d)[n / 2], Operand a, Operand b)     d  = a b
 template <int n>
 struct Wgmma;
 
@@ -40,6 +42,13 @@ __device__ inline void settled(UInt32 (&x)[count]) {
 __device__ inline void store_matrix(UInt32 address, UInt32 a, UInt32 b, UInt32 c, UInt32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
+               : "memory");
+}
+
+// The same with the matrix turned over: a register's columns become rows.
+__device__ inline void store_matrix_turned(UInt32 address, UInt32 a, UInt32 b, UInt32 c, UInt32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a),
+               "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 

@@ -20,6 +20,7 @@ struct RingPlace {
     if (++stage < stages) return;
     stage = 0, parity ^= 1;
   }
+  RingPlace before() const { return stage > 0 ? RingPlace{stage - 1, parity} : RingPlace{stages - 1, parity ^ 1}; }
 };
 
 struct Barrier {
@@ -41,6 +42,7 @@ struct Barrier {
 inline void publish_barriers() {}
 inline void sync_threads(int name, int threads) { Machine::here().meet(name, threads, threadIdx.x % threads); }
 inline void wait_for_kernel_before() {}
+inline void start_kernel_after() {}
 template <int registers>
 void give_registers() {}
 template <int registers>

@@ -19,6 +19,7 @@ template <Element element>
 float unpacked(UInt32 bits) {
   if constexpr (element == Element::bf16) return widen(BF16{UInt16(bits)});
   if constexpr (element == Element::f16) return widen(F16{UInt16(bits)});
+  if constexpr (element == Element::f32) return __builtin_bit_cast(float, bits);
 }
 
 }  // namespace tessera::sm90

@@ -56,6 +56,12 @@ void load_tile(UInt32 to, const TensorMap& map, const Barrier& barrier, const Ti
   barrier.complete(rows * panels * 128);
 }
 
+template <int bytes>
+void load_bytes(UInt32 to, const void* from, const Barrier& barrier) {
+  std::memcpy(Machine::here().memory + to, from, bytes);
+  barrier.complete(bytes);
+}
+
 template <int rows, int panels>
 void store_tile(const TensorMap& map, UInt32 from, const TilePlace& at) {
   const unsigned char* tile = Machine::here().memory + from;

@@ -33,9 +33,17 @@ struct Wgmma {
   }
   static void add(float (&d)[n / 2], Operand a, Operand b) {
     float rows[2][16];
-    for (int r = 0; r < 2; ++r)
-      for (int k = 0; k < 16; ++k) rows[r][k] = along_rows_at(a, accumulator_row(threadIdx.x % 128, 2 * r), k);
+    fetch(rows, a);
     multiply(d, rows, [b](int k, int column) { return along_rows_at(b, column, k); });
+  }
+  static void set_over_rows(float (&d)[n / 2], Operand a, Operand b) {
+    for (float& x : d) x = 0;
+    add_over_rows(d, a, b);
+  }
+  static void add_over_rows(float (&d)[n / 2], Operand a, Operand b) {
+    float rows[2][16];
+    fetch(rows, a);
+    multiply(d, rows, [b](int k, int column) { return over_rows_at(b, k, column); });
   }
   static void add(float (&d)[n / 2], const UInt32* a, Operand b, bool accumulate) {
     const int lane = threadIdx.x % 32;
@@ -54,6 +62,10 @@ struct Wgmma {
   }
 
  private:
+  static void fetch(float (&rows)[2][16], Operand a) {
+    for (int r = 0; r < 2; ++r)
+      for (int k = 0; k < 16; ++k) rows[r][k] = along_rows_at(a, accumulator_row(threadIdx.x % 128, 2 * r), k);
+  }
   // A thread's two rows of the first operand with all of its columns of the second.
   template <class Second>
   static void multiply(float (&d)[n / 2], const float (&rows)[2][16], Second second) {
@@ -84,6 +96,18 @@ inline void store_matrix(UInt32 address, UInt32 a, UInt32 b, UInt32 c, UInt32 d)
   const std::vector<UInt64> addresses = m.meet(m.warp_name(), 32, lane, address);
   for (int r = 0; r < 4; ++r)
     std::memcpy(m.memory + addresses[std::size_t(8 * r + lane / 4)] + 4 * (lane % 4), &registers[r], 4);
+}
+
+inline void store_matrix_turned(UInt32 address, UInt32 a, UInt32 b, UInt32 c, UInt32 d) {
+  Machine& m = Machine::here();
+  const int lane = threadIdx.x % 32;
+  const UInt32 registers[] = {a, b, c, d};
+  const std::vector<UInt64> addresses = m.meet(m.warp_name(), 32, lane, address);
+  for (int r = 0; r < 4; ++r)
+    for (int half = 0; half < 2; ++half) {
+      const auto bits = UInt16(registers[r] >> 16 * half);
+      std::memcpy(m.memory + addresses[std::size_t(8 * r + lane % 4 * 2 + half)] + 2 * (lane / 4), &bits, 2);
+    }
 }
 
 }  // namespace tessera::sm90

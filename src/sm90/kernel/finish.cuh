@@ -1,0 +1,48 @@
+// dQ from the sums that the one-pass backward kernel leaves in memory: a warpgroup for each part of a tile. Queries
+// that see nothing have no sum; their dQ is 0. Device text.
+#pragma once
+
+#include "sm90/kernel/accumulator.cuh"
+#include "sm90/one_pass_config.hpp"
+#include "sm90/params.hpp"
+#include "sm90/ptx/barrier.cuh"
+
+namespace tessera::sm90 {
+
+template <OnePassConfig config, Element dQ>
+__device__ void finish(const FinishParams& p) {
+  wait_for_kernel_before();
+  simt::QueryPlace place;
+  if (!simt::query_place(p.call.x, config.block_queries, place)) return;
+  const int part = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const Int64 tile = place.h * Int64(p.memory.tiles_per_head) +
+                     simt::first_block(p.call.x.cu_seqlens_q, place.b, config.block_queries, p.call.x.Nq) +
+                     place.first / config.block_queries;
+  const float* from = p.memory.sums + (tile * parts_of(config) + part) * part_numbers + 4 * thread;
+  const int column = part_column(config, part);
+  Int64 tokens[2];
+  bool exists[2], sees[2];
+  for (int r = 0; r < 2; ++r) {
+    const Int64 i = place.first + part_row(config, part) + accumulator_row(thread, 2 * r);
+    tokens[r] = place.s.q_begin + i, exists[r] = i < place.s.nq;
+    const Int64 at = place.h * p.call.row_head + place.b * p.call.row_batch + tokens[r];
+    sees[r] = exists[r] && p.call.lse2[at] != -minus_infinity<float>;
+  }
+  float sums[32];
+#pragma unroll
+  for (int n = 0; n < 32; n += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + 128 * n);
+    const float x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[n + e] = sees[e / 2] ? x[e] * p.call.x.scale : 0;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    auto* row = simt::row_of<dQ>(p.call.dq, place.b, tokens[r], place.h) + column;
+    if constexpr (dQ == Element::f32)  // no other type accumulates
+      if (p.call.accumulate) add_row<64>(sums, r, thread, row, p.D - column, exists[r]);
+    store_row<dQ, 64>(sums, r, thread, row, p.D - column, exists[r]);
+  }
+}
+
+}  // namespace tessera::sm90

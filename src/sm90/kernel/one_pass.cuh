@@ -1,0 +1,297 @@
+// The Hopper backward kernel that makes dQ, dK and dV in one pass over the scores. A block of threads owns 128 keys,
+// 64 for each of two warpgroups, and sums their dK and dV in registers while the queries of every head of the group
+// stream past; what they add to dQ goes to sums in memory, from which sm90/kernel/finish.cuh makes dQ. S, P, dP and dS
+// are the transposed ones: rows are keys. Device text; implements docs/algorithm.md, "Backward, tile by tile".
+#pragma once
+
+#include "sm90/kernel/accumulator.cuh"
+#include "sm90/kernel/one_pass_loader.cuh"
+
+namespace tessera::sm90 {
+
+// A consumer: a warpgroup.
+template <OnePassConfig config>
+struct OnePassConsumer {
+  static constexpr int queries = config.block_queries;
+  static constexpr int everybody = 1 + one_pass_warpgroups;  // name of the barrier of all consumers
+  static_assert(parts_of(config) == one_pass_warpgroups);
+
+  using Work = OnePassWork<config>;
+
+  const OnePassParams& p;
+  const OnePassShared<config>& shared;
+  const int warpgroup, thread = threadIdx.x % 128;
+  RingPlace<key_slots> slot;
+  RingPlace<config.stages> place;
+  float S[queries / 2], dP[queries / 2];
+  UInt32 packed_P[queries / 4], packed_dS[queries / 4];
+  float dK[config.D / 2], dV[config.Dv / 2], dQ[32];
+
+  __device__ OnePassConsumer(const OnePassParams& p, const OnePassShared<config>& shared, int warpgroup) :
+      p(p), shared(shared), warpgroup(warpgroup) {}
+
+  __device__ void sync_warpgroup() const { sync_threads(1 + warpgroup, 128); }
+  __device__ void sync_consumers() const { sync_threads(everybody, 128 * one_pass_warpgroups); }
+  __device__ Int32 first_key(const Work& w) const { return w.first + 64 * warpgroup; }
+  // Each warp for itself: its lanes also read numbers, which no product waits for.
+  __device__ void arrive_by_warp(Barrier& barrier) const {
+    if (thread % 32 == 0) barrier.arrive();
+  }
+
+  // Keys of others, or nobody's, count as 0 in dQ. Memory may hold NaN there.
+  __device__ void clear_absent_keys(const Work& w) const {
+    if (w.first + one_pass_keys <= w.keys) return;
+    const int present = w.keys > first_key(w) ? w.keys - first_key(w) : 0;
+    const auto always = [](int) { return true; };
+    clear_rows<64, config.D>(shared.K(slot.stage, warpgroup), thread, present, always);
+    clear_rows<64, config.Dv>(shared.V(slot.stage, warpgroup), thread, present, always);
+    publish_shared();
+    sync_consumers();
+  }
+
+  // Queries that see nothing, or do not exist, have P = 0, and memory may hold NaN.
+  __device__ void clear_blind_queries() const {
+    const float* lse2 = shared.numbers(place.stage);
+    if (lse2[blind_at(config)] == 0) return;
+    const auto blind = [&](int n) { return lse2[n] == -minus_infinity<float>; };
+    clear_rows<queries, config.D>(shared.Q(place.stage), thread, 0, blind);
+    clear_rows<queries, config.Dv>(shared.dO(place.stage), thread, 0, blind);
+    publish_shared();
+    sync_warpgroup();
+  }
+
+  // Of the tile in `place`.
+  __device__ void wait_for_queries() const {
+    shared.full(place.stage).wait(place.parity);
+    clear_blind_queries();
+  }
+  // S = K Q^T. This and the next four only begin their products.
+  __device__ void begin_S() {
+    begin_products();
+    multiply_along_rows<queries, 0, config.D / 16>(S, along_rows(shared.K(slot.stage, warpgroup)),
+                                                   along_rows(shared.Q(place.stage)));
+    commit_products();
+  }
+  // dP = V dO^T
+  __device__ void begin_dP() {
+    begin_products();
+    multiply_along_rows<queries, 0, config.Dv / 16>(dP, along_rows(shared.V(slot.stage, warpgroup)),
+                                                    along_rows(shared.dO(place.stage)));
+    commit_products();
+  }
+  // dV += P dO
+  __device__ void begin_dV() {
+    begin_products();
+    multiply_over_rows<config.Dv, queries>(dV, packed_P, over_rows(shared.dO(place.stage), queries), true);
+    commit_products();
+  }
+  // dK += dS Q
+  __device__ void begin_dK() {
+    begin_products();
+    multiply_over_rows<config.D, queries>(dK, packed_dS, over_rows(shared.Q(place.stage), queries), true);
+    commit_products();
+  }
+  // This warpgroup's part of dQ = dS^T K of the tile before, over the keys of both.
+  __device__ void begin_dQ() {
+    const Operand rows = along_rows(shared.dS(place.before().stage) + part_row(config, warpgroup) * panel_row_bytes);
+    begin_products();
+#pragma unroll
+    for (int g = 0; g < one_pass_warpgroups; ++g) {
+      const UInt32 panel = shared.K(slot.stage, g) + part_column(config, warpgroup) * panel_row_bytes;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const Operand a = rows.plus(step_along_rows(queries, 4 * g + k));
+        const Operand b = over_rows(panel, 64).plus(step_over_rows(k));
+        g + k == 0 ? Wgmma<64>::set_over_rows(dQ, a, b) : Wgmma<64>::add_over_rows(dQ, a, b);
+      }
+    }
+    commit_products();
+  }
+
+  // Scores that the mask or the ends of the sequence leave out become -inf.
+  __device__ void mask(const Work& w, Int32 tile) {
+    const Int32 first = first_key(w), query = tile * queries;
+    const bool whole = query >= first + 63 + w.low && query + queries - 1 <= first + w.high &&
+                       query + queries <= w.queries && first + 64 <= w.keys;
+    if (whole) return;
+    hide<queries>(S, thread, w.low + first - query, w.high + first - query, w.queries - query);
+#pragma unroll
+    for (int n = 0; n < queries / 2; ++n)  // rows of absent keys are 0, but exp2(0 - LSE) may be inf
+      if (first + accumulator_row(thread, n) >= w.keys) S[n] = minus_infinity<float>;
+  }
+
+  // Values `begin` to `end` of P, in the place of S.
+  template <int begin, int end>
+  __device__ void exponentiate() {
+    const float* lse2 = shared.numbers(place.stage);
+#pragma unroll
+    for (int n = begin; n < end; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2[accumulator_column(thread, n)]));
+    arrived(S);  // here, and not wherever the compiler finds room
+  }
+
+  __device__ void pack_P() {
+#pragma unroll
+    for (int n = 0; n < queries / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
+  }
+
+  // dS = P (dP - delta), packed, and turned over in shared memory.
+  __device__ void differentiate() {
+    const float* delta = shared.numbers(place.stage) + delta_at(config);
+#pragma unroll
+    for (int n = 0; n < queries / 2; n += 2) {
+      const float* two = &delta[accumulator_column(thread, n)];
+      packed_dS[n / 2] = packed<config.element>(S[n] * (dP[n] - two[0]), S[n + 1] * (dP[n + 1] - two[1]));
+    }
+#pragma unroll
+    for (int k = 0; k < queries / 16; ++k) {
+      const UInt32* four = &packed_dS[4 * k];
+      store_matrix_turned(
+          shared.dS(place.stage) + tile_byte(queries, turned_row(thread, k), turned_column(thread, warpgroup)), four[0],
+          four[1], four[2], four[3]);
+    }
+  }
+
+  // dQ to the sum of the tile before, in memory.
+  __device__ void add_dQ(Int32 tile) {
+    arrived(dQ);
+    float* to = p.memory.sums + (Int64(tile) * one_pass_warpgroups + warpgroup) * part_numbers + 4 * thread;
+    const RingPlace<config.stages> turn = place.before();
+    bool store = false;
+    if constexpr (config.ordered) {
+      shared.turn(turn.stage).wait(turn.parity);
+      store = shared.is_first(turn.stage);
+    }
+    if (store) {
+#pragma unroll
+      for (int n = 0; n < 32; n += 4) store_to_memory(to + 128 * n, &dQ[n]);
+    } else {
+#pragma unroll
+      for (int n = 0; n < 32; n += 4) add_to_memory(to + 128 * n, &dQ[n]);
+    }
+    if constexpr (config.ordered) {
+      __syncwarp();
+      arrive_by_warp(shared.written(turn.stage));
+    }
+  }
+
+  // A work's tiles, but for dQ of the last one, `before`. The tensor cores always have something to do: while one half
+  // of P is made, dQ of the tile before; while the other half is made, dP; while dS is made, dV; while the warpgroups
+  // wait for each other's dS, dK and the next tile's S. Before the first tile dQ, and after the last one S, have no
+  // meaning and are not used: branches around products would make the compiler wait for them one by one. For the same
+  // reason nothing is under way at the loop's end, and dQ is waited for inside branches: else the half of P before
+  // would be made after.
+  __device__ void sum(const Work& w, Int32& before) {
+    constexpr int half = queries / 4;
+    for (TileWalk<config> at{w}; at.has_more();) {
+      begin_dQ();
+      mask(w, at.tile);
+      exponentiate<0, half>();
+      if (before >= 0) {
+        wait_products<0>();
+        add_dQ(before);
+      } else {
+        wait_products<0>();
+      }
+      begin_dP();
+      exponentiate<half, 2 * half>();
+      pack_P();
+      begin_dV();
+      wait_products<1>();
+      arrived(dP);
+      differentiate();
+      begin_dK();
+      publish_shared();
+      const int stage = place.stage;
+      before = at.number(p.memory);
+      place.advance(), at.advance();
+      if (at.has_more()) wait_for_queries();
+      begin_S();
+      sync_consumers();
+      wait_products<0>();
+      arrived(S);
+      arrive_by_warp(shared.empty(stage));
+    }
+  }
+
+  // Until the work in `slot` is here, with its keys and first queries, if it has any.
+  __device__ void wait_for_work() {
+    shared.work_full(slot.stage).wait(slot.parity);
+    const Work& w = shared.work(slot.stage);
+    if (!w.has_tiles()) return;
+    shared.keys_full(slot.stage).wait(slot.parity);
+    clear_absent_keys(w);
+    wait_for_queries();
+  }
+
+  template <Element element, int width>
+  __device__ void write(const Work& w, float (&sums)[width / 2], const simt::TokenRef& to, int count, float factor) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Int32 j = first_key(w) + accumulator_row(thread, 2 * r);
+      auto* row = simt::row_of<element>(to, w.b, w.key_begin + j, w.kv);
+#pragma unroll
+      for (int n = 2 * r; n < width / 2; n += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) sums[n + e] *= factor;
+      if constexpr (element == Element::f32)  // no other type accumulates
+        if (p.call.accumulate) add_row<width>(sums, r, thread, row, count, j < w.keys);
+      store_row<element, width>(sums, r, thread, row, count, j < w.keys);
+    }
+  }
+
+  // dK and dV leave while the next work's first S is multiplied.
+  __device__ void consume() {
+    wait_for_work();
+    begin_S();
+    wait_products<0>();
+    arrived(S);
+    while (!shared.work(slot.stage).is_end()) {
+      const Work& w = shared.work(slot.stage);
+#pragma unroll
+      for (float& x : dK) x = 0;
+#pragma unroll
+      for (float& x : dV) x = 0;
+      Int32 before = -1;  // number of the tile before
+      sum(w, before);
+      sync_consumers();  // not needed, but the compiler would make one of this dQ and the loop's
+      begin_dQ();
+      slot.advance();
+      wait_for_work();
+      begin_S();
+      wait_products<1>();
+      if (before >= 0) add_dQ(before);
+      arrived(dK), arrived(dV);
+      if (w.has_keys()) {
+        write<config.dK, config.D>(w, dK, p.call.dk, p.D, p.call.x.scale);
+        write<config.dV, config.Dv>(w, dV, p.call.dv, p.Dv, 1);
+      }
+      __syncwarp();
+      arrive_by_warp(shared.work_empty(slot.before().stage));
+      wait_products<0>();
+      arrived(S);
+    }
+  }
+};
+
+template <OnePassConfig config>
+__device__ void one_pass(const OnePassParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const OnePassShared<config> shared{memory};
+  start_kernel_after();
+  if (threadIdx.x == 0) {
+    shared.init_barriers();
+    prefetch(p.q), prefetch(p.k), prefetch(p.v), prefetch(p.d_o);
+  }
+  __syncthreads();
+  wait_for_kernel_before();
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  if (role == 0) {
+    give_registers<24>();
+    OnePassServants<config>{p, shared}.serve();
+  } else {
+    take_registers<240>();
+    OnePassConsumer<config>(p, shared, role - 1).consume();
+  }
+}
+
+}  // namespace tessera::sm90

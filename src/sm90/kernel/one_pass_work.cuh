@@ -1,0 +1,73 @@
+// What a block of threads of the one-pass backward kernel does at a time: a block of keys, and the tiles of queries
+// that see it. Found out beforehand by sm90/kernel/prepare.cuh, for all of them: there is no room for that arithmetic
+// in the registers of those who only load and wait. Device text.
+#pragma once
+
+#include "simt/kernel/common.cuh"
+#include "sm90/one_pass_config.hpp"
+#include "sm90/params.hpp"
+
+namespace tessera::sm90 {
+
+// Tokens are counted in 32 bits, as tensor copies count them.
+template <OnePassConfig config>
+struct alignas(16) OnePassWork {
+  Int32 b, tensor_b;              // tensor_b: where tensor copies count sequences; all packed ones are one
+  Int32 kv, head, heads;          // the head of K and V, its first query head, and how many
+  Int32 first, keys, key_begin;   // the block's first key, of so many in its sequence, which begins there
+  Int32 queries, query_begin;     // of the sequence
+  Int32 low, high;                // key j sees queries low + j to high + j
+  Int32 begin, end, tiles_begin;  // tiles of queries, at absolute positions; number of the sequence's first tile
+
+  __device__ void find(const simt::Question& x, Int64 number) {
+    constexpr Int64 block = config.block_queries;
+    simt::QueryPlace place;
+    keys = begin = end = 0;
+    if (!simt::key_place(x, one_pass_keys, place, number)) return;
+    const simt::DeviceSequence& s = place.s;
+    b = place.b, tensor_b = x.cu_seqlens_q.data ? 0 : place.b;
+    kv = place.kv, head = place.h, heads = x.Hq / x.Hk;
+    first = Int32(place.first), keys = Int32(s.nk), key_begin = Int32(s.k_begin);
+    queries = Int32(s.nq), query_begin = Int32(s.q_begin);
+    constexpr Int64 far = Int64(1) << 29;
+    low = Int32(clamp(-s.mask.high, -far, far)), high = Int32(clamp(-s.mask.low, -far, far));
+    const Range seen = visible_queries(s.mask, {first, lesser(Int64(first + one_pass_keys), s.nk)});
+    begin = Int32(seen.begin / block);
+    end = seen.empty() ? begin : Int32(ceil_div(seen.end, block));
+    tiles_begin = Int32(simt::first_block(x.cu_seqlens_q, b, block, x.Nq));
+  }
+
+  // Two kinds of nothing: a number without keys, and no more numbers.
+  __device__ bool has_keys() const { return keys > 0; }
+  __device__ bool is_end() const { return keys < 0; }
+  __device__ void be_end() { keys = -1, begin = end = 0; }
+
+  __device__ bool has_tiles() const { return begin < end; }
+  __device__ Int32 block() const { return first / one_pass_keys; }
+  // Which of the blocks that add to a tile's sum this one is, in the order of their keys.
+  __device__ UInt32 turn_at(Int32 tile) const {
+    const Int32 key = tile * config.block_queries - high;  // the first that the tile's first query sees
+    return UInt32(block() - (key > 0 ? key : 0) / one_pass_keys);
+  }
+};
+static_assert(sizeof(OnePassWork<OnePassConfig{}>) == one_pass_work_bytes);
+
+// The tiles of a block in the order in which everybody takes them: the last queries first. So blocks of keys that start
+// one after another come to a tile one after another, whatever the mask.
+template <OnePassConfig config>
+struct TileWalk {
+  const OnePassWork<config>& w;
+  Int32 tile = w.end - 1, head = w.has_tiles() ? 0 : w.heads;
+
+  __device__ bool has_more() const { return head < w.heads; }
+  __device__ void advance() {
+    if (--tile >= w.begin) return;
+    tile = w.end - 1, ++head;
+  }
+  // Number of the tile among those of all heads and sequences.
+  __device__ Int32 number(const OnePassMemory& memory) const {
+    return (w.head + head) * memory.tiles_per_head + w.tiles_begin + tile;
+  }
+};
+
+}  // namespace tessera::sm90
