@@ -128,8 +128,8 @@ const char* const hopper_options[] = {"scale", "softcap", "alibi", "mask", "drop
 const HeadDims hopper_dims[] = {{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};  // its tiles
 const Type hopper_types[] = {Type::f16, Type::bf16};
 
-// Whose kernels are looked at: those of every rung, or of the one that a call gets.
-enum class Rungs { all, best };
+// Whose kernels are looked at: those of every rung, of the one that a call gets, or of `hopper`, by its name.
+enum class Rungs { all, best, hopper };
 
 class Collector {
  public:
@@ -154,6 +154,7 @@ class Collector {
     bool taken = false;
     for (const api::GpuPlan& plan : plans) {
       if (!plan.reason.empty() || (taken && rungs == Rungs::best)) continue;
+      if (rungs == Rungs::hopper && plan.kernel != "hopper") continue;
       taken = true;
       for (const cuda::NamedUnit& unit : plan.units) add_unit(unit, variant);
     }
@@ -198,11 +199,11 @@ class Collector {
     add(rungs, architecture, pass, type, dims, aligned, "all options, aligned");
   }
 
-  // `hopper`, which every problem that is aligned and in 16 bits gets.
+  // `hopper`, which takes every problem that is aligned and in 16 bits.
   void hopper(Pass pass, Type type, HeadDims dims, const std::vector<std::string>& names) {
     std::vector<const Option*> chosen;
     for (const std::string& name : names) chosen.push_back(option_named(name));
-    add(Rungs::best, newest_architecture, pass, type, dims, chosen);
+    add(Rungs::hopper, newest_architecture, pass, type, dims, chosen);
   }
   void hopper_alone(Pass pass, Type type, HeadDims dims, const std::vector<std::string>& with = {}) {
     for (const std::string name : hopper_options) {
@@ -221,12 +222,9 @@ class Collector {
   void hopper_pairs(Pass pass, Type type, HeadDims dims) {
     for (const std::string name : hopper_options) hopper_alone(pass, type, dims, {name});
   }
-  // One of dK and dV has other tiles than both.
-  void hopper_one_gradient(Type type, HeadDims dims) {
-    for (const char* missing : {"no dK", "no dV"}) {
-      hopper(Pass::backward, type, dims, {missing});
-      hopper_together(Pass::backward, type, dims, {missing});
-    }
+  // Without all gradients there is no one pass for them, and one of dK and dV has other tiles than both.
+  void hopper_some_gradients(Type type, HeadDims dims) {
+    for (const char* missing : {"no dQ", "no dK", "no dV"}) hopper(Pass::backward, type, dims, {missing});
   }
   void hopper_subsets(Pass pass, Type type, HeadDims dims) {
     const std::vector<std::string> others{"softcap", "alibi", "mask", "dropout"};
@@ -282,6 +280,7 @@ UnitSet quick_units() {
     c.hopper_pairs(pass, Type::bf16, {128, 128});
     c.hopper_together(pass, Type::bf16, {128, 128});
   }
+  for (const HeadDims dims : hopper_dims) c.hopper_some_gradients(Type::bf16, dims);
   return std::move(c.set);
 }
 
@@ -294,8 +293,8 @@ UnitSet all_units() {
       "for sm_80 and sm_90a; D=64, all pairs, the best rung: f32 and bf16 for sm_90a, half of them for sm_80; for "
       "sm_75 "
       "every class: no option and all options, f32 and f16; hopper: every tile with every set of options, in bf16 and, "
-      "where the tile is another one, f16; else f16 and results in f32, and one of dK and dV: no option, each alone, "
-      "all");
+      "where the tile is another one, f16; else f16 and results in f32: no option, each alone, all; without one "
+      "gradient: no option, all");
   for (const Pass pass : passes) {
     for (const char* architecture : architectures)
       for (const Type type : types) {
@@ -327,7 +326,8 @@ UnitSet all_units() {
         c.hopper_alone(pass, type, dims, {"f32 out"});
         c.hopper_together(pass, type, dims, {"f32 out"});
       }
-      c.hopper_one_gradient(type, dims);
+      c.hopper_some_gradients(type, dims);
+      for (const char* missing : {"no dK", "no dV"}) c.hopper_together(Pass::backward, type, dims, {missing});
     }
   return std::move(c.set);
 }

@@ -19,34 +19,36 @@ std::string list(int count, Function f) {
 }
 
 // One form of the instruction as a member function. `a`, `b`: operands; `inputs`: the constraints of all inputs,
-// numbered from the last result on; `accumulate`: "0", "1", or the input that says whether the result is added to.
+// numbered from the last result on; `accumulate`: "0", "1", or the input that says whether the result is added to;
+// `result`: the constraint of its registers.
 std::string wgmma_function(const char* name, const char* type, int n, const char* parameters, const std::string& a,
                            const std::string& b, const std::string& accumulate, const char* inputs,
-                           const char* transposed) {
+                           const char* transposed, const char* result = "+f") {
   const int registers = n / 2;
   const std::string results = list(registers, [](int i) { return text("%", i); });
-  // What is not added to need not have a value before: it takes no registers until then.
-  const char* constraint = accumulate == "0" ? "=f" : "+f";
-  const std::string outputs = list(registers, [&](int i) { return text("\"", constraint, "\"(d[", i, "])"); });
+  const std::string outputs = list(registers, [&](int i) { return text("\"", result, "\"(d[", i, "])"); });
   return text("  __device__ static void ", name, "(float (&d)[", registers, "], ", parameters,
               ") {\n    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, ", accumulate,
               ", 0; wgmma.mma_async.sync.aligned.m64n", n, "k16.f32.", type, ".", type, " {", results, "}, ", a, ", ",
               b, ", p, 1, 1, ", transposed, "; }\"\n      : ", outputs, "\n      : ", inputs, ");\n  }\n");
 }
 
-// Wgmma<n>; see sm90/ptx/wgmma.cuh.
-std::string wgmma_text(int n, Element element) {
+// Wgmma<n>; see sm90/ptx/wgmma.cuh. A result that is not added to need not have a value before, and then takes no
+// registers until it is set. Not so where S comes in halves: there the compiler would find it new ones every time, and
+// spill.
+std::string wgmma_text(int n, Element element, bool halves_S) {
+  const char* result = halves_S ? "+f" : "=f";
   const char* type = element == Element::bf16 ? "bf16" : "f16";
   const auto input = [&](int i) { return text("%", n / 2 + i); };
   const char *tiles = "Operand a, Operand b", *tile_inputs = "\"l\"(a.bits), \"l\"(b.bits)";
   return text(
       "namespace tessera::sm90 {\ntemplate <>\nstruct Wgmma<", n, "> {\n",
-      wgmma_function("set", type, n, tiles, input(0), input(1), "0", tile_inputs, "0, 0"),
+      wgmma_function("set", type, n, tiles, input(0), input(1), "0", tile_inputs, "0, 0", result),
       wgmma_function("add", type, n, tiles, input(0), input(1), "1", tile_inputs, "0, 0"),
       wgmma_function("add", type, n, "const UInt32* a, Operand b, bool accumulate", text("{", list(4, input), "}"),
                      input(4), input(5),
                      "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b.bits), \"r\"(int(accumulate))", "1"),
-      wgmma_function("set_over_rows", type, n, tiles, input(0), input(1), "0", tile_inputs, "0, 1"),
+      wgmma_function("set_over_rows", type, n, tiles, input(0), input(1), "0", tile_inputs, "0, 1", result),
       wgmma_function("add_over_rows", type, n, tiles, input(0), input(1), "1", tile_inputs, "0, 1"), "};\n}\n");
 }
 
@@ -58,13 +60,13 @@ std::string spelled(const OnePassConfig& c) {
 }
 
 // What every unit begins with: the shapes of its products.
-std::string beginning(const std::set<int>& shapes, Element element) {
+std::string beginning(const std::set<int>& shapes, Element element, bool halves_S = false) {
   std::string out;
   // For development: waits end with a message, not never.
   if (const char* tries = std::getenv("TESSERA_BOUNDED_WAITS"))
     out += text("#define TESSERA_BOUNDED_WAITS ", std::strtoul(tries, nullptr, 10), "\n");
   out += "#include \"sm90/ptx/wgmma.cuh\"\n";
-  for (const int n : shapes) out += wgmma_text(n, element);
+  for (const int n : shapes) out += wgmma_text(n, element, halves_S);
   return out;
 }
 
@@ -72,7 +74,7 @@ std::string beginning(const std::set<int>& shapes, Element element) {
 
 std::string forward_unit_text(const Config& c) {
   using simt::spelled;
-  std::string out = beginning({c.block_keys, c.Dv}, c.element);
+  std::string out = beginning({c.block_keys, c.Dv}, c.element, c.halves_S);
   out += text(
       "#include \"sm90/kernel/forward.cuh\"\nconstexpr tessera::sm90::Config config{.D = ", c.D, ", .Dv = ", c.Dv,
       ", .element = ", spelled(c.element), ", .o = ", spelled(c.o), ", .warpgroups = ", c.warpgroups,
@@ -87,7 +89,7 @@ std::string forward_unit_text(const Config& c) {
 
 std::string backward_unit_text(const BackwardConfig& c) {
   using simt::spelled;
-  std::string out = beginning({c.block_columns, c.D, c.Dv}, c.element);
+  std::string out = beginning({c.block_columns, c.D, c.Dv}, c.element, c.halves_S);
   out += text(
       "#include \"sm90/kernel/backward.cuh\"\nconstexpr tessera::sm90::BackwardConfig config{.side = "
       "tessera::simt::Side::",
