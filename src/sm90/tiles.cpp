@@ -26,7 +26,7 @@ constexpr Config plain[] = {
 bool halves_S(const Problem& p) { return p.q_type == Type::f16 && p.D > 128; }
 constexpr Config halved[] = {
     {.D = 192, .Dv = 128, .block_keys = 96, .stages = 2, .p_buffers = 1, .halves_S = true},
-    {.D = 192, .Dv = 192, .block_keys = 80, .stages = 2, .p_buffers = 1, .halves_S = true},
+    {.D = 192, .Dv = 192, .block_keys = 64, .stages = 2, .p_buffers = 1, .halves_S = true},
     {.D = 256, .Dv = 256, .block_keys = 48, .stages = 3, .p_buffers = 1, .stages_O = false, .halves_S = true},
 };
 
