@@ -43,7 +43,8 @@ struct HeadJob {
 struct ForwardJob {
   HeadJob head;
   Rows o;
-  RowNumbers lse;  // head's part included: index with h = 0
+  RowNumbers lse;                // head's part included: index with h = 0
+  const float* packs = nullptr;  // of K and V, for every block of keys that some query sees; null: loaded by the task
 };
 
 // All the queries of a few heads that share K and V, against a chunk of keys. Row h * nq + i leaves m, l and O,
@@ -92,9 +93,10 @@ struct Isa {
   Int64 lanes;
   // Of how many bf16 the matrix unit's operands are sums; 0: products are multiply-adds in f32.
   int (*pieces)(const Problem& problem);
-  // Neighbouring blocks of queries that one forward task takes, at most: they share what it loads of K and V. Any
-  // number gives the same bits.
-  Int64 forward_blocks;
+  // K and V of one block of keys in the form that products read: its bytes (0: nothing is gained by it) and how it is
+  // made. Packed or not, the bits are the same.
+  Int64 (*pack_bytes)(const Problem& problem);
+  void (*pack_keys)(const HeadJob& head, Range keys, float* pack, float* scratch);
   // Bytes of scratch that one thread needs.
   Int64 (*scratch_bytes)(const Problem& problem);
   void (*forward)(const ForwardJob& job, Range query_blocks, float* scratch);  // forward_blocks of them at most

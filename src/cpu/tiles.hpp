@@ -12,6 +12,10 @@ inline constexpr Int64 block_q = 64;
 // operands stay in a 512 KiB L2 cache for D up to 128.
 inline constexpr Int64 block_k = 192;
 
+// Neighbouring blocks of queries that one forward task takes, at most: they share what it loads of K and V. Any number
+// gives the same bits.
+inline constexpr Int64 forward_blocks = 8;
+
 // The backward pass splits a sequence's keys into groups, one task each, with a dQ image per group that is summed in
 // order at the end. More groups: more parallelism, more memory. Counted from the sequence's own length.
 inline constexpr Int64 max_groups = 4;

@@ -244,7 +244,8 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const Ahead& ah
   const Tile tile{0, rows, keys.begin, keys.size(), round_up(rows, lanes)};
   decode_products(job, keys, rows, ahead, s);
   decode_scores(job, tile, s.S);
-  softmax_update<true>(tile, 1.0f, InPlace{s.S}, s);
+  Nothing nothing;
+  softmax_update<true>(tile, 1.0f, InPlace{s.S}, s, nothing);
   for (Int64 row = 0; row < rows; ++row)
     for (Int64 d = 0; d < s.O_stride && s.alpha[row] != 1; d += lanes) {
       float* at = s.O + row * s.O_stride + d;

@@ -18,6 +18,10 @@ HWY_INLINE Int64 scratch_bytes(const Problem& p) {
                                  : bytes_of<BackwardScratch<VectorBackward>>(p);
 }
 
+// The task's own loading serves as well.
+HWY_INLINE Int64 pack_bytes(const Problem&) { return 0; }
+HWY_INLINE void pack_keys(const HeadJob&, Range, float*, float*) {}
+
 HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
   forward_blocks_of<VectorForward>(job, blocks, scratch);
 }

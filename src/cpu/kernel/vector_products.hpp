@@ -1,16 +1,19 @@
 // The products of attention by multiply-adds in f32: which operands they have and how those are loaded. forward.hpp and
-// backward.hpp are written over this and its counterpart for matrix units, matrix_products.hpp.
+// backward.hpp are written over this and its counterpart for matrix units, matrix_backward.hpp.
 // Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
 // Where the softmax leaves P: in place of the scores.
 struct InPlace {
+  static constexpr Exactness exactness = Exactness::f32;
   float* S;
   // Rows j and j + 1 of the lanes from i on. There is room for a row behind the last one.
   HWY_INLINE void keep(Int64 j, Int64 i, Vec even, Vec odd) const {
     store(even, S + j * block_q + i);
     store(odd, S + (j + 1) * block_q + i);
   }
+  // A whole tile that is there already.
+  HWY_INLINE void keep_tile(const Tile&, const float*) const {}
 };
 
 // Operands of the forward pass: Q^T of each block of a task, and one block of keys.
@@ -36,9 +39,6 @@ struct VectorForward {
     multiply<Operand::rows, Result::replace>(K.at(first), K.stride, Qt + n * head.D * block_q, block_q, S, block_q,
                                              tile.nj, tile.width, head.D);
   }
-  // What becomes of P: what the softmax hands over row by row, or (after dropout) a whole tile.
-  HWY_INLINE InPlace kept(float* S) const { return {S}; }
-  HWY_INLINE void take_probabilities(const Tile&, const float*) const {}
   // O^T += V^T P^T
   HWY_INLINE void add_values(const HeadJob& head, const Tile& tile, Int64 first, const float* P, float* O) const {
     multiply<Operand::transposed, Result::add>(V.at(first), V.stride, P, block_q, O, block_q, head.Dv, tile.width,
