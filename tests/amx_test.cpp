@@ -38,6 +38,16 @@ TEST(Amx, TakesAsManyPiecesAsATypeNeeds) {
   EXPECT_NE(plan_of(Type::f32, nullptr).find("not amx        refused: type is f32"), std::string::npos);
 }
 
+TEST(Amx, PlanSaysWhatIsPackedAndWhatTheUnitDoesNotDo) {
+  if (!has_avx512()) return;
+  EXPECT_NE(plan_of(Type::bf16, "amx").find("K and V packed once per KV head, "), std::string::npos);
+  Case spec{.name = "planned", .Nq = 3, .Nk = 5, .D = 8};
+  spec.bias = true;
+  const CaseData data = build(spec);
+  const Plan plan = Plan::backward(data.inputs(), data.saved(), data.gradients(), data.options(), {.kernel = "amx"});
+  EXPECT_NE(plan.describe().find("dBias by multiply-adds in f32"), std::string::npos);
+}
+
 TEST(Amx, WorkspaceHoldsKAndVPackedUpToABound) {
   if (!has_avx512()) return;
   const std::size_t least = forward_bytes(1), some = forward_bytes(1 << 12), most = forward_bytes(1 << 22);

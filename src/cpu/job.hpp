@@ -64,7 +64,8 @@ struct BackwardJob {
   RowNumbers lse, d_lse;
   float* delta;
   float* lse2;
-  float* dq_images;  // [groups][query_blocks][D][block_q]; null: dQ is not asked for
+  float* dq_images;  // [groups][query_blocks][image_rows][block_q]; null: dQ is not asked for
+  Int64 image_rows;  // D, and perhaps some that nobody reads
 };
 
 // One KV head's keys [key_begin, key_end): dK and dV are summed over the heads jobs[0 .. heads).
@@ -104,6 +105,8 @@ struct Isa {
   void (*decode)(const DecodeJob* jobs, Int64 count, Range keys, float* scratch);
   // O and LSE of one head's queries, from partials [nq][chunks].
   void (*finish_decode)(const ForwardJob& job, const float* partials, Int64 chunks);
+  // Rows of an image of dQ.
+  Int64 (*image_rows)(Int64 D);
   void (*prepare)(const BackwardJob& job, Int64 query_block);
   void (*key_group)(const KeyGroupJob& job, float* scratch);
   void (*finish_dq)(const BackwardJob& job, const Rows& dq, bool accumulate, Int64 query_block, float* scratch);

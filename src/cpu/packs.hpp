@@ -1,5 +1,5 @@
 // K and V of a KV head brought into the kernels' own form once, for all the tasks that read them: which heads share a
-// round, and where in the workspace they lie. Included by cpu/run.cpp.
+// round, and where in the workspace they lie. Included by cpu/run.cpp and cpu/backend.cpp.
 // Implements docs/architecture.md, "K and V packed once".
 #pragma once
 

@@ -76,7 +76,7 @@ WorkspaceLayout workspace_layout(const Problem& p, const Isa& isa, int threads) 
   layout.delta = layout.bytes;
   layout.lse2 = layout.delta + row_bytes;
   layout.images = layout.lse2 + row_bytes;
-  layout.bytes = layout.images + (p.dq ? row_bytes * p.D * key_groups(p.longest_k()) : 0);
+  layout.bytes = layout.images + (p.dq ? row_bytes * isa.image_rows(p.D) * key_groups(p.longest_k()) : 0);
   return layout;
 }
 
@@ -143,9 +143,10 @@ class Backward {
                         .d_lse = head_numbers(row_numbers(call.saved.d_lse, p, s), h),
                         .delta = delta,
                         .lse2 = lse2,
-                        .dq_images = p.dq ? image : nullptr});
+                        .dq_images = p.dq ? image : nullptr,
+                        .image_rows = isa.image_rows(p.D)});
         const Int64 rows = query_blocks(s.nq) * block_q;
-        delta += rows, lse2 += rows, image += rows * p.D * key_groups(s.nk);
+        delta += rows, lse2 += rows, image += rows * isa.image_rows(p.D) * key_groups(s.nk);
       }
   }
 

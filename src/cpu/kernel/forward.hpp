@@ -156,26 +156,24 @@ HWY_INLINE void softmax_tile(const HeadJob& head, const Tile& tile, const Kept& 
 }
 
 // Block n of the task's queries against keys that are loaded, from row `first` on.
-template <class Products>
 HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, Int64 n, Int64 first,
-                             const ForwardScratch<Products>& scratch) {
+                             const ForwardScratch<VectorForward>& scratch) {
   const auto s = scratch.block(n, head.Dv);
   Nothing nothing;
   scratch.products.scores(head, tile, n, first, s.S);
-  softmax_tile<Products::scaled>(head, tile, InPlace{s.S}, s, nothing);
+  softmax_tile<true>(head, tile, InPlace{s.S}, s, nothing);
   rescale(tile, head.Dv, s.alpha, s.O);
   scratch.products.add_values(head, tile, first, s.S, s.O);
 }
 
 // Several neighbouring blocks of queries share what they load of K and V. Their results do not depend on each other.
-template <class Products>
 HWY_NOINLINE void forward_blocks_of(const ForwardJob& job, Range blocks, float* memory) {
   const HeadJob& head = job.head;
   Scratch pieces(memory);
-  ForwardScratch<Products> all(head.D, head.Dv, pieces);
+  ForwardScratch<VectorForward> all(head.D, head.Dv, pieces);
   for (Int64 n = blocks.begin; n < blocks.end; ++n) {
     all.products.load_queries(head, tile_of(query_range(head, n), {}), n - blocks.begin);
-    start_block(head, Products::padded(head.Dv), all.block(n - blocks.begin, head.Dv));
+    start_block(head, head.Dv, all.block(n - blocks.begin, head.Dv));
   }
   const Range seen = visible_keys(head.mask, {blocks.begin * block_q, lesser(blocks.end * block_q, head.nq)});
   for (Int64 block = seen.begin / block_k; block * block_k < seen.end; ++block) {

@@ -106,43 +106,10 @@ class Walk {
   Int64 n, block;
 };
 
-// The products that run beside a softmax: O += P V of the tile before, then S of the tile after. Spread evenly over its
-// advances, with the next block's pack asked for meanwhile.
-template <class Values, class Scores>
-class ProductsBeside {
- public:
-  HWY_INLINE ProductsBeside(const Values& values, const Scores& scores, Int64 advances, const float* ahead,
-                            Int64 lines) :
-      values(values),
-      scores(scores), work(values.steps() + scores.steps()), advances(greater(advances, 1)), ahead(ahead),
-      ahead_end(ahead + lines * 16) {}
-
-  HWY_INLINE void advance() {
-    if (ahead < ahead_end) __builtin_prefetch(ahead, 0, 2), ahead += 16;
-    for (owed += work; owed >= advances; owed -= advances) step();
-  }
-  HWY_INLINE void finish() {
-    values.finish();
-    scores.finish();
-  }
-
- private:
-  HWY_INLINE void step() {
-    if (!values.step()) scores.step();
-  }
-
-  Values values;
-  Scores scores;
-  Int64 work, advances, owed = 0;
-  const float *ahead, *ahead_end;
-};
-
 // A task: its memory, and the products of one of its tiles. What is made in one turn is read in the next.
 template <int pieces>
 struct MatrixTask {
   using Products = MatrixForward<pieces>;
-  using Scores = Product<pieces, Terms::all, Result::replace>;
-  using Values = Product<pieces, Terms::most, Result::add>;
 
   const HeadJob& head;
   float* packs;
@@ -158,27 +125,25 @@ struct MatrixTask {
   // Packs a tile's keys if nobody has. There is room for those of two neighbouring blocks.
   HWY_INLINE void load(const Place& place) const {
     if (packs) return;
-    const Range keys{place.block * block_k, lesser((place.block + 1) * block_k, head.nk)};
-    pack_keys_of<pieces>(head, keys, memory.products.packs[place.block % 2], memory.products.pack_room);
+    pack_keys_of<pieces>(head, key_block_range(head, place.block), memory.products.packs[place.block % 2],
+                         memory.products.pack_room);
   }
   HWY_INLINE typename ForwardScratch<Products>::Block block(Int64 n, int turn) const {
     auto s = memory.block(n, head.Dv);
     if (turn == 1) s.S = memory.products.S;
     return s;
   }
-  HWY_INLINE Scores scores(const Place& place, int turn) const {
+  HWY_INLINE Product<pieces> scores(const Place& place, int turn) const {
     const Int64 first = place.tile.j0 - place.block * block_k;
-    return {from_row(keys(place).K, first),
-            memory.products.queries(head, place.n),
-            block(place.n, turn).S,
-            block_q,
-            tiled(place.tile.nj),
-            place.tile.width,
+    return {Result::replace,        Terms::all, from_row(keys(place).K, first), memory.products.queries(head, place.n),
+            block(place.n, turn).S, block_q,    tiled(place.tile.nj),           place.tile.width,
             tiled(head.D)};
   }
-  HWY_INLINE Values values(const Place& place, int turn) const {
+  HWY_INLINE Product<pieces> values(const Place& place, int turn) const {
     const Int64 first = place.tile.j0 - place.block * block_k;
-    return {from_column(keys(place).Vt, first),
+    return {Result::add,
+            Terms::most,
+            from_column(keys(place).Vt, first),
             memory.products.P[turn],
             block(place.n, turn).O,
             block_q,
@@ -202,7 +167,7 @@ HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* mem
 
   Walk walk(head, blocks);
   Place place{}, next{};
-  typename Task::Values pending;
+  Product<pieces> pending;  // O += P V of the tile before
   bool more = walk.next(place);
   if (more) {
     task.load(place);
@@ -214,10 +179,12 @@ HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* mem
       pending.finish();
       task.load(next);
     }
+    ProductsBeside<pieces> beside;
+    beside.add(pending);
+    if (more) beside.add(task.scores(next, turn ^ 1));
+    beside.start(softmax_steps(place.tile));
     const Int64 next_pack = (place.block + 1) * block_k < head.nk ? place.block + 1 : place.block;
-    const float* ahead = task.packs ? task.packs + next_pack * task.pack_floats() + place.n * lines * 16 : nullptr;
-    ProductsBeside beside(pending, more ? task.scores(next, turn ^ 1) : typename Task::Scores(),
-                          softmax_steps(place.tile), ahead, task.packs ? lines : 0);
+    if (task.packs) beside.fetch(task.packs + next_pack * task.pack_floats() + place.n * lines * 16, lines);
     const auto s = task.block(place.n, turn);
     const AsPairs<pieces> kept{task.memory.products.P[turn]};
     softmax_tile<false>(head, place.tile, kept, s, beside);

@@ -24,12 +24,16 @@ HWY_INLINE void turn(const Halves& a, const Pairs& b, Int64 k) {
 template <int pieces>
 inline constexpr Int64 sweeps = pieces == 3 ? 2 : 1;
 
-template <int pieces, Terms terms>
-HWY_INLINE void turns(const Halves& a, const Pairs& b, Int64 k, Int64 sweep) {
+template <int pieces>
+HWY_INLINE void turns(const Halves& a, const Pairs& b, Int64 k, Int64 sweep, Terms terms) {
   if constexpr (pieces == 1) turn<0, 0, true, true>(a, b, k);
   if constexpr (pieces == 2) {
-    if (terms == Terms::all) turn<1, 1, true, true>(a, b, k);
-    turn<0, 1, true, terms != Terms::all>(a, b, k);
+    if (terms == Terms::all) {
+      turn<1, 1, true, true>(a, b, k);
+      turn<0, 1, true, false>(a, b, k);
+    } else {
+      turn<0, 1, true, true>(a, b, k);
+    }
     turn<0, 0, false, true>(a, b, k);
     turn<1, 0, true, false>(a, b, k);
   }
@@ -45,12 +49,14 @@ HWY_INLINE void turns(const Halves& a, const Pairs& b, Int64 k, Int64 sweep) {
 
 // C [rows x width] (+)= A [rows x depth] B [depth x width], all three multiples of tile_step, in steps of one depth of
 // tiles. Between two steps anything may happen that leaves the tiles alone.
-template <int pieces, Terms terms, Result result>
+template <int pieces>
 class Product {
  public:
   Product() = default;
-  HWY_INLINE Product(const Halves& a, const Pairs& b, float* c, Int64 ldc, Int64 rows, Int64 width, Int64 depth) :
-      a(a), b(b), c(c), ldc(ldc), rows(rows), width(width), depth(depth) {}
+  HWY_INLINE Product(Result result, Terms terms, const Halves& a, const Pairs& b, float* c, Int64 ldc, Int64 rows,
+                     Int64 width, Int64 depth) :
+      result(result),
+      terms(terms), a(a), b(b), c(c), ldc(ldc), rows(rows), width(width), depth(depth) {}
 
   HWY_INLINE Int64 steps() const { return rows / tile_step * (width / tile_step) * sweeps<pieces> * (depth / 32); }
 
@@ -59,7 +65,7 @@ class Product {
     if (n >= width || rows == 0) return false;
     float* out = c + m * ldc + n;
     if (k == 0 && sweep == 0) begin(out);
-    turns<pieces, terms>({a.row(m), a.stride, a.piece}, {b.at + n, b.stride, b.piece}, k, sweep);
+    turns<pieces>({a.row(m), a.stride, a.piece}, {b.at + n, b.stride, b.piece}, k, sweep, terms);
     k += 32;
     if (k < depth) return true;
     k = 0;
@@ -90,6 +96,8 @@ class Product {
     tile_store<2>(out + 16 * ldc, ldc * 4), tile_store<3>(out + 16 * ldc + 16, ldc * 4);
   }
 
+  Result result = Result::replace;
+  Terms terms = Terms::most;
   Halves a{};
   Pairs b{};
   float* c = nullptr;
@@ -97,8 +105,38 @@ class Product {
   Int64 m = 0, n = 0, k = 0, sweep = 0;  // where the next step is
 };
 
-template <int pieces, Terms terms, Result result>
-HWY_NOINLINE void multiply_matrix(const Halves& a, const Pairs& b, float* c, Int64 ldc, Int64 rows, Int64 width,
-                                  Int64 depth) {
-  Product<pieces, terms, result>(a, b, c, ldc, rows, width, depth).finish();
-}
+// Products that run one after the other beside other work, spread evenly over its calls of advance(). Meanwhile memory
+// that will be read next is asked for, a line each time.
+template <int pieces>
+class ProductsBeside {
+ public:
+  static constexpr int most = 5;
+
+  HWY_INLINE void add(const Product<pieces>& product) {
+    list[count++] = product;
+    work += product.steps();
+  }
+  HWY_INLINE void start(Int64 advances) { slots = greater(advances, 1); }
+  HWY_INLINE void fetch(const float* begin, Int64 lines) { ahead = begin, ahead_end = begin + lines * 16; }
+
+  HWY_INLINE void advance() {
+    if (ahead < ahead_end) __builtin_prefetch(ahead, 0, 2), ahead += 16;
+    for (owed += work; owed >= slots; owed -= slots) step();
+  }
+  HWY_INLINE void finish() {
+    while (step()) {
+    }
+  }
+
+ private:
+  HWY_INLINE bool step() {
+    for (; at < count; ++at)
+      if (list[at].step()) return true;
+    return false;
+  }
+
+  Product<pieces> list[most];
+  int count = 0, at = 0;
+  Int64 work = 0, slots = 1, owed = 0;
+  const float *ahead = nullptr, *ahead_end = nullptr;
+};

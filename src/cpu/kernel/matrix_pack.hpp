@@ -167,14 +167,18 @@ HWY_INLINE void clear_pairs_behind(const Tile& tile, const Pairs& out) {
       for (Int64 i = 0; i < tile.width; i += lanes) _mm512_storeu_si512(out.row(row, p) + i, _mm512_setzero_si512());
 }
 
-// A tile of f32 as a left operand whose rows are the tile's keys, with zeros behind the last key.
+// 32 numbers of row j of a tile as part of a left operand whose rows are the tile's keys.
+template <int pieces>
+HWY_INLINE void keep_row(const Halves& out, Int64 j, Int64 i, Vec low, Vec high) {
+  __m512i halves[pieces];
+  split<pieces, Order::behind, false>(low, high, halves);
+  for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j, p) + i, halves[p]);
+}
+
+// A whole tile of f32.
 template <int pieces>
 HWY_NOINLINE void split_keys(const Tile& tile, const float* X, const Halves& out) {
   for (Int64 j = 0; j < tile.nj; ++j)
-    for (Int64 i = 0; i < tile.width; i += 32) {
-      __m512i halves[pieces];
-      split<pieces, Order::behind, false>(load(X + j * block_q + i), load(X + j * block_q + i + 16), halves);
-      for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j, p) + i, halves[p]);
-    }
-  for (Int64 j = tile.nj; j < tiled(tile.nj); ++j) clear_row<pieces>(out, j);
+    for (Int64 i = 0; i < tile.width; i += 32)
+      keep_row<pieces>(out, j, i, load(X + j * block_q + i), load(X + j * block_q + i + lanes));
 }

@@ -60,7 +60,10 @@ HWY_INLINE Vec exp2_bounded(Vec x) {
 }
 
 // 2^x for any x.
-HWY_INLINE Vec exp2_any(Vec x) { return hn::IfThenElse(hn::Gt(x, set(127.0f)), set(infinity), exp2_bounded(x)); }
+template <Exactness exactness = Exactness::f32>
+HWY_INLINE Vec exp2_any(Vec x) {
+  return hn::IfThenElse(hn::Gt(x, set(127.0f)), set(infinity), exp2_bounded<exactness>(x));
+}
 
 // A function, not a lambda, which target regions do not reach; and no inline one: it is called from outside of them.
 HWY_NOINLINE double log2_of(double x) { return __builtin_log2(x); }

@@ -17,6 +17,10 @@ HWY_INLINE Range query_range(const HeadJob& head, Int64 block) {
   return {block * block_q, lesser((block + 1) * block_q, head.nq)};
 }
 
+HWY_INLINE Range key_block_range(const HeadJob& head, Int64 block) {
+  return {block * block_k, lesser((block + 1) * block_k, head.nk)};
+}
+
 // The keys of a block that some query of the tile sees.
 HWY_INLINE Range key_range(const HeadJob& head, Range queries, Int64 block) {
   const Range seen = visible_keys(head.mask, queries);
