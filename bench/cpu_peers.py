@@ -97,26 +97,11 @@ def build_reader():
     return function
 
 
-class TesseraPass:
-    """One pass of Tessera over PyTorch's tensors, planned once, with a workspace of its own."""
-
-    def __init__(self, torch, arguments, causal, tensors):
-        from tessera import _arrays, _call, _options
-        self.tensors = tensors
-        self.views = {name: _arrays.view(name, t, 0, []) for name, t in tensors.items()}
-        settings = _options.Settings(causal=causal, threads=arguments.threads, kernel=arguments.kernel)
-        self.call = _call.Call(self.views, settings, (_arrays.CPU, 0))
-        self.workspace = torch.zeros(self.call.workspace_size, dtype=torch.uint8)
-        self.kernel = self.call.kernel
-
-    def __call__(self):
-        self.call.run(self.views, (0, 0), 0, self.workspace.data_ptr())
-
-
 class Problem:
     """Inputs of one shape and type, and both libraries' passes over them."""
 
     def __init__(self, torch, arguments, type_name, shape, queries=None, backward=True):
+        from tessera import _measure, _options
         dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[type_name]
         make = torch.Generator().manual_seed(shape.dim + shape.causal)
         rows = shape.tokens if queries is None else queries
@@ -125,7 +110,8 @@ class Problem:
         k, v = normal(shape.tokens, shape.kv_heads), normal(shape.tokens, shape.kv_heads)
         inputs = {"q": q, "k": k, "v": v}
         o, lse = torch.empty_like(q), torch.empty(1, shape.heads, rows)
-        self.forward = TesseraPass(torch, arguments, shape.causal, {**inputs, "o": o, "lse": lse})
+        settings = _options.Settings(causal=shape.causal, threads=arguments.threads, kernel=arguments.kernel)
+        self.forward = _measure.PlannedPass(settings, **inputs, o=o, lse=lse)
         self.forward()
         views = [t.transpose(1, 2) for t in (q, k, v)]
         attend = torch.nn.functional.scaled_dot_product_attention
@@ -139,9 +125,8 @@ class Problem:
         self.difference = float((peer_forward().transpose(1, 2).float() - o.float()).abs().max())
         if not backward:
             return
-        self.backward = TesseraPass(torch, arguments, shape.causal,
-                                    {**inputs, "o": o, "lse": lse, "d_o": d_o, "dq": torch.empty_like(q),
-                                     "dk": torch.empty_like(k), "dv": torch.empty_like(v)})
+        self.backward = _measure.PlannedPass(settings, **inputs, o=o, lse=lse, d_o=d_o, dq=torch.empty_like(q),
+                                             dk=torch.empty_like(k), dv=torch.empty_like(v))
         leaves = [t.detach().requires_grad_() for t in views]
         graph = attend(*leaves, **more)
         self.peer_backward = lambda: torch.autograd.grad(graph, leaves, d_o.transpose(1, 2), retain_graph=True)

@@ -39,6 +39,7 @@ Shapes of_length(std::int64_t n, std::int64_t D = 64) {
 
 TEST(Workspace, ForwardDoesNotDependOnTheLengths) {
   for (const std::string& kernel : available_kernels()) {
+    if (kernel == "amx") continue;  // packs K and V: tests/amx_test.cpp
     const Execution e{.threads = 2, .kernel = kernel.c_str()};
     EXPECT_EQ(bytes(of_length(1 << 20).forward(e)), bytes(of_length(1 << 10).forward(e))) << kernel;
   }
@@ -47,6 +48,7 @@ TEST(Workspace, ForwardDoesNotDependOnTheLengths) {
 TEST(Workspace, BackwardGrowsWithTheLengthAndNotWithItsSquare) {
   for (const std::string& kernel : available_kernels())
     for (std::int64_t D : {1, 64, 576}) {
+      if (kernel == "amx") D = 64;  // its images have whole tiles of rows
       if (D > 512) D = 512;  // Dv is D here
       const Execution e{.threads = 2, .kernel = kernel.c_str()};
       for (std::int64_t n = 1 << 12; n <= 1 << 20; n *= 2)

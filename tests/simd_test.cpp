@@ -84,6 +84,18 @@ std::string name_of_row(const testing::TestParamInfo<Case>& info) { return info.
 INSTANTIATE_TEST_SUITE_P(Feature, Kernels, testing::ValuesIn(feature_rows()), name_of_row);
 INSTANTIATE_TEST_SUITE_P(Tiles, Kernels, testing::ValuesIn(long_rows()), name_of_row);
 
+// Scores that rise with the keys: O is rescaled from tile to tile, and m may lag behind the maximum for a while.
+TEST(Maxima, RiseFromTileToTile) {
+  const Case spec{.name = "rising", .Nq = tile_q + 3, .Nk = 4 * tile_k, .Hq = 1, .Hk = 1, .D = 20, .bias = true};
+  for (const std::string& kernel : available_kernels())
+    for (const double slope : {0.1, 0.02}) {
+      CaseData data = build(spec);
+      for (std::int64_t e = 0; e < data.bias.elements(); ++e)
+        data.bias.set(e, slope * static_cast<double>(e % spec.Nk));
+      expect_accurate(data, {.kernel = kernel.c_str()});
+    }
+}
+
 // A row that sees no key takes no part in any gradient, whatever its q and dO hold: 0 * NaN must not come about.
 TEST(BlindRows, MayHoldNan) {
   constexpr std::int64_t blind = tile_q + 6;  // a whole tile, and part of the next

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build-mutants"
 TREE, BUILD = WORK / "tree", WORK / "build"
-COPIED = ["CMakeLists.txt", "cmake", "include", "src", "cases", "tests", "cli", "examples"]
+COPIED = ["CMakeLists.txt", "cmake", "include", "src", "cases", "tests", "cli", "bench", "examples"]
 JOBS = str(os.cpu_count() or 1)
 TEST_SECONDS = 300
 

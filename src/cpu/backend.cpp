@@ -5,6 +5,7 @@
 #include "cpu/decode.hpp"
 #include "cpu/isa.hpp"
 #include "cpu/kernels.hpp"
+#include "cpu/packs.hpp"
 #include "cpu/run.hpp"
 
 namespace tessera::cpu {
@@ -21,7 +22,10 @@ class CpuPlan : public KernelPlan {
     std::string out = text("tiles of ", block_q, " queries x ", block_k, " keys in f32, ", isa.lanes, " lanes, ",
                            layout.threads, " threads, ", layout.scratch_bytes, " bytes of scratch each");
     if (const int pieces = isa.pieces(problem))
-      out += text("\n               products on the matrix unit, every operand the sum of ", pieces, " bf16");
+      out += text("\n               products on the matrix unit, every operand the sum of ", pieces, " bf16",
+                  problem.dbias ? "; dBias by multiply-adds in f32" : "");
+    if (problem.pass == Pass::forward && pack_room(problem, isa) > 0)
+      out += text("\n               K and V packed once per KV head, ", pack_room(problem, isa), " bytes at a time");
     if (decode_bytes(problem) > 0)
       out += text("\n               sequences of at most ", decode_queries, " queries: keys in ",
                   most_chunks(problem.longest_k()), " chunks at most, merged in order");

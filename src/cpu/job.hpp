@@ -43,7 +43,8 @@ struct HeadJob {
 struct ForwardJob {
   HeadJob head;
   Rows o;
-  RowNumbers lse;  // head's part included: index with h = 0
+  RowNumbers lse;                // head's part included: index with h = 0
+  const float* packs = nullptr;  // of K and V, for every block of keys that some query sees; null: loaded by the task
 };
 
 // All the queries of a few heads that share K and V, against a chunk of keys. Row h * nq + i leaves m, l and O,
@@ -63,7 +64,8 @@ struct BackwardJob {
   RowNumbers lse, d_lse;
   float* delta;
   float* lse2;
-  float* dq_images;  // [groups][query_blocks][D][block_q]; null: dQ is not asked for
+  float* dq_images;  // [groups][query_blocks][image_rows][block_q]; null: dQ is not asked for
+  Int64 image_rows;  // D, and perhaps some that nobody reads
 };
 
 // One KV head's keys [key_begin, key_end): dK and dV are summed over the heads jobs[0 .. heads).
@@ -92,9 +94,10 @@ struct Isa {
   Int64 lanes;
   // Of how many bf16 the matrix unit's operands are sums; 0: products are multiply-adds in f32.
   int (*pieces)(const Problem& problem);
-  // Neighbouring blocks of queries that one forward task takes, at most: they share what it loads of K and V. Any
-  // number gives the same bits.
-  Int64 forward_blocks;
+  // K and V of one block of keys in the form that products read: its bytes (0: nothing is gained by it) and how it is
+  // made. Packed or not, the bits are the same.
+  Int64 (*pack_bytes)(const Problem& problem);
+  void (*pack_keys)(const HeadJob& head, Range keys, float* pack, float* scratch);
   // Bytes of scratch that one thread needs.
   Int64 (*scratch_bytes)(const Problem& problem);
   void (*forward)(const ForwardJob& job, Range query_blocks, float* scratch);  // forward_blocks of them at most
@@ -102,6 +105,8 @@ struct Isa {
   void (*decode)(const DecodeJob* jobs, Int64 count, Range keys, float* scratch);
   // O and LSE of one head's queries, from partials [nq][chunks].
   void (*finish_decode)(const ForwardJob& job, const float* partials, Int64 chunks);
+  // Rows of an image of dQ.
+  Int64 (*image_rows)(Int64 D);
   void (*prepare)(const BackwardJob& job, Int64 query_block);
   void (*key_group)(const KeyGroupJob& job, float* scratch);
   void (*finish_dq)(const BackwardJob& job, const Rows& dq, bool accumulate, Int64 query_block, float* scratch);

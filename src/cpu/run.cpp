@@ -11,11 +11,14 @@
 #include "core/parallel.hpp"
 #include "cpu/decode.hpp"
 #include "cpu/jobs.hpp"
+#include "cpu/packs.hpp"
 
 namespace tessera::cpu {
 namespace {
 
 constexpr double log2e = 1.44269504088896340736;
+
+bool has_more_pairs(const Sequence& a, const Sequence& b) { return a.nq * a.nk > b.nq * b.nk; }
 
 // A numbering of the tasks of several sequences, the longest sequence's first, so that the last tasks are short ones.
 class TaskList {
@@ -24,9 +27,8 @@ class TaskList {
   template <class Count>
   TaskList(const std::vector<Sequence>& sequences, Count count) : order(sequences.size()) {
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return sequences[a].nq * sequences[a].nk > sequences[b].nq * sequences[b].nk;
-    });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return has_more_pairs(sequences[a], sequences[b]); });
     first.push_back(0);
     for (std::size_t i : order) first.push_back(first.back() + count(sequences[i]));
   }
@@ -64,6 +66,8 @@ WorkspaceLayout workspace_layout(const Problem& p, const Isa& isa, int threads) 
   WorkspaceLayout layout{.threads = threads, .scratch_bytes = round_up(isa.scratch_bytes(p), 64)};
   layout.bytes = threads * layout.scratch_bytes;
   if (p.pass == Pass::forward) {
+    layout.packs = layout.bytes;
+    layout.bytes += round_up(pack_room(p, isa), 64);
     layout.partials = layout.bytes;
     layout.bytes += decode_bytes(p);
     return layout;
@@ -72,7 +76,7 @@ WorkspaceLayout workspace_layout(const Problem& p, const Isa& isa, int threads) 
   layout.delta = layout.bytes;
   layout.lse2 = layout.delta + row_bytes;
   layout.images = layout.lse2 + row_bytes;
-  layout.bytes = layout.images + (p.dq ? row_bytes * p.D * key_groups(p.longest_k()) : 0);
+  layout.bytes = layout.images + (p.dq ? row_bytes * isa.image_rows(p.D) * key_groups(p.longest_k()) : 0);
   return layout;
 }
 
@@ -87,21 +91,33 @@ void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout
   if (!few.empty()) run_decode(p, isa, layout, call, few);
   const int threads = useful_threads(p, sequences, layout.threads);
   // As many blocks to a task as leave every thread several tasks.
-  Int64 blocks = 0, group = isa.forward_blocks;
+  Int64 blocks = 0, group = forward_blocks;
   for (const Sequence& s : sequences) blocks += p.Hq * query_blocks(s.nq);
   while (group > 1 && blocks < group * 4 * threads) group /= 2;
 
-  const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hq * ceil_div(query_blocks(s.nq), group); });
-  parallel_for(tasks.count(), threads, [&](Int64 index, int worker) {
-    const auto task = tasks[index];
-    const Sequence& s = sequences[task.sequence];
-    const Int64 groups = ceil_div(query_blocks(s.nq), group), h = task.index / groups;
-    const Int64 first = (groups - 1 - task.index % groups) * group;  // causal: later ones see more keys; longest first
-    const ForwardJob job{.head = head_job(p, call, s, h),
-                         .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), h),
-                         .lse = head_numbers(row_numbers(call.outputs.lse, p, s), h)};
-    isa.forward(job, {first, lesser(first + group, query_blocks(s.nq))}, scratch_of(call, layout, worker));
-  });
+  std::stable_sort(sequences.begin(), sequences.end(), has_more_pairs);
+  for (const std::vector<SharedKeys>& round : rounds_of(p, isa, layout, call, sequences)) {
+    pack_round(p, isa, layout, call, round, threads);
+    struct Task {
+      const SharedKeys* keys;
+      Int64 head, first;  // first of its blocks of queries
+    };
+    std::vector<Task> tasks;
+    for (const SharedKeys& keys : round)
+      for (Int64 h = 0; h < p.heads_per_kv(); ++h)
+        // Causal: later blocks see more keys; longest first.
+        for (Int64 n = ceil_div(query_blocks(keys.sequence->nq), group) - 1; n >= 0; --n)
+          tasks.push_back({&keys, keys.kv * p.heads_per_kv() + h, n * group});
+    parallel_for(Int64(tasks.size()), threads, [&](Int64 index, int worker) {
+      const Task& task = tasks[static_cast<std::size_t>(index)];
+      const Sequence& s = *task.keys->sequence;
+      const ForwardJob job{.head = head_job(p, call, s, task.head),
+                           .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), task.head),
+                           .lse = head_numbers(row_numbers(call.outputs.lse, p, s), task.head),
+                           .packs = task.keys->packs};
+      isa.forward(job, {task.first, lesser(task.first + group, query_blocks(s.nq))}, scratch_of(call, layout, worker));
+    });
+  }
 }
 
 // --- backward
@@ -127,9 +143,10 @@ class Backward {
                         .d_lse = head_numbers(row_numbers(call.saved.d_lse, p, s), h),
                         .delta = delta,
                         .lse2 = lse2,
-                        .dq_images = p.dq ? image : nullptr});
+                        .dq_images = p.dq ? image : nullptr,
+                        .image_rows = isa.image_rows(p.D)});
         const Int64 rows = query_blocks(s.nq) * block_q;
-        delta += rows, lse2 += rows, image += rows * p.D * key_groups(s.nk);
+        delta += rows, lse2 += rows, image += rows * isa.image_rows(p.D) * key_groups(s.nk);
       }
   }
 

@@ -12,10 +12,17 @@ inline constexpr Int64 block_q = 64;
 // operands stay in a 512 KiB L2 cache for D up to 128.
 inline constexpr Int64 block_k = 192;
 
+// Neighbouring blocks of queries that one forward task takes, at most: they share what it loads of K and V. Any number
+// gives the same bits.
+inline constexpr Int64 forward_blocks = 8;
+
 // The backward pass splits a sequence's keys into groups, one task each, with a dQ image per group that is summed in
 // order at the end. More groups: more parallelism, more memory. Counted from the sequence's own length.
 inline constexpr Int64 max_groups = 4;
 inline constexpr Int64 min_blocks_per_group = 2;
+// Of these a task takes so many blocks at a time, which share what it loads of Q and dO. Any number gives the same
+// bits.
+inline constexpr Int64 key_blocks_beside = 2;
 
 // Sequences with few queries: rows (queries of several heads) that share a pass over K and V, keys to a step, passes
 // side by side, and the chunks into which the keys that they see are split, by their number alone.

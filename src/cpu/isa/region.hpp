@@ -24,12 +24,11 @@ namespace tessera::cpu::TESSERA_NAMESPACE {
 //
 #include "cpu/kernel/product.hpp"
 
-// What the width of a product is a multiple of, and how many blocks of queries a forward task takes at most: packing K
-// and V for a matrix unit costs more, and its queries take less room.
+// What the width of a product is a multiple of.
 #if defined(TESSERA_MATRIX_UNIT)
-inline constexpr Int64 width_step = 32, forward_blocks = 8;
+inline constexpr Int64 width_step = 32;
 #else
-inline constexpr Int64 width_step = lanes, forward_blocks = 4;
+inline constexpr Int64 width_step = lanes;
 #endif
 
 #include "cpu/kernel/tile.hpp"
@@ -51,7 +50,11 @@ inline constexpr Int64 width_step = lanes, forward_blocks = 4;
 //
 #include "cpu/kernel/matrix_pack.hpp"
 //
-#include "cpu/kernel/matrix_products.hpp"
+#include "cpu/kernel/matrix_multiply.hpp"
+//
+#include "cpu/kernel/matrix_forward.hpp"
+//
+#include "cpu/kernel/matrix_backward.hpp"
 //
 #include "cpu/kernel/matrix_table.hpp"
 #else
@@ -68,11 +71,13 @@ namespace tessera::cpu {
 const Isa TESSERA_ISA{.name = TESSERA_TEXT(TESSERA_ISA),
                       .lanes = TESSERA_NAMESPACE::lanes,
                       .pieces = TESSERA_NAMESPACE::pieces,
-                      .forward_blocks = TESSERA_NAMESPACE::forward_blocks,
+                      .pack_bytes = TESSERA_NAMESPACE::pack_bytes,
+                      .pack_keys = TESSERA_NAMESPACE::pack_keys,
                       .scratch_bytes = TESSERA_NAMESPACE::scratch_bytes,
                       .forward = TESSERA_NAMESPACE::forward,
                       .decode = TESSERA_NAMESPACE::decode,
                       .finish_decode = TESSERA_NAMESPACE::finish_decode,
+                      .image_rows = TESSERA_NAMESPACE::image_rows,
                       .prepare = TESSERA_NAMESPACE::prepare_block,
                       .key_group = TESSERA_NAMESPACE::key_group,
                       .finish_dq = TESSERA_NAMESPACE::finish_dq_block,

@@ -3,15 +3,18 @@
 // their region.
 #pragma once
 
-template <class Products>
 struct BackwardScratch {
-  Products products;
-  float *P, *dS, *derivative, *Z, *dK, *dV;
+  VectorBackward products;
+  float *P, *dS, *derivative, *Z, *dK[key_blocks_beside], *dV[key_blocks_beside];
 
   BackwardScratch(Int64 D, Int64 Dv, Scratch& s) :
       products(D, Dv, s), P(s.take(block_k * block_q)), dS(s.take(block_k * block_q)),
-      derivative(s.take(block_k * block_q)), Z(s.take(block_k * block_q)),
-      dK(s.take(Products::rows * Products::padded(D))), dV(s.take(Products::rows * Products::padded(Dv))) {}
+      derivative(s.take(block_k * block_q)), Z(s.take(block_k * block_q)) {
+    for (Int64 n = 0; n < key_blocks_beside; ++n) {
+      dK[n] = s.take(block_k * VectorBackward::padded(D));
+      dV[n] = s.take(block_k * VectorBackward::padded(Dv));
+    }
+  }
 };
 
 // delta = dO . O - dLSE and lse2 of one block of queries. Rows that see nothing get lse2 = +inf, so that P = 0.
@@ -57,12 +60,11 @@ HWY_INLINE void score_gradients(const Tile& tile, const float* P, const float* d
 
 // P (times the dropout factors) and dS of one tile, before the softcap's derivative. The tile's keys begin at row
 // `first` of those loaded.
-template <class Products>
-HWY_INLINE void recompute(const BackwardJob& job, const Tile& tile, Int64 first, const BackwardScratch<Products>& s) {
+HWY_INLINE void recompute(const BackwardJob& job, const Tile& tile, Int64 first, const BackwardScratch& s) {
   const HeadJob& head = job.head;
   s.products.scores(head, tile, first, s.P);
-  const float factor = finish_scores<Products::scaled>(head, tile, s.P, s.derivative);
-  probabilities<Products::scaled>(tile, job.lse2, factor, s.P);
+  const float factor = finish_scores<true>(head, tile, s.P, s.derivative);
+  probabilities<true>(tile, job.lse2, factor, s.P);
   s.products.value_products(head, tile, first, s.dS);
   if (head.threshold > 0) {
     dropout_factors(head, tile, s.Z);
@@ -72,23 +74,23 @@ HWY_INLINE void recompute(const BackwardJob& job, const Tile& tile, Int64 first,
   if (head.threshold > 0) multiply_tile(tile, s.Z, s.P);
 }
 
-// One block of queries against one block of keys: adds to dK, dV (which start at the block's first key) and dQ's image.
-template <class Products>
-HWY_INLINE void backward_tile(const KeyGroupJob& group, const BackwardJob& job, Int64 query_block, Int64 key_block,
-                              BackwardScratch<Products>& s) {
+// One block of queries, which is loaded, against one block of keys: adds to dK, dV (which start at the block's first
+// key) and dQ's image.
+HWY_INLINE void backward_tile(const KeyGroupJob& group, const BackwardJob& job, Range queries, Int64 key_block,
+                              const BackwardScratch& s, float* dK, float* dV) {
   const HeadJob& head = job.head;
-  const Range queries = query_range(head, query_block), keys = key_range(head, queries, key_block);
+  const Range keys = key_range(head, queries, key_block);
   if (keys.empty()) return;
   const Tile tile = tile_of(queries, keys);
   const Int64 first = tile.j0 - key_block * block_k;
 
-  s.products.load_queries(job, tile);
   recompute(job, tile, first, s);
-  if (group.dv) s.products.add_dv(job, tile, s.P, s.dV + first * Products::padded(head.Dv));
+  if (group.dv) s.products.add_dv(head, tile, s.P, dV + first * VectorBackward::padded(head.Dv));
   if (head.softcap > 0) multiply_tile(tile, s.derivative, s.dS);
-  if (group.dk) s.products.add_dk(job, tile, s.dS, s.dK + first * Products::padded(head.D));
+  if (group.dk) s.products.add_dk(head, tile, s.dS, dK + first * VectorBackward::padded(head.D));
   if (job.dq_images) {
-    float* image = job.dq_images + (group.group * query_blocks(head.nq) + query_block) * head.D * block_q;
+    const Int64 query_block = queries.begin / block_q;
+    float* image = job.dq_images + (group.group * query_blocks(head.nq) + query_block) * job.image_rows * block_q;
     // The group's first tile of these queries replaces what the workspace held before.
     const Int64 first_block = greater(group.block_begin, visible_keys(head.mask, queries).begin / block_k);
     s.products.add_dq(head, tile, first, s.dS, key_block == first_block, image);
@@ -106,24 +108,38 @@ HWY_INLINE void store_gradient(const Rows& out, Range keys, Int64 width, Int64 p
   }
 }
 
-template <class Products>
-HWY_NOINLINE void backward_key_group(const KeyGroupJob& group, float* memory) {
+// Blocks of keys [begin, end), side by side.
+HWY_INLINE void backward_key_blocks(const KeyGroupJob& group, Int64 begin, Int64 end, BackwardScratch& s) {
   const HeadJob& any = group.jobs[0].head;
-  const Int64 D_padded = Products::padded(any.D), Dv_padded = Products::padded(any.Dv);
-  Scratch pieces(memory);
-  BackwardScratch<Products> s(any.D, any.Dv, pieces);
-  for (Int64 block = group.block_begin; block < group.block_end; ++block) {
-    const Range keys{block * block_k, lesser((block + 1) * block_k, any.nk)};
-    s.products.load_keys(any, keys, true);
-    fill(s.dK, Products::rows * D_padded, 0);
-    fill(s.dV, Products::rows * Dv_padded, 0);
-    const Range queries = visible_queries(any.mask, keys);
-    for (Int64 h = 0; h < group.heads; ++h)
-      for (Int64 q = queries.begin / block_q; q * block_q < queries.end; ++q)
-        backward_tile(group, group.jobs[h], q, block, s);
-    store_gradient(group.dk, keys, any.D, D_padded, any.scale, group.accumulate, s.dK);
-    store_gradient(group.dv, keys, any.Dv, Dv_padded, 1.0f, group.accumulate, s.dV);
+  const Int64 D_padded = VectorBackward::padded(any.D), Dv_padded = VectorBackward::padded(any.Dv);
+  VectorBackward::Keys keys[key_blocks_beside];
+  for (Int64 n = 0; n < end - begin; ++n) {
+    keys[n] = s.products.load_keys(any, key_block_range(any, begin + n), true, n);
+    fill(s.dK[n], block_k * D_padded, 0);
+    fill(s.dV[n], block_k * Dv_padded, 0);
   }
+  const Range seeing = visible_queries(any.mask, {begin * block_k, lesser(end * block_k, any.nk)});
+  for (Int64 h = 0; h < group.heads; ++h)
+    for (Int64 q = seeing.begin / block_q; q * block_q < seeing.end; ++q) {
+      const Range queries = query_range(any, q);
+      s.products.load_queries(group.jobs[h], tile_of(queries, {}));
+      for (Int64 n = 0; n < end - begin; ++n) {
+        s.products.use_keys(keys[n]);
+        backward_tile(group, group.jobs[h], queries, begin + n, s, s.dK[n], s.dV[n]);
+      }
+    }
+  for (Int64 n = 0; n < end - begin; ++n) {
+    const Range range = key_block_range(any, begin + n);
+    store_gradient(group.dk, range, any.D, D_padded, any.scale, group.accumulate, s.dK[n]);
+    store_gradient(group.dv, range, any.Dv, Dv_padded, 1.0f, group.accumulate, s.dV[n]);
+  }
+}
+
+HWY_NOINLINE void backward_key_group(const KeyGroupJob& group, float* memory) {
+  Scratch pieces(memory);
+  BackwardScratch s(group.jobs[0].head.D, group.jobs[0].head.Dv, pieces);
+  for (Int64 block = group.block_begin; block < group.block_end; block += key_blocks_beside)
+    backward_key_blocks(group, block, lesser(block + key_blocks_beside, group.block_end), s);
 }
 
 // dQ of one block of queries: the groups' images, summed in order.
@@ -139,7 +155,7 @@ HWY_NOINLINE void finish_dq_block(const BackwardJob& job, const Rows& dq, bool a
   for (Int64 g = 0; g < key_groups(head.nk); ++g) {
     const Int64 begin = group_begin(head.nk, g) * block_k, end = group_begin(head.nk, g + 1) * block_k;
     if (seen.empty() || seen.end <= begin || end <= seen.begin) continue;  // the group never saw these queries
-    const float* image = job.dq_images + (g * query_blocks(head.nq) + query_block) * head.D * block_q;
+    const float* image = job.dq_images + (g * query_blocks(head.nq) + query_block) * job.image_rows * block_q;
     for (Int64 d = 0; d < head.D; ++d)
       for (Int64 i = 0; i < tile.width; i += lanes) {
         const Int64 at = d * block_q + i;

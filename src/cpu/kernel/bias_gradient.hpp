@@ -44,7 +44,7 @@ HWY_INLINE void write_sums(const BiasGradientJob& job, const BiasSums& sums) {
 
 HWY_NOINLINE void bias_gradient(const BiasGradientJob& job, Int64 D, Int64 Dv, float* memory) {
   Scratch pieces(memory);
-  BackwardScratch<VectorBackward> s(D, Dv, pieces);
+  BackwardScratch s(D, Dv, pieces);
   BiasSums sums{.tile = pieces.take(block_k * block_q)};
   fill(sums.tile, block_k * block_q, 0);
   for (Int64 n = 0; n < job.heads; ++n) {
@@ -57,7 +57,7 @@ HWY_NOINLINE void bias_gradient(const BiasGradientJob& job, Int64 D, Int64 Dv, f
         if (keys.empty()) continue;
         const Tile tile = tile_of(queries, keys);
         s.products.load_queries(head_job, tile);
-        s.products.load_keys(head, keys, false);
+        s.products.use_keys(s.products.load_keys(head, keys, false, 0));
         recompute(head_job, tile, 0, s);
         add_tile(job, tile, s.dS, sums);
       }

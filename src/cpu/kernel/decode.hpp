@@ -55,11 +55,12 @@ HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, 
   store(sums_of(sums), out);
 }
 
-// Rows of K and V that will be read next.
+// Rows of K and V that will be read next; none without a head.
 struct Ahead {
-  const HeadJob* head;
-  Int64 key;
+  const HeadJob* head = nullptr;
+  Int64 key = 0;
   HWY_INLINE void fetch(Int64 j) const {
+    if (!head) return;
     fetch_row(head->k, key + j, head->D);
     fetch_row(head->v, key + j, head->Dv);
   }
@@ -89,7 +90,8 @@ HWY_INLINE void dot_all(const T* K, Int64 K_stride, Int64 count, const float* Q,
                         const Ahead& ahead, float* S) {
   if (rows == 1) return dot_keys<T, 1>(K, K_stride, count, Q, Q_stride, D, ahead, S);
   if (rows == 2) return dot_keys<T, 2>(K, K_stride, count, Q, Q_stride, D, ahead, S);
-  for (Int64 r = 0; r < rows; r += 4) dot_keys<T, 4>(K, K_stride, count, Q + r * Q_stride, Q_stride, D, ahead, S + r);
+  for (Int64 r = 0; r < rows; r += 4)
+    dot_keys<T, 4>(K, K_stride, count, Q + r * Q_stride, Q_stride, D, r == 0 ? ahead : Ahead{}, S + r);
 }
 
 // O[row][d ...] += sum over the keys of P[j][row] V[j][d ...], for `cols` vectors and a few rows.
@@ -219,7 +221,7 @@ HWY_INLINE void decode_values(const HeadJob& any, Range keys, Int64 rows, const 
     return add_all_values(s.V, s.O_stride, count, s.S, rows, s.O, s.O_stride);
   }
   const Int64 stride = any.v.stride;
-  const char* V = any.v.base + at * size_of(any.v.type);
+  const char* V = any.v.base + at * bytes_each(any.v.type);
   if (any.v.type == Type::f32)
     add_all_values(reinterpret_cast<const float*>(V), stride, count, s.S, rows, s.O, s.O_stride);
   if (any.v.type == Type::f16)
@@ -244,7 +246,8 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const Ahead& ah
   const Tile tile{0, rows, keys.begin, keys.size(), round_up(rows, lanes)};
   decode_products(job, keys, rows, ahead, s);
   decode_scores(job, tile, s.S);
-  softmax_update<true>(tile, 1.0f, InPlace{s.S}, s);
+  Nothing nothing;
+  softmax_update<true>(tile, 1.0f, InPlace{s.S}, s, nothing);
   for (Int64 row = 0; row < rows; ++row)
     for (Int64 d = 0; d < s.O_stride && s.alpha[row] != 1; d += lanes) {
       float* at = s.O + row * s.O_stride + d;

@@ -26,30 +26,37 @@ struct ForwardScratch {
   }
 };
 
-// What a score lacks: products that are not scores yet have still to be multiplied by `factor`.
-template <bool scaled>
-HWY_INLINE Vec score(const float* S, Vec factor) {
-  return scaled ? load(S) : hn::Mul(load(S), factor);
-}
-
-// P = 2^(S - base)
-template <bool scaled>
+// P = 2^(S - base); products that are not scores yet have still to be multiplied by `factor`.
+template <bool scaled, Exactness exactness>
 HWY_INLINE Vec exponential(const float* S, Vec factor, Vec base) {
-  return exp2_bounded(scaled ? hn::Sub(load(S), base) : hn::MulSub(load(S), factor, base));
+  return exp2_bounded<exactness>(scaled ? hn::Sub(load(S), base) : hn::MulSub(load(S), factor, base));
 }
 
-// Scores become P = 2^(S - m) and m takes the tile in; alpha = 2^(m_old - m), and sum is that of P over the tile.
-// Several vectors at a time, from lane i on, so that maxima and sums stay in registers.
-template <int vectors, bool scaled, class Kept>
-HWY_INLINE void softmax_columns(Int64 rows, Int64 i, Vec factor, const Kept& kept, const float* S, float* m, float* sum,
-                                float* alpha) {
+// What else a softmax does, piece by piece between its own steps: nothing, unless another part of the processor could
+// be busy meanwhile.
+struct Nothing {
+  HWY_INLINE void advance() {}
+};
+
+// Scores become P = 2^(S - m), and m takes the tile in if that raises it by more than `slack`, so that O need not be
+// rescaled each time: P is at most 2^slack. alpha = 2^(m_old - m), and sum is that of P over the tile. Several vectors
+// at a time, from lane i on, so that maxima and sums stay in registers. `factor` is positive.
+inline constexpr float slack = 8;
+template <int vectors, bool scaled, class Kept, class Beside>
+HWY_INLINE void softmax_columns(Int64 rows, Int64 i, Vec factor, const Kept& kept, Beside& beside, const float* S,
+                                float* m, float* sum, float* alpha) {
   Vec top[vectors], base[vectors], total[vectors], lost[vectors];
   TESSERA_UNROLL
-  for (int n = 0; n < vectors; ++n) top[n] = load(m + n * lanes);
-  for (Int64 j = 0; j < rows; ++j) TESSERA_UNROLL
-  for (int n = 0; n < vectors; ++n) top[n] = hn::Max(top[n], score<scaled>(S + j * block_q + n * lanes, factor));
+  for (int n = 0; n < vectors; ++n) top[n] = set(-infinity);
+  for (Int64 begin = 0; begin < rows; begin += 16) {
+    for (Int64 j = begin; j < lesser(begin + 16, rows); ++j) TESSERA_UNROLL
+    for (int n = 0; n < vectors; ++n) top[n] = hn::Max(top[n], load(S + j * block_q + n * lanes));
+    beside.advance();
+  }
   TESSERA_UNROLL
   for (int n = 0; n < vectors; ++n) {
+    const Vec before = load(m + n * lanes), here = scaled ? top[n] : hn::Mul(top[n], factor);
+    top[n] = hn::IfThenElse(hn::Gt(here, hn::Add(before, set(slack))), here, before);
     // Exponents of a row that has seen nothing are taken relative to 0: -inf - (-inf) would be NaN.
     base[n] = hn::IfThenElse(hn::Eq(top[n], set(-infinity)), hn::Zero(FloatTag()), top[n]);
     store(exp2_bounded(hn::Sub(load(m + n * lanes), base[n])), alpha + n * lanes);
@@ -63,13 +70,13 @@ HWY_INLINE void softmax_columns(Int64 rows, Int64 i, Vec factor, const Kept& kep
     for (int n = 0; n < vectors; ++n) {
       const float* at = S + j * block_q + n * lanes;
       const Vec none = hn::Zero(FloatTag());
-      const Vec first = exponential<scaled>(at, factor, base[n]);
-      const Vec second = left > 1 ? exponential<scaled>(at + block_q, factor, base[n]) : none;
+      const Vec first = exponential<scaled, Kept::exactness>(at, factor, base[n]);
+      const Vec second = left > 1 ? exponential<scaled, Kept::exactness>(at + block_q, factor, base[n]) : none;
       kept.keep(j, i + n * lanes, first, second);
       Vec P = hn::Add(first, second);
       if (left > 2) {
-        const Vec third = exponential<scaled>(at + 2 * block_q, factor, base[n]);
-        const Vec fourth = left > 3 ? exponential<scaled>(at + 3 * block_q, factor, base[n]) : none;
+        const Vec third = exponential<scaled, Kept::exactness>(at + 2 * block_q, factor, base[n]);
+        const Vec fourth = left > 3 ? exponential<scaled, Kept::exactness>(at + 3 * block_q, factor, base[n]) : none;
         kept.keep(j + 2, i + n * lanes, third, fourth);
         P = hn::Add(P, hn::Add(third, fourth));
       }
@@ -77,19 +84,23 @@ HWY_INLINE void softmax_columns(Int64 rows, Int64 i, Vec factor, const Kept& kep
       const Vec next = hn::Add(total[n], term);
       lost[n] = hn::Sub(hn::Sub(next, total[n]), term);
       total[n] = next;
+      beside.advance();
     }
   }
   TESSERA_UNROLL
   for (int n = 0; n < vectors; ++n) store(total[n], sum + n * lanes);
 }
 
-template <bool scaled, class Kept, class Block>
-HWY_NOINLINE void softmax_update(const Tile& tile, float factor, const Kept& kept, const Block& s) {
+// How often advance() is called meanwhile, about.
+constexpr Int64 softmax_steps(const Tile& tile) { return ceil_div(tile.nj, 4) * (tile.width / lanes); }
+
+template <bool scaled, class Kept, class Block, class Beside>
+HWY_NOINLINE void softmax_update(const Tile& tile, float factor, const Kept& kept, const Block& s, Beside& beside) {
   Int64 i = 0;
   for (; i + 4 * lanes <= tile.width; i += 4 * lanes)
-    softmax_columns<4, scaled>(tile.nj, i, set(factor), kept, s.S + i, s.m + i, s.sum + i, s.alpha + i);
+    softmax_columns<4, scaled>(tile.nj, i, set(factor), kept, beside, s.S + i, s.m + i, s.sum + i, s.alpha + i);
   for (; i < tile.width; i += lanes)
-    softmax_columns<1, scaled>(tile.nj, i, set(factor), kept, s.S + i, s.m + i, s.sum + i, s.alpha + i);
+    softmax_columns<1, scaled>(tile.nj, i, set(factor), kept, beside, s.S + i, s.m + i, s.sum + i, s.alpha + i);
   for (i = 0; i < tile.width; ++i) s.l[i] = s.l[i] * double(s.alpha[i]) + double(s.sum[i]);
 }
 
@@ -130,34 +141,39 @@ HWY_INLINE void start_block(const HeadJob& head, Int64 O_rows, const Block& s) {
   fill(s.O, O_rows * block_q, 0);
 }
 
-// Block n of the task's queries against keys that are loaded, from row `first` on.
-template <class Products>
-HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, Int64 n, Int64 first,
-                             const ForwardScratch<Products>& scratch) {
-  const auto s = scratch.block(n, head.Dv);
-  scratch.products.scores(head, tile, n, first, s.S);
-  const float factor = finish_scores<Products::scaled>(head, tile, s.S, nullptr);
+// Products become P, where `kept` wants it.
+template <bool scaled, class Kept, class Block, class Beside>
+HWY_INLINE void softmax_tile(const HeadJob& head, const Tile& tile, const Kept& kept, const Block& s, Beside& beside) {
+  const float factor = finish_scores<scaled>(head, tile, s.S, nullptr);
   if (head.threshold == 0) {
-    softmax_update<Products::scaled>(tile, factor, scratch.products.kept(s.S), s);
+    softmax_update<scaled>(tile, factor, kept, s, beside);
   } else {
-    softmax_update<Products::scaled>(tile, factor, InPlace{s.S}, s);
+    softmax_update<scaled>(tile, factor, InPlace{s.S}, s, beside);
     dropout_factors(head, tile, s.Z);
     drop(tile, s.Z, s.S);
-    scratch.products.take_probabilities(tile, s.S);
+    kept.keep_tile(tile, s.S);
   }
+}
+
+// Block n of the task's queries against keys that are loaded, from row `first` on.
+HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, Int64 n, Int64 first,
+                             const ForwardScratch<VectorForward>& scratch) {
+  const auto s = scratch.block(n, head.Dv);
+  Nothing nothing;
+  scratch.products.scores(head, tile, n, first, s.S);
+  softmax_tile<true>(head, tile, InPlace{s.S}, s, nothing);
   rescale(tile, head.Dv, s.alpha, s.O);
   scratch.products.add_values(head, tile, first, s.S, s.O);
 }
 
 // Several neighbouring blocks of queries share what they load of K and V. Their results do not depend on each other.
-template <class Products>
 HWY_NOINLINE void forward_blocks_of(const ForwardJob& job, Range blocks, float* memory) {
   const HeadJob& head = job.head;
   Scratch pieces(memory);
-  ForwardScratch<Products> all(head.D, head.Dv, pieces);
+  ForwardScratch<VectorForward> all(head.D, head.Dv, pieces);
   for (Int64 n = blocks.begin; n < blocks.end; ++n) {
     all.products.load_queries(head, tile_of(query_range(head, n), {}), n - blocks.begin);
-    start_block(head, Products::padded(head.Dv), all.block(n - blocks.begin, head.Dv));
+    start_block(head, head.Dv, all.block(n - blocks.begin, head.Dv));
   }
   const Range seen = visible_keys(head.mask, {blocks.begin * block_q, lesser(blocks.end * block_q, head.nq)});
   for (Int64 block = seen.begin / block_k; block * block_k < seen.end; ++block) {

@@ -42,14 +42,13 @@ HWY_INLINE __m512i upper_halves(Vec low, Vec high) {
   return _mm512_permutex2var_epi16(x, places, y);
 }
 
-// f32 rounded to bf16.
+// f32 rounded to bf16; pairs by hand, which keeps the one port of the shuffles free (ties go away from 0).
 template <Order order>
 HWY_INLINE __m512i rounded_halves(Vec low, Vec high) {
-  const __m512i halves = bf16_halves(low, high);
-  if (order == Order::behind) return halves;
-  const __m512i places = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(places, halves);
+  if (order == Order::behind) return bf16_halves(low, high);
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  return upper_halves<order>(Vec{_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(low.raw), half))},
+                             Vec{_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(high.raw), half))});
 }
 
 // The first 8 bits of x, as f32, leave x; they are what is returned. Infinity leaves nothing: its rest would be NaN.
@@ -144,23 +143,21 @@ HWY_NOINLINE void transpose_halves(const Halves& in, Int64 rows, const Halves& o
 // Rows j and j + 1 of a tile of f32 as a row of a right operand whose depth is the tile's keys.
 template <int pieces>
 struct AsPairs {
+  static constexpr Exactness exactness = pieces < 3 ? Exactness::halves : Exactness::f32;
   Pairs out;
   HWY_INLINE void keep(Int64 j, Int64 i, Vec even, Vec odd) const {
     __m512i halves[pieces];
     split<pieces, Order::in_pairs, false>(even, odd, halves);
     for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j / 2, p) + i, halves[p]);
   }
+  HWY_INLINE void keep_tile(const Tile& tile, const float* X) const {
+    for (Int64 j = 0; j < tile.nj; j += 2)
+      for (Int64 i = 0; i < tile.width; i += lanes) {
+        const float* at = X + j * block_q + i;
+        keep(j, i, load(at), j + 1 < tile.nj ? load(at + block_q) : hn::Zero(FloatTag()));
+      }
+  }
 };
-
-// A whole tile of f32.
-template <int pieces>
-HWY_NOINLINE void pair_keys(const Tile& tile, const float* X, const Pairs& out) {
-  for (Int64 j = 0; j < tile.nj; j += 2)
-    for (Int64 i = 0; i < tile.width; i += lanes) {
-      const float* at = X + j * block_q + i;
-      AsPairs<pieces>{out}.keep(j, i, load(at), j + 1 < tile.nj ? load(at + block_q) : hn::Zero(FloatTag()));
-    }
-}
 
 // A product takes whole tiles of depth: zeros behind the last key.
 template <int pieces>
@@ -170,14 +167,18 @@ HWY_INLINE void clear_pairs_behind(const Tile& tile, const Pairs& out) {
       for (Int64 i = 0; i < tile.width; i += lanes) _mm512_storeu_si512(out.row(row, p) + i, _mm512_setzero_si512());
 }
 
-// A tile of f32 as a left operand whose rows are the tile's keys, with zeros behind the last key.
+// 32 numbers of row j of a tile as part of a left operand whose rows are the tile's keys.
+template <int pieces>
+HWY_INLINE void keep_row(const Halves& out, Int64 j, Int64 i, Vec low, Vec high) {
+  __m512i halves[pieces];
+  split<pieces, Order::behind, false>(low, high, halves);
+  for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j, p) + i, halves[p]);
+}
+
+// A whole tile of f32.
 template <int pieces>
 HWY_NOINLINE void split_keys(const Tile& tile, const float* X, const Halves& out) {
   for (Int64 j = 0; j < tile.nj; ++j)
-    for (Int64 i = 0; i < tile.width; i += 32) {
-      __m512i halves[pieces];
-      split<pieces, Order::behind, false>(load(X + j * block_q + i), load(X + j * block_q + i + 16), halves);
-      for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j, p) + i, halves[p]);
-    }
-  for (Int64 j = tile.nj; j < tiled(tile.nj); ++j) clear_row<pieces>(out, j);
+    for (Int64 i = 0; i < tile.width; i += 32)
+      keep_row<pieces>(out, j, i, load(X + j * block_q + i), load(X + j * block_q + i + lanes));
 }

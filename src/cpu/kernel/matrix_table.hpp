@@ -24,29 +24,46 @@ template <int pieces>
 HWY_INLINE Int64 pass_bytes(const Problem& p) {
   return p.pass == Pass::forward
              ? greater(bytes_of<ForwardScratch<MatrixForward<pieces>>>(p), bytes_of<DecodeScratch>(p))
-             : bytes_of<BackwardScratch<MatrixBackward<pieces>>>(p);
+             : bytes_of<MatrixBackward<pieces>>(p);
 }
 
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   const int count = pieces(p);
   const Int64 bytes = count == 1 ? pass_bytes<1>(p) : count == 2 ? pass_bytes<2>(p) : pass_bytes<3>(p);
   // dBias and its tile of sums come by multiply-adds.
-  const Int64 bias = bytes_of<BackwardScratch<VectorBackward>>(p) + block_k * block_q * Int64(sizeof(float));
+  const Int64 bias = bytes_of<BackwardScratch>(p) + block_k * block_q * Int64(sizeof(float));
   return p.dbias ? greater(bytes, bias) : bytes;
+}
+
+HWY_INLINE Int64 pack_bytes(const Problem& p) {
+  const int count = pieces(p);
+  const Int64 floats = count == 1   ? PackedKeys<1>::floats(p.D, p.Dv)
+                       : count == 2 ? PackedKeys<2>::floats(p.D, p.Dv)
+                                    : PackedKeys<3>::floats(p.D, p.Dv);
+  return floats * Int64(sizeof(float));
+}
+
+HWY_INLINE void pack_keys(const HeadJob& head, Range keys, float* pack, float* scratch) {
+  const int count = pieces_of(head);
+  if (count == 1) pack_keys_of<1>(head, keys, pack, scratch);
+  if (count == 2) pack_keys_of<2>(head, keys, pack, scratch);
+  if (count == 3) pack_keys_of<3>(head, keys, pack, scratch);
 }
 
 HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
   const TileSession session;
   const int count = pieces_of(job.head);
-  if (count == 1) forward_blocks_of<MatrixForward<1>>(job, blocks, scratch);
-  if (count == 2) forward_blocks_of<MatrixForward<2>>(job, blocks, scratch);
-  if (count == 3) forward_blocks_of<MatrixForward<3>>(job, blocks, scratch);
+  if (count == 1) matrix_forward<1>(job, blocks, scratch);
+  if (count == 2) matrix_forward<2>(job, blocks, scratch);
+  if (count == 3) matrix_forward<3>(job, blocks, scratch);
 }
+
+HWY_INLINE Int64 image_rows(Int64 D) { return tiled(D); }
 
 HWY_INLINE void key_group(const KeyGroupJob& job, float* scratch) {
   const TileSession session;
   const int count = static_cast<int>(greater(pieces_of(job.jobs[0].head), pieces_of(job.jobs[0].d_o.type)));
-  if (count == 1) backward_key_group<MatrixBackward<1>>(job, scratch);
-  if (count == 2) backward_key_group<MatrixBackward<2>>(job, scratch);
-  if (count == 3) backward_key_group<MatrixBackward<3>>(job, scratch);
+  if (count == 1) matrix_key_group<1>(job, scratch);
+  if (count == 2) matrix_key_group<2>(job, scratch);
+  if (count == 3) matrix_key_group<3>(job, scratch);
 }

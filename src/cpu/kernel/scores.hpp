@@ -72,12 +72,14 @@ HWY_NOINLINE void scale_tile(const Tile& tile, float factor, float* X) {
 }
 
 // S: products of K with q, or (`scaled`) with q * q_factor. Becomes scores, but for the factor that is returned, which
-// is 1 if they are scaled or any option looked at them. `derivative` is written only when there is a softcap.
+// is positive, and 1 if they are scaled or any option looked at them. `derivative` is written only when there is a
+// softcap.
 template <bool scaled>
 HWY_INLINE float finish_scores(const HeadJob& head, const Tile& tile, float* S, float* derivative) {
   const Range queries{tile.i0, tile.i0 + tile.ni}, keys{tile.j0, tile.j0 + tile.nj};
   const bool whole = tile_class(head.mask, queries, keys) == TileClass::full;
-  if (whole && head.softcap == 0 && !head.alibi && !head.bias && !head.visible) return scaled ? 1.0f : head.q_factor;
+  if (whole && head.softcap == 0 && !head.alibi && !head.bias && !head.visible && (scaled || head.q_factor > 0))
+    return scaled ? 1.0f : head.q_factor;
   if (!scaled) scale_tile(tile, head.q_factor, S);
   if (head.softcap > 0) apply_softcap(head, tile, S, derivative);
   if (head.alibi) apply_alibi(head, tile, S);

@@ -20,8 +20,19 @@ HWY_INLINE Vec iota(float first) { return hn::Iota(FloatTag(), first); }
 inline constexpr float log2e = 1.44269504088896340736f;
 inline constexpr float infinity = __builtin_inff();
 
-// 2^f for |f| <= 1/2: relative error 2e-9.
+// How good an exponential has to be: as f32, or only much better than 16 bits.
+enum class Exactness { f32, halves };
+
+// 2^f for |f| <= 1/2: relative error 2e-9, or 1e-7 with a term less.
+template <Exactness exactness>
 HWY_INLINE Vec exp2_fraction(Vec f) {
+  if (exactness == Exactness::halves) {
+    Vec p = hn::MulAdd(set(0.001326472731307149f), f, set(0.009671512991189957f));
+    p = hn::MulAdd(p, f, set(0.05550733581185341f));
+    p = hn::MulAdd(p, f, set(0.24022242426872253f));
+    p = hn::MulAdd(p, f, set(0.6931470036506653f));
+    return hn::MulAdd(p, f, set(1.0f));
+  }
   Vec p = hn::MulAdd(set(0.00015353361959569156f), f, set(0.0013398875016719103f));
   p = hn::MulAdd(p, f, set(0.00961843691766262f));
   p = hn::MulAdd(p, f, set(0.055503323674201965f));
@@ -31,11 +42,12 @@ HWY_INLINE Vec exp2_fraction(Vec f) {
 }
 
 // 2^x for x <= 127, within 1.5 units in the last place; 0 below -126; NaN stays NaN. x = n + f with |f| <= 1/2.
+template <Exactness exactness = Exactness::f32>
 HWY_INLINE Vec exp2_bounded(Vec x) {
   const Vec magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   const Vec t = hn::Add(x, magic);
   const Vec whole = hn::Sub(t, magic);
-  const Vec p = exp2_fraction(hn::Sub(x, whole));
+  const Vec p = exp2_fraction<exactness>(hn::Sub(x, whole));
 #if HWY_TARGET == HWY_AVX3
   const __mmask16 normal = _mm512_cmp_ps_mask(x.raw, set(-126.0f).raw, _CMP_NLT_UQ);
   return Vec{_mm512_maskz_scalef_ps(normal, p.raw, whole.raw)};
@@ -48,10 +60,13 @@ HWY_INLINE Vec exp2_bounded(Vec x) {
 }
 
 // 2^x for any x.
-HWY_INLINE Vec exp2_any(Vec x) { return hn::IfThenElse(hn::Gt(x, set(127.0f)), set(infinity), exp2_bounded(x)); }
+template <Exactness exactness = Exactness::f32>
+HWY_INLINE Vec exp2_any(Vec x) {
+  return hn::IfThenElse(hn::Gt(x, set(127.0f)), set(infinity), exp2_bounded<exactness>(x));
+}
 
-// A function, not a lambda, which target regions do not reach.
-HWY_INLINE double log2_of(double x) { return __builtin_log2(x); }
+// A function, not a lambda, which target regions do not reach; and no inline one: it is called from outside of them.
+HWY_NOINLINE double log2_of(double x) { return __builtin_log2(x); }
 
 // --- rows of any type as f32
 

@@ -15,11 +15,17 @@ HWY_INLINE Int64 bytes_of(const Problem& p) {
 
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   return p.pass == Pass::forward ? greater(bytes_of<ForwardScratch<VectorForward>>(p), bytes_of<DecodeScratch>(p))
-                                 : bytes_of<BackwardScratch<VectorBackward>>(p);
+                                 : bytes_of<BackwardScratch>(p);
 }
+
+// The task's own loading serves as well.
+HWY_INLINE Int64 pack_bytes(const Problem&) { return 0; }
+HWY_INLINE void pack_keys(const HeadJob&, Range, float*, float*) {}
 
 HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
-  forward_blocks_of<VectorForward>(job, blocks, scratch);
+  forward_blocks_of(job, blocks, scratch);
 }
 
-HWY_INLINE void key_group(const KeyGroupJob& job, float* scratch) { backward_key_group<VectorBackward>(job, scratch); }
+HWY_INLINE Int64 image_rows(Int64 D) { return D; }
+
+HWY_INLINE void key_group(const KeyGroupJob& job, float* scratch) { backward_key_group(job, scratch); }

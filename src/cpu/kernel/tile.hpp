@@ -17,6 +17,10 @@ HWY_INLINE Range query_range(const HeadJob& head, Int64 block) {
   return {block * block_q, lesser((block + 1) * block_q, head.nq)};
 }
 
+HWY_INLINE Range key_block_range(const HeadJob& head, Int64 block) {
+  return {block * block_k, lesser((block + 1) * block_k, head.nk)};
+}
+
 // The keys of a block that some query of the tile sees.
 HWY_INLINE Range key_range(const HeadJob& head, Range queries, Int64 block) {
   const Range seen = visible_keys(head.mask, queries);
@@ -39,11 +43,15 @@ class Scratch {
   float* next;
 };
 
+// Bytes of a number of an input. (core's size_of is a function elsewhere; calling it would save every register.)
+HWY_INLINE Int64 bytes_each(Type type) { return type == Type::f32 ? 4 : 2; }
+
 // Asks for row i, which will be read soon. Rows often lie apart (those of other heads are between them), where a
 // processor does not foresee them; one that does not exist does no harm.
 HWY_INLINE void fetch_row(const Rows& rows, Int64 i, Int64 width) {
-  const char* row = rows.base + i * rows.stride * size_of(rows.type);
-  for (Int64 at = 0; at < width * size_of(rows.type); at += 64) __builtin_prefetch(row + at, 0, 2);
+  const Int64 each = bytes_each(rows.type);
+  const char* row = rows.base + i * rows.stride * each;
+  for (Int64 at = 0; at < width * each; at += 64) __builtin_prefetch(row + at, 0, 2);
 }
 inline constexpr Int64 rows_ahead = 24;  // far enough to hide the way to memory
 

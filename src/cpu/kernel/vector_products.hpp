@@ -1,21 +1,24 @@
 // The products of attention by multiply-adds in f32: which operands they have and how those are loaded. forward.hpp and
-// backward.hpp are written over this and its counterpart for matrix units, matrix_products.hpp.
+// backward.hpp are written over this; matrix_forward.hpp and matrix_backward.hpp are their counterparts.
 // Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
 // Where the softmax leaves P: in place of the scores.
 struct InPlace {
+  static constexpr Exactness exactness = Exactness::f32;
   float* S;
   // Rows j and j + 1 of the lanes from i on. There is room for a row behind the last one.
   HWY_INLINE void keep(Int64 j, Int64 i, Vec even, Vec odd) const {
     store(even, S + j * block_q + i);
     store(odd, S + (j + 1) * block_q + i);
   }
+  // A whole tile that is there already.
+  HWY_INLINE void keep_tile(const Tile&, const float*) const {}
 };
 
-// Operands of the forward pass: Q^T of each block of a task, and one block of keys.
+// Operands of the forward pass: Q^T of each block of a task, and one block of keys. q carries q_factor, so products are
+// scores.
 struct VectorForward {
-  static constexpr bool scaled = true;  // q carries q_factor, so products are scores
   static constexpr Int64 padded(Int64 width) { return width; }
 
   float *Qt, *K_room, *V_room;
@@ -36,9 +39,6 @@ struct VectorForward {
     multiply<Operand::rows, Result::replace>(K.at(first), K.stride, Qt + n * head.D * block_q, block_q, S, block_q,
                                              tile.nj, tile.width, head.D);
   }
-  // What becomes of P: what the softmax hands over row by row, or (after dropout) a whole tile.
-  HWY_INLINE InPlace kept(float* S) const { return {S}; }
-  HWY_INLINE void take_probabilities(const Tile&, const float*) const {}
   // O^T += V^T P^T
   HWY_INLINE void add_values(const HeadJob& head, const Tile& tile, Int64 first, const float* P, float* O) const {
     multiply<Operand::transposed, Result::add>(V.at(first), V.stride, P, block_q, O, block_q, head.Dv, tile.width,
@@ -46,31 +46,40 @@ struct VectorForward {
   }
 };
 
-// Operands of the backward pass: one block of keys, one block of queries.
+// Operands of the backward pass: blocks of keys side by side, one block of queries.
 struct VectorBackward {
-  static constexpr bool scaled = true;
   static constexpr Int64 padded(Int64 width) { return round_up(width, lanes); }  // of a row of dK or dV
-  static constexpr Int64 rows = block_k;                                         // of dK and dV
 
-  float *Qt, *dOt, *Q, *dO, *K_room, *V_room;
-  Panel K{}, V{};
+  float *Qt, *dOt, *Q, *dO, *K_room[key_blocks_beside], *V_room[key_blocks_beside];
+  Panel K{}, V{};  // those in use
 
   VectorBackward(Int64 D, Int64 Dv, Scratch& s) :
       Qt(s.take(D * block_q)), dOt(s.take(Dv * block_q)), Q(s.take(block_q * padded(D))),
-      dO(s.take(block_q * padded(Dv))), K_room(s.take(block_k * D)), V_room(s.take(block_k * Dv)) {}
-
-  HWY_INLINE void load_keys(const HeadJob& head, Range keys, bool reused) {
-    K = load_panel(head.k, keys, head.D, reused, K_room);
-    V = load_panel(head.v, keys, head.Dv, reused, V_room);
+      dO(s.take(block_q * padded(Dv))) {
+    for (Int64 n = 0; n < key_blocks_beside; ++n) K_room[n] = s.take(block_k * D), V_room[n] = s.take(block_k * Dv);
   }
-  // q and dO, transposed. Rows that see nothing become 0, since they may hold anything.
+
+  struct Keys {
+    Panel K, V;
+  };
+  HWY_INLINE Keys load_keys(const HeadJob& head, Range keys, bool reused, Int64 beside) const {
+    return {load_panel(head.k, keys, head.D, reused, K_room[beside]),
+            load_panel(head.v, keys, head.Dv, reused, V_room[beside])};
+  }
+  HWY_INLINE void use_keys(const Keys& keys) { K = keys.K, V = keys.V; }
+  // q and dO, as they are and transposed. Rows that see nothing become 0, since they may hold anything.
   HWY_INLINE void load_queries(const BackwardJob& job, const Tile& tile) {
-    load_transposed(job.head.q, tile, job.head.D, job.head.q_factor, Qt);
-    load_transposed(job.d_o, tile, job.head.Dv, 1.0f, dOt);
+    const Int64 D = job.head.D, Dv = job.head.Dv;
+    load_transposed(job.head.q, tile, D, job.head.q_factor, Qt);
+    load_transposed(job.d_o, tile, Dv, 1.0f, dOt);
+    load_rows(job.head.q, tile.i0, tile.ni, D, Q);
+    load_rows(job.d_o, tile.i0, tile.ni, Dv, dO);
     for (Int64 i = 0; i < tile.ni; ++i) {
       if (!blind(job, tile, i)) continue;
-      for (Int64 d = 0; d < job.head.D; ++d) Qt[d * block_q + i] = 0;
-      for (Int64 d = 0; d < job.head.Dv; ++d) dOt[d * block_q + i] = 0;
+      for (Int64 d = 0; d < D; ++d) Qt[d * block_q + i] = 0;
+      for (Int64 d = 0; d < Dv; ++d) dOt[d * block_q + i] = 0;
+      fill(Q + i * padded(D), padded(D), 0);
+      fill(dO + i * padded(Dv), padded(Dv), 0);
     }
   }
   // S^T = K Q^T
@@ -84,12 +93,12 @@ struct VectorBackward {
                                              head.Dv);
   }
   // dV += P^T dO; `dV` starts at the tile's first key, here and for dK.
-  HWY_INLINE void add_dv(const BackwardJob& job, const Tile& tile, const float* P, float* dV) const {
-    add_rows(job, tile, job.d_o, job.head.Dv, P, dO, dV);
+  HWY_INLINE void add_dv(const HeadJob& head, const Tile& tile, const float* P, float* dV) const {
+    add_rows(tile, padded(head.Dv), P, dO, dV);
   }
   // dK += dS^T Q
-  HWY_INLINE void add_dk(const BackwardJob& job, const Tile& tile, const float* dS, float* dK) const {
-    add_rows(job, tile, job.head.q, job.head.D, dS, Q, dK);
+  HWY_INLINE void add_dk(const HeadJob& head, const Tile& tile, const float* dS, float* dK) const {
+    add_rows(tile, padded(head.D), dS, Q, dK);
   }
   // dQ^T (+)= K^T dS^T
   HWY_INLINE void add_dq(const HeadJob& head, const Tile& tile, Int64 first, const float* dS, bool replace,
@@ -104,12 +113,7 @@ struct VectorBackward {
   }
 
  private:
-  HWY_INLINE void add_rows(const BackwardJob& job, const Tile& tile, const Rows& source, Int64 width, const float* left,
-                           float* right, float* out) const {
-    load_rows(source, tile.i0, tile.ni, width, right);
-    for (Int64 i = 0; i < tile.ni; ++i)
-      if (blind(job, tile, i)) fill(right + i * padded(width), padded(width), 0);
-    multiply<Operand::rows, Result::add>(left, block_q, right, padded(width), out, padded(width), tile.nj,
-                                         padded(width), tile.ni);
+  HWY_INLINE void add_rows(const Tile& tile, Int64 width, const float* left, const float* right, float* out) const {
+    multiply<Operand::rows, Result::add>(left, block_q, right, width, out, width, tile.nj, width, tile.ni);
   }
 };

@@ -1,0 +1,200 @@
+// The forward pass on the matrix unit: forward.hpp's steps, with the tile products of the neighbouring tiles running
+// beside each tile's softmax. Included by cpu/isa/amx.cpp inside its target region.
+//
+// At D = 128 a tile of 64 queries and 192 keys takes the unit 384 products of 16 cycles, 6100 cycles, and the vector
+// registers about as many: 768 vectors of scores at some 16 operations, two a cycle. One after the other, either part
+// would idle half of the time. The processor looks ahead a few hundred instructions, so they are mixed finely: a step
+// of four products (64 cycles) for every two advances of the softmax (four vectors each).
+#pragma once
+
+// Rows of a block of keys, and as many zeros behind them as a product of a tile that begins anywhere may read.
+inline constexpr Int64 key_rows = block_k + tile_step;
+
+template <int pieces>
+HWY_INLINE Int64 load_key_rows(const Rows& source, Range keys, Int64 width, const Halves& out) {
+  for (Int64 r = 0; r < keys.size(); ++r) {
+    fetch_row(source, keys.begin + r + rows_ahead, width);
+    split_row<pieces>(source, keys.begin + r, width, out, r);
+  }
+  const Int64 end = lesser(tiled(keys.size()) + tile_step, key_rows);
+  for (Int64 r = keys.size(); r < end; ++r) clear_row<pieces>(out, r);
+  return end;
+}
+
+HWY_INLINE Halves from_row(Halves x, Int64 r) { return {x.at + r * x.stride, x.stride, x.piece}; }
+HWY_INLINE Halves from_column(Halves x, Int64 c) { return {x.at + c, x.stride, x.piece}; }
+
+// K as rows and V^T of one block of keys, as they lie in a pack. V is transposed once for all who read it: 48 squares
+// of 16 x 16 words at D = 128, some 5000 cycles, most of a tile's time.
+template <int pieces>
+struct PackedKeys {
+  Halves K, Vt;
+
+  static constexpr Int64 floats(Int64 D, Int64 Dv) { return pieces * key_rows * (tiled(D) + tiled(Dv)) / 2; }
+  HWY_INLINE PackedKeys(Int64 D, Int64 Dv, float* pack) {
+    Scratch room(pack);
+    K = take_halves<pieces>(room, key_rows, tiled(D));
+    Vt = take_halves<pieces>(room, tiled(Dv), key_rows);
+  }
+};
+
+// `memory` is room for the rows of V.
+template <int pieces>
+HWY_NOINLINE void pack_keys_of(const HeadJob& head, Range keys, float* pack, float* memory) {
+  const PackedKeys<pieces> out(head.D, head.Dv, pack);
+  Scratch room(memory);
+  const Halves V = take_halves<pieces>(room, key_rows, tiled(head.Dv));
+  load_key_rows<pieces>(head.k, keys, head.D, out.K);
+  transpose_halves<pieces>(V, load_key_rows<pieces>(head.v, keys, head.Dv, V), out.Vt);
+}
+
+template <int pieces>
+struct MatrixForward {
+  static constexpr Int64 padded(Int64 width) { return tiled(width); }
+
+  Halves Q;  // rows on their way to Qt
+  Pairs Qt, P[2];
+  float* S;                     // a second one: one is made while the other is read, and so with P
+  float *packs[2], *pack_room;  // of tasks that nobody has packed for
+
+  MatrixForward(Int64 D, Int64 Dv, Scratch& s) :
+      Q(take_halves<pieces>(s, block_q, tiled(D))),
+      Qt(take_pairs<pieces>(s, forward_blocks * tiled(D) / 2, block_q)), P{take_pairs<pieces>(s, block_k / 2, block_q),
+                                                                           take_pairs<pieces>(s, block_k / 2, block_q)},
+      S(s.take(block_k * block_q)), packs{s.take(PackedKeys<pieces>::floats(D, Dv)),
+                                          s.take(PackedKeys<pieces>::floats(D, Dv))},
+      pack_room(s.take(pieces * key_rows * tiled(Dv) / 2)) {}
+
+  HWY_INLINE void load_queries(const HeadJob& head, const Tile& tile, Int64 n) {
+    for (Int64 i = 0; i < tile.ni; ++i) split_row<pieces>(head.q, tile.i0 + i, head.D, Q, i);
+    for (Int64 i = tile.ni; i < tile.width; ++i) clear_row<pieces>(Q, i);
+    pair_columns<pieces>(Q, tile.width, queries(head, n));
+  }
+  HWY_INLINE Pairs queries(const HeadJob& head, Int64 n) const {
+    return {Qt.row(n * tiled(head.D) / 2), Qt.stride, Qt.piece};
+  }
+};
+
+// A tile of the task: block n of its queries against keys of a block.
+struct Place {
+  Tile tile;
+  Int64 n, block;
+};
+
+// The tiles of a task in the order in which they are computed: block of keys by block of keys.
+class Walk {
+ public:
+  HWY_INLINE Walk(const HeadJob& head, Range blocks) :
+      head(head), blocks(blocks),
+      seen(visible_keys(head.mask, {blocks.begin * block_q, lesser(blocks.end * block_q, head.nq)})), n(blocks.begin),
+      block(seen.begin / block_k) {}
+
+  HWY_INLINE bool next(Place& place) {
+    for (; block * block_k < seen.end; ++block, n = blocks.begin)
+      while (n < blocks.end) {
+        const Range queries = query_range(head, n++), keys = key_range(head, queries, block);
+        if (keys.empty()) continue;
+        place = {tile_of(queries, keys), n - 1 - blocks.begin, block};
+        return true;
+      }
+    return false;
+  }
+
+ private:
+  const HeadJob& head;
+  Range blocks, seen;
+  Int64 n, block;
+};
+
+// A task: its memory, and the products of one of its tiles. What is made in one turn is read in the next.
+template <int pieces>
+struct MatrixTask {
+  using Products = MatrixForward<pieces>;
+
+  const HeadJob& head;
+  float* packs;
+  ForwardScratch<Products> memory;
+
+  HWY_INLINE MatrixTask(const ForwardJob& job, Scratch& room) :
+      head(job.head), packs(const_cast<float*>(job.packs)), memory(job.head.D, job.head.Dv, room) {}
+
+  HWY_INLINE Int64 pack_floats() const { return PackedKeys<pieces>::floats(head.D, head.Dv); }
+  HWY_INLINE PackedKeys<pieces> keys(const Place& place) const {
+    return {head.D, head.Dv, packs ? packs + place.block * pack_floats() : memory.products.packs[place.block % 2]};
+  }
+  // Packs a tile's keys if nobody has. There is room for those of two neighbouring blocks.
+  HWY_INLINE void load(const Place& place) const {
+    if (packs) return;
+    pack_keys_of<pieces>(head, key_block_range(head, place.block), memory.products.packs[place.block % 2],
+                         memory.products.pack_room);
+  }
+  HWY_INLINE typename ForwardScratch<Products>::Block block(Int64 n, int turn) const {
+    auto s = memory.block(n, head.Dv);
+    if (turn == 1) s.S = memory.products.S;
+    return s;
+  }
+  HWY_INLINE Product<pieces> scores(const Place& place, int turn) const {
+    const Int64 first = place.tile.j0 - place.block * block_k;
+    return {Result::replace,        Terms::all, from_row(keys(place).K, first), memory.products.queries(head, place.n),
+            block(place.n, turn).S, block_q,    tiled(place.tile.nj),           place.tile.width,
+            tiled(head.D)};
+  }
+  HWY_INLINE Product<pieces> values(const Place& place, int turn) const {
+    const Int64 first = place.tile.j0 - place.block * block_k;
+    return {Result::add,
+            Terms::most,
+            from_column(keys(place).Vt, first),
+            memory.products.P[turn],
+            block(place.n, turn).O,
+            block_q,
+            tiled(head.Dv),
+            place.tile.width,
+            tiled(place.tile.nj)};
+  }
+};
+
+template <int pieces>
+HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* memory) {
+  using Task = MatrixTask<pieces>;
+  const HeadJob& head = job.head;
+  Scratch room(memory);
+  Task task(job, room);
+  for (Int64 n = 0; n < blocks.size(); ++n) {
+    task.memory.products.load_queries(head, tile_of(query_range(head, blocks.begin + n), {}), n);
+    start_block(head, tiled(head.Dv), task.block(n, 0));
+  }
+  const Int64 lines = task.pack_floats() / 16 / blocks.size();  // of the next pack, asked for during each tile
+
+  Walk walk(head, blocks);
+  Place place{}, next{};
+  Product<pieces> pending;  // O += P V of the tile before
+  bool more = walk.next(place);
+  if (more) {
+    task.load(place);
+    task.scores(place, 0).finish();
+  }
+  for (int turn = 0; more; turn ^= 1, place = next) {
+    more = walk.next(next);
+    if (more && next.block != place.block && !task.packs) {
+      pending.finish();
+      task.load(next);
+    }
+    ProductsBeside<pieces> beside;
+    beside.add(pending);
+    if (more) beside.add(task.scores(next, turn ^ 1));
+    beside.start(softmax_steps(place.tile));
+    const Int64 next_pack = (place.block + 1) * block_k < head.nk ? place.block + 1 : place.block;
+    if (task.packs) beside.fetch(task.packs + next_pack * task.pack_floats() + place.n * lines * 16, lines);
+    const auto s = task.block(place.n, turn);
+    const AsPairs<pieces> kept{task.memory.products.P[turn]};
+    softmax_tile<false>(head, place.tile, kept, s, beside);
+    beside.finish();
+    // Only now: the products beside may have been those of the same queries.
+    rescale(place.tile, head.Dv, s.alpha, s.O);
+    clear_pairs_behind<pieces>(place.tile, kept.out);
+    pending = task.values(place, turn);
+  }
+  pending.finish();
+  for (Int64 n = 0; n < blocks.size(); ++n)
+    finish_forward(job, tile_of(query_range(head, blocks.begin + n), {}), task.block(n, 0));
+}
