@@ -256,16 +256,18 @@ constexpr HeadDims usual{64, 64};
 // set where it can be, and pairs take turns.
 UnitSet quick_units() {
   Collector c(
-      "D=64: no option and all options, every rung, every type; each option alone, the best rung, f32 and bf16; all "
-      "pairs, the best rung, in f32 for sm_90a or in bf16 for sm_80; other head dims: no option, the best rung, f32; "
-      "sm_80 and sm_90a, with a little of sm_75; hopper: no option, every tile and type, and D=128, bf16: each option "
+      "D=64: no option and all options, every rung, every type; each option alone, the best rung, f32, and bf16 for "
+      "sm_80; all pairs, the best rung, in f32 for sm_90a or in bf16 for sm_80; other head dims: no option, the best "
+      "rung, f32; sm_80 and sm_90a, with a little of sm_75; hopper: no option, every tile and type, and D=128, bf16: "
+      "each option "
       "alone, all pairs, all options");
   for (const Pass pass : passes) {
     for (const char* architecture : architectures) {
       for (const Type type : types) {
         c.plain(architecture, pass, type, usual);
         c.together(Rungs::all, architecture, pass, type, usual);
-        if (type != Type::f16) c.alone(architecture, pass, type, usual);
+        if (type == Type::f32 || (type == Type::bf16 && architecture != newest_architecture))
+          c.alone(architecture, pass, type, usual);
       }
       for (const HeadDims dims : dim_classes) c.add(Rungs::best, architecture, pass, Type::f32, dims, {});
     }
@@ -291,9 +293,8 @@ UnitSet all_units() {
       "128 and 256: each option alone, the best rung, f32 and bf16; D=64: all options, every rung, every type; all "
       "that for sm_80 and sm_90a; D=64, all pairs, the best rung: f32 and bf16 for sm_90a, half of them for sm_80; for "
       "sm_75 every class: no option and all options, f32 and f16; hopper: no option, each alone, all, for every tile, "
-      "in bf16, "
-      "f16 and with results in f32; D=64, 128 and 256: every set of options, in bf16 and, forward, where the tile is "
-      "another one, f16; without one gradient: no option, all");
+      "in bf16, f16 and with results in f32; every set of options, forward for every tile, in bf16 and, where the tile "
+      "is another one, f16, backward at D=64, 128 and 256 in bf16; without one gradient: no option, all");
   for (const Pass pass : passes) {
     for (const char* architecture : architectures)
       for (const Type type : types) {
@@ -318,8 +319,8 @@ UnitSet all_units() {
     for (const Type type : hopper_types) {
       for (const Pass pass : passes) {
         const bool own_tile = type == Type::bf16 || dims.D > 128;
-        const bool all_sets = pass == Pass::forward ? own_tile : type == Type::bf16 && dims.D == dims.Dv;
-        if (all_sets && dims.D != 192) c.hopper_subsets(pass, type, dims);
+        const bool all_sets = pass == Pass::forward ? own_tile : type == Type::bf16 && dims.D != 192;
+        if (all_sets) c.hopper_subsets(pass, type, dims);
         c.hopper(pass, type, dims, {});
         c.hopper_alone(pass, type, dims);
         c.hopper_together(pass, type, dims);
