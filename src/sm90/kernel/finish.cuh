@@ -3,8 +3,7 @@
 #pragma once
 
 #include "sm90/kernel/accumulator.cuh"
-#include "sm90/one_pass_config.hpp"
-#include "sm90/params.hpp"
+#include "sm90/kernel/one_pass_work.cuh"
 #include "sm90/ptx/barrier.cuh"
 
 namespace tessera::sm90 {
@@ -15,9 +14,7 @@ __device__ void finish(const FinishParams& p) {
   simt::QueryPlace place;
   if (!simt::query_place(p.call.x, config.block_queries, place)) return;
   const int part = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const Int64 tile = place.h * Int64(p.memory.tiles_per_head) +
-                     simt::first_block(p.call.x.cu_seqlens_q, place.b, config.block_queries, p.call.x.Nq) +
-                     place.first / config.block_queries;
+  const Int64 tile = tile_number<config>(p.memory, p.call.x, place);
   const float* from = p.memory.sums + (tile * parts_of(config) + part) * part_numbers + 4 * thread;
   const int column = part_column(config, part);
   Int64 tokens[2];

@@ -68,8 +68,8 @@ struct OnePassServants {
   const OnePassParams& p;
   const OnePassShared<config>& shared;
 
-  // Takes block after block. Where blocks wait for each other they are taken in order: who waits, waits for
-  // one that somebody works on.
+  // Takes block after block. Where blocks wait for each other they are taken in order: who waits, waits for one that
+  // somebody works on.
   __device__ void take_works() const {
     for (RingPlace<key_slots> slot;; slot.advance()) {
       shared.work_empty(slot.stage).wait(slot.parity ^ 1);

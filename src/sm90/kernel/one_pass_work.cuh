@@ -70,4 +70,13 @@ struct TileWalk {
   }
 };
 
+// The same for those whose block has a tile's queries.
+template <OnePassConfig config>
+__device__ inline Int64 tile_number(const OnePassMemory& memory, const simt::Question& x,
+                                    const simt::QueryPlace& place) {
+  constexpr Int64 block = config.block_queries;
+  return place.h * Int64(memory.tiles_per_head) + simt::first_block(x.cu_seqlens_q, place.b, block, x.Nq) +
+         place.first / block;
+}
+
 }  // namespace tessera::sm90

@@ -63,10 +63,7 @@ __device__ void prepare(const PrepareParams& p) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) sum[r] += x[n] * y[n];
   }
-  const Int64 tile = place.h * Int64(p.memory.tiles_per_head) +
-                     simt::first_block(p.call.x.cu_seqlens_q, place.b, config.block_queries, p.call.x.Nq) +
-                     place.first / config.block_queries;
-  float* numbers = p.memory.numbers + tile * numbers_of(config);
+  float* numbers = p.memory.numbers + tile_number<config>(p.memory, p.call.x, place) * numbers_of(config);
   bool blind = false;
 #pragma unroll
   for (int r = 0; r < rounds; ++r) {
