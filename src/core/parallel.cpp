@@ -1,7 +1,6 @@
-// The pool behind parallel_for; see parallel.hpp. Workers sleep on a condition variable between calls, after a moment
-// in which the next one may come, as it does between the steps of a pass. A call ("job") hands out indices from an
-// atomic counter; workers join any job that still has room. The caller never waits for a worker that has not joined, so
-// a forked child, whose pool is empty, still finishes every job by itself.
+// The pool behind parallel_for; see parallel.hpp. Workers sleep on a condition variable between calls. A call ("job")
+// hands out indices from an atomic counter; workers join any job that still has room. The caller never waits for a
+// worker that has not joined, so a forked child, whose pool is empty, still finishes every job by itself.
 #include "core/parallel.hpp"
 
 #include <pthread.h>
@@ -9,7 +8,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <list>
@@ -24,26 +22,10 @@ struct Job {
   std::int64_t count;
   int seats;  // workers that may still join
   int next_worker = 1;
-  std::atomic<int> active{0};  // workers inside; grows under the pool's mutex only
+  int active = 0;  // workers inside, guarded by the pool's mutex
   std::atomic<std::int64_t> next{0};
   std::exception_ptr error{};  // guarded by the pool's mutex
 };
-
-void pause_processor() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Waits a moment for what usually comes within microseconds, less than waking a thread takes. Without giving up the
-// processor: where others wait for it, among them threads that only spin, it would be back after milliseconds.
-template <class Condition>
-void wait_a_moment(const Condition& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
-  while (!condition() && std::chrono::steady_clock::now() < end) pause_processor();
-}
 
 class Pool {
  public:
@@ -51,17 +33,12 @@ class Pool {
     std::unique_lock lock(mutex);
     jobs.push_back(&job);
     start_workers(job.seats);
-    posted.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
     wake.notify_all();
     work(job, 0);
     lock.lock();
     jobs.remove(&job);  // nobody joins from here on
-    const auto alone = [&] { return job.active.load(std::memory_order_acquire) == 0; };
-    lock.unlock();
-    wait_a_moment(alone);
-    lock.lock();
-    left.wait(lock, alone);
+    left.wait(lock, [&] { return job.active == 0; });
     if (job.error) std::rethrow_exception(job.error);
   }
 
@@ -80,23 +57,14 @@ class Pool {
 
   void serve() {
     std::unique_lock lock(mutex);
-    for (bool waited = false;;) {
+    for (;;) {
       const auto open = std::find_if(jobs.begin(), jobs.end(), [](const Job* job) {
         return job->seats > 0 && job->next.load(std::memory_order_relaxed) < job->count;
       });
-      if (open == jobs.end() && waited) {
+      if (open == jobs.end()) {
         wake.wait(lock);
         continue;
       }
-      if (open == jobs.end()) {
-        const unsigned seen = posted.load(std::memory_order_relaxed);
-        lock.unlock();
-        wait_a_moment([&] { return posted.load(std::memory_order_relaxed) != seen; });
-        lock.lock();
-        waited = true;
-        continue;
-      }
-      waited = false;
       Job& job = **open;
       --job.seats;
       ++job.active;
@@ -104,7 +72,7 @@ class Pool {
       lock.unlock();
       work(job, worker);
       lock.lock();
-      if (job.active.fetch_sub(1, std::memory_order_acq_rel) == 1) left.notify_all();
+      if (--job.active == 0) left.notify_all();
     }
   }
 
@@ -121,7 +89,6 @@ class Pool {
   std::mutex mutex;
   std::condition_variable wake, left;
   std::list<Job*> jobs;
-  std::atomic<unsigned> posted{0};  // jobs so far
   int workers = 0;
 };
 
