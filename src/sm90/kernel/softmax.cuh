@@ -94,7 +94,8 @@ struct Rows {
   }
 
   // Without looking for a maximum. The tile is done again with its maximum if its sum is too large: for the type's
-  // range, or for exactness: a P that weighs as much as all before it should be 1, which rounding leaves alone.
+  // range, or for exactness: a P that outweighs what its lane had summed at the last maximum should be 1, which
+  // rounding leaves alone.
   __device__ void steady(const Scores& S, Probabilities& P) {
     float sums[2];
     exponentials(S, sums, [&](int n, const float(&p)[4]) { pack(P, n, p); });
