@@ -105,7 +105,8 @@ class Model {
       sinks(source.sinks.values()), d_lse(source.d_lse.values()), bias_index(source.bias), mask_index(source.mask),
       k_squares(squares(k, c.D)), v_squares(squares(v, c.dim_v())), o(source.o.elements(), c.dim_v()),
       lse(source.lse.elements(), 1), dq(source.q.elements(), c.D), dk(source.k.elements(), c.D),
-      dv(source.v.elements(), c.dim_v()), dbias(source.bias.elements(), 1), dsinks(source.sinks.elements(), 1) {
+      dv(source.v.elements(), c.dim_v()), dbias(source.bias.elements(), 1), dsinks(source.sinks.elements(), 1),
+      dbias_spread(dbias.variance), dsinks_spread(dsinks.variance) {
     std::fill(o.bound.begin(), o.bound.end(), std::nan(""));
     std::fill(lse.bound.begin(), lse.bound.end(), std::nan(""));
   }
@@ -120,6 +121,11 @@ class Model {
     for (unsigned n = 1; n < std::min<unsigned>(std::thread::hardware_concurrency(), 8); ++n) others.emplace_back(work);
     work();
     for (std::thread& other : others) other.join();
+    // Rows that are copies of each other are rounded alike, and their errors add up.
+    if (c.style != Style::broadcast && c.distribution != Distribution::structured) return;
+    const auto squared = [](double x) { return x * x; };
+    std::transform(dbias_spread.begin(), dbias_spread.end(), dbias.variance.begin(), squared);
+    std::transform(dsinks_spread.begin(), dsinks_spread.end(), dsinks.variance.begin(), squared);
   }
 
   const CaseData& data;
@@ -130,6 +136,8 @@ class Model {
   Sum o, lse, dq, dk, dv, dbias, dsinks;
 
  private:
+  Values dbias_spread, dsinks_spread;  // sums of deviations, where `variance` has the sum of their squares
+
   // A share of one element of dBias.
   struct BiasTerm {
     std::size_t element;
@@ -223,12 +231,11 @@ class Model {
     dv.add(x.dv, s.row_k * c.Hk + hk, c.Hk);
     for (const BiasTerm& term : x.dbias) {
       dbias.model[term.element] += term.dS, dbias.bound[term.element] += term.bound;
-      dbias.variance[term.element] += term.variance;
+      dbias.variance[term.element] += term.variance, dbias_spread[term.element] += std::sqrt(term.variance);
     }
     if (sinks.empty()) return;
     dsinks.model[at(h)] += x.dsink, dsinks.bound[at(h)] += x.dsink_bound;
-    // Rows that are copies of each other are rounded alike, and their errors add up.
-    dsinks.variance[at(h)] += c.style == Style::broadcast ? x.dsink_spread * x.dsink_spread : x.dsink_variance;
+    dsinks.variance[at(h)] += x.dsink_variance, dsinks_spread[at(h)] += x.dsink_spread;
   }
 
   void query(Head& x, std::int64_t i) {

@@ -82,7 +82,7 @@ inline std::vector<Case> cases_of_part(const std::vector<Case>& all, std::size_t
 
 // The refusals of sm90/plan.cpp that a case of these may meet.
 inline bool may_be_refused(const std::string& reason) {
-  for (const char* known : {"tensor copies need 16", "this kernel has tiles up to 256", "need a token of each"})
+  for (const char* known : {"tensor copies need 16", "this kernel has tiles up to 256", "need at least one of each"})
     if (reason.find(known) != std::string::npos) return true;
   return false;
 }

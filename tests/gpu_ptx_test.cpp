@@ -172,6 +172,38 @@ TEST_F(GpuPtx, TensorCopiesSwizzleFillWithZerosAndLeaveOut) {
   EXPECT_EQ(stored, wanted);
 }
 
+// One half of the numbers is added to what is there, the other replaces it; what follows stays.
+constexpr const char* add_text = R"(
+#include "sm90/ptx/tma.cuh"
+using namespace tessera;
+extern "C" __global__ __launch_bounds__(128) void test(float* sums) {
+  __shared__ __align__(128) float numbers[1024];
+  const float four[] = {1.f + threadIdx.x, 2, 3, 4}, more[] = {5, 6, 7, 8.f + threadIdx.x};
+  sm90::store_four(sm90::shared_address(numbers + 4 * threadIdx.x), four);
+  sm90::store_four(sm90::shared_address(numbers + 512 + 4 * threadIdx.x), more);
+  sm90::publish_shared();
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  sm90::add_floats<2048>(sums, sm90::shared_address(numbers));
+  sm90::store_bytes<2048>(sums + 512, sm90::shared_address(numbers + 512));
+  sm90::wait_stores_read();
+  sm90::wait_stores();
+})";
+
+TEST_F(GpuPtx, CopiesAddToMemory) {
+  std::vector<float> values(1025, 0.5f), wanted(1025, 0.5f);
+  for (std::size_t n = 0; n < 128; ++n) {
+    const auto x = static_cast<float>(n);
+    for (std::size_t e = 0; e < 4; ++e) {
+      wanted[4 * n + e] += e == 0 ? 1 + x : static_cast<float>(1 + e);
+      wanted[512 + 4 * n + e] = e == 3 ? 8 + x : static_cast<float>(5 + e);
+    }
+  }
+  const Array<float> sums(values);
+  launch(add_text, 128, 0, sums.address());
+  EXPECT_EQ(sums.values(), wanted);
+}
+
 // --- wgmma.cuh
 
 constexpr int keys = 96, depth = 128, columns = 64;  // of K, of Q and K, of V

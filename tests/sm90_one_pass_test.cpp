@@ -168,9 +168,10 @@ int run_turns(const simt::Question& x, int resident, std::mt19937& random) {
     UInt32 turn;
     bool waited = false;
   };
+  const Int64 blocks = x.Hk * simt::block_count(x.cu_seqlens_k.data, x.Nk, one_pass_keys, x.B);
   const auto work_of = [&](Int64 number) {
     OnePassWork<turns_config> w{};
-    w.find(x, number);
+    w.find(x, number, blocks);
     std::vector<Visit> visits;
     if (!w.has_keys()) return visits;
     OnePassMemory memory{};
@@ -179,7 +180,6 @@ int run_turns(const simt::Question& x, int resident, std::mt19937& random) {
       visits.push_back({at.number(memory), w.turn_at(at.tile)});
     return visits;
   };
-  const Int64 blocks = x.Hk * simt::block_count(x.cu_seqlens_k.data, x.Nk, one_pass_keys, x.B);
   std::map<Int64, UInt32> counts;
   std::vector<std::vector<Visit>> running;  // the next visit last
   int waits = 0;

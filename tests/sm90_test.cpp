@@ -252,7 +252,9 @@ TEST(Plan, RefusalsNameWhatIsInTheWay) {
   EXPECT_EQ(reason([](Problem& p) { p.alignment = 8; }),
             "pointers and strides are aligned to 8 bytes; tensor copies need 16");
   EXPECT_EQ(reason([](Problem& p) { p.D = 264; }), "D is 264 and Dv is 128; this kernel has tiles up to 256");
-  EXPECT_EQ(reason([](Problem& p) { p.Nk = 0; }), "Nq is 4096 and Nk is 0; tensor copies need a token of each");
+  EXPECT_EQ(reason([](Problem& p) { p.B = 2, p.Nk = 0; }),
+            "B is 2, Nq is 4096 and Nk is 0; tensor copies need at least one of each");
+  EXPECT_NE(reason([](Problem& p) { p.B = 0; }), "");
   EXPECT_EQ(reason([](Problem& p) { p.Nq = std::int64_t{1} << 31; }),
             "Nq is 2147483648 and Nk is 4096; this kernel counts up to 536870912 tokens");
   EXPECT_EQ(plan_forward(api::plain_problem(Pass::forward, Type::bf16, {128, 128}), cuda::target_named("sm_80")).reason,

@@ -36,7 +36,6 @@ class HopperPlan : public KernelPlan {
   }
 
   void run(const Call& call) const override {
-    if (plan.tiles == 0) return;
     const cuda::CurrentDevice current(problem.device.id);
     const auto stream = static_cast<cuda::StreamHandle>(call.execution.stream);
     auto* taken = counts() ? static_cast<UInt32*>(call.execution.workspace) : nullptr;

@@ -22,7 +22,8 @@ struct OnePassConfig {
 
 inline constexpr int one_pass_warpgroups = 2, one_pass_keys = 64 * one_pass_warpgroups;
 inline constexpr int one_pass_threads = 128 * (1 + one_pass_warpgroups);
-inline constexpr int key_slots = 2;  // blocks of keys in shared memory: in work, and to come
+// Blocks in shared memory, of K: in work, and to come. V is done with earlier, and has one.
+inline constexpr int key_slots = 2;
 
 inline constexpr int prepare_threads = 256;  // of a block of sm90/kernel/prepare.cuh, which has a tile's queries
 
@@ -33,8 +34,9 @@ constexpr int blind_at(const OnePassConfig& c) { return 2 * c.block_queries; }
 constexpr int numbers_of(const OnePassConfig& c) { return 2 * c.block_queries + 4; }
 
 // The sum of dQ in the workspace: of each tile a part for each warpgroup, 64 rows by 64 columns in the order of the
-// accumulators of 128 threads: four values of every thread, the next four, ... So additions are whole lines of memory.
-inline constexpr int part_numbers = 64 * 64;
+// accumulators of 128 threads: four values of every thread, the next four, ... On their way the parts are in shared
+// memory in the same order, from where a copy adds them: stores from registers would wait for the cache that adds.
+inline constexpr int part_numbers = 64 * 64, part_bytes = part_numbers * 4;
 constexpr int parts_of(const OnePassConfig& c) { return c.block_queries * c.D / part_numbers; }
 // Where a part begins in its tile.
 constexpr int part_row(const OnePassConfig& c, int part) { return 64 * part % c.block_queries; }
@@ -44,7 +46,7 @@ inline constexpr int one_pass_work_bytes = 64;  // a description of a block's wo
 
 // Byte offsets. Tiles begin at multiples of 1024, as the 128-byte swizzle demands.
 struct OnePassLayout {
-  int K, V, Q, dO, dS, numbers, first, work, barriers, bytes;  // K, V: tiles of 64 keys, for each warpgroup
+  int K, V, Q, dO, dS, dQ, numbers, work, barriers, bytes;  // K, V: tiles of 64 keys, for each warpgroup
   int K_bytes, V_bytes, Q_bytes, dO_bytes, dS_bytes;
 };
 
@@ -55,14 +57,14 @@ constexpr OnePassLayout layout_of(const OnePassConfig& c) {
   l.dS_bytes = c.block_queries * one_pass_keys * 2;
   l.K = 0;
   l.V = l.K + key_slots * one_pass_warpgroups * l.K_bytes;
-  l.Q = l.V + key_slots * one_pass_warpgroups * l.V_bytes;
+  l.Q = l.V + one_pass_warpgroups * l.V_bytes;
   l.dO = l.Q + c.stages * l.Q_bytes;
   l.dS = l.dO + c.stages * l.dO_bytes;
-  l.numbers = l.dS + c.stages * l.dS_bytes;
-  l.first = l.numbers + c.stages * numbers_of(c) * 4;
-  l.work = l.first + round_up(c.stages * 4, 16);
+  l.dQ = l.dS + c.stages * l.dS_bytes;
+  l.numbers = l.dQ + one_pass_warpgroups * part_bytes;
+  l.work = l.numbers + c.stages * numbers_of(c) * 4;
   l.barriers = l.work + key_slots * one_pass_work_bytes;
-  l.bytes = l.barriers + 8 * (3 * key_slots + 5 * c.stages);
+  l.bytes = l.barriers + 8 * (3 * key_slots + 2 + 2 * c.stages + 2 * one_pass_warpgroups);
   return l;
 }
 

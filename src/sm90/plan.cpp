@@ -16,7 +16,8 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
     return text("type is ", name_of(p.q_type), "; this kernel takes f16 and bf16");
   if (p.alignment < 16)
     return text("pointers and strides are aligned to ", p.alignment, " bytes; tensor copies need 16");
-  if (p.Nq == 0 || p.Nk == 0) return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; tensor copies need a token of each");
+  if (p.B == 0 || p.Nq == 0 || p.Nk == 0)
+    return text("B is ", p.B, ", Nq is ", p.Nq, " and Nk is ", p.Nk, "; tensor copies need at least one of each");
   constexpr std::int64_t most_tokens = std::int64_t{1} << 29;  // positions and masks are in 32 bits
   if (std::max(p.Nq, p.Nk) > most_tokens)
     return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; this kernel counts up to ", most_tokens, " tokens");

@@ -1,5 +1,5 @@
-// dQ from the sums that the one-pass backward kernel leaves in memory: a warpgroup for each part of a tile. Queries
-// that see nothing have no sum; their dQ is 0. Device text.
+// dQ from the sums that the one-pass backward kernel leaves in memory: a warpgroup for each part of a tile. Where sums
+// begin with the first block of keys, a tile that no key sees has none; its dQ is 0. Device text.
 #pragma once
 
 #include "sm90/kernel/accumulator.cuh"
@@ -14,16 +14,15 @@ __device__ void finish(const FinishParams& p) {
   simt::QueryPlace place;
   if (!simt::query_place(p.call.x, config.block_queries, place)) return;
   const int part = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const Int64 tile = tile_number<config>(p.memory, p.call.x, place);
-  const float* from = p.memory.sums + (tile * parts_of(config) + part) * part_numbers + 4 * thread;
+  const Int64 number = tile_number<config>(p.memory, p.call.x, place) * parts_of(config) + part;
+  const float* from = p.memory.sums + number * part_numbers + 4 * thread;
   const int column = part_column(config, part);
+  const bool summed = !config.ordered || p.memory.counts[number] > 0;
   Int64 tokens[2];
-  bool exists[2], sees[2];
+  bool exists[2];
   for (int r = 0; r < 2; ++r) {
     const Int64 i = place.first + part_row(config, part) + accumulator_row(thread, 2 * r);
     tokens[r] = place.s.q_begin + i, exists[r] = i < place.s.nq;
-    const Int64 at = place.h * p.call.row_head + place.b * p.call.row_batch + tokens[r];
-    sees[r] = exists[r] && p.call.lse2[at] != -minus_infinity<float>;
   }
   float sums[32];
 #pragma unroll
@@ -31,7 +30,7 @@ __device__ void finish(const FinishParams& p) {
     const float4 four = *reinterpret_cast<const float4*>(from + 128 * n);
     const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int e = 0; e < 4; ++e) sums[n + e] = sees[e / 2] ? x[e] * p.call.x.scale : 0;
+    for (int e = 0; e < 4; ++e) sums[n + e] = summed ? x[e] * p.call.x.scale : 0;
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -139,8 +139,10 @@ struct Consumer {
     for (int e = 0; e < keys / 2; ++e)
       S[e] = score(S[e], tile, accumulator_row(thread, e), accumulator_column(thread, e));
     if (cut) hide_outside_band(w, n);
-    rows.online_in_place(
-        S, [&](int e) { return score.keep(tile, accumulator_row(thread, e), accumulator_column(thread, e)); });
+    // The factor of the keys that dropout keeps comes last, in f32: times that, a P of 1 would be rounded.
+    rows.online_in_place(S, [&](int e) {
+      return score.keep(tile, accumulator_row(thread, e), accumulator_column(thread, e)) == 0 ? 0.f : 1.f;
+    });
   }
 
   // Tile n: its S is multiplied together with the PV of the tile before, whose P is `before`; its softmax, which makes
@@ -184,7 +186,8 @@ struct Consumer {
   // O / l and LSE.
   __device__ void write(const State& rows, const Work<config>& w) {
     const float sum[2] = {quad_sum(rows.l[0]), quad_sum(rows.l[1])};
-    scale_O(sum[0] == 0 ? 0 : 1 / sum[0], sum[1] == 0 ? 0 : 1 / sum[1]);
+    const float whole = config.dropout ? p.call.x.keep_scale : 1;
+    scale_O(sum[0] == 0 ? 0 : whole / sum[0], sum[1] == 0 ? 0 : whole / sum[1]);
     // Of the four lanes that share two rows, two write an LSE each.
     const int r = thread % 4;
     const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));

@@ -23,6 +23,7 @@ struct OnePassConsumer {
   const int warpgroup, thread = threadIdx.x % 128;
   RingPlace<key_slots> slot;
   RingPlace<config.stages> place;
+  RingPlace<1> v, out;  // of V, and of dQ on its way to memory
   float S[queries / 2], dP[queries / 2];
   UInt32 packed_P[queries / 4], packed_dS[queries / 4];
   float dK[config.D / 2], dV[config.Dv / 2], dQ[32];
@@ -38,15 +39,13 @@ struct OnePassConsumer {
     if (thread % 32 == 0) barrier.arrive();
   }
 
-  // Keys of others, or nobody's, count as 0 in dQ. Memory may hold NaN there.
-  __device__ void clear_absent_keys(const Work& w) const {
+  // Rows of K or V that are others', or nobody's, count as 0 in dQ. Memory may hold NaN there.
+  template <int columns>
+  __device__ void clear_absent_keys(const Work& w, UInt32 tile) const {
     if (w.first + one_pass_keys <= w.keys) return;
-    const int present = w.keys > first_key(w) ? w.keys - first_key(w) : 0;
-    const auto always = [](int) { return true; };
-    clear_rows<64, config.D>(shared.K(slot.stage, warpgroup), thread, present, always);
-    clear_rows<64, config.Dv>(shared.V(slot.stage, warpgroup), thread, present, always);
+    clear_rows<64, columns>(tile, thread, w.keys > first_key(w) ? w.keys - first_key(w) : 0, [](int) { return true; });
     publish_shared();
-    sync_consumers();
+    sync_warpgroup();
   }
 
   // Queries that see nothing, or do not exist, have P = 0, and memory may hold NaN.
@@ -75,7 +74,7 @@ struct OnePassConsumer {
   // dP = V dO^T
   __device__ void begin_dP() {
     begin_products();
-    multiply_along_rows<queries, 0, config.Dv / 16>(dP, along_rows(shared.V(slot.stage, warpgroup)),
+    multiply_along_rows<queries, 0, config.Dv / 16>(dP, along_rows(shared.V(warpgroup)),
                                                     along_rows(shared.dO(place.stage)));
     commit_products();
   }
@@ -91,9 +90,9 @@ struct OnePassConsumer {
     multiply_over_rows<config.D, queries>(dK, packed_dS, over_rows(shared.Q(place.stage), queries), true);
     commit_products();
   }
-  // This warpgroup's part of dQ = dS^T K of the tile before, over the keys of both.
+  // This warpgroup's part of dQ = dS^T K, over the keys of both.
   __device__ void begin_dQ() {
-    const Operand rows = along_rows(shared.dS(place.before().stage) + part_row(config, warpgroup) * panel_row_bytes);
+    const Operand rows = along_rows(shared.dS(place.stage) + part_row(config, warpgroup) * panel_row_bytes);
     begin_products();
 #pragma unroll
     for (int g = 0; g < one_pass_warpgroups; ++g) {
@@ -120,13 +119,11 @@ struct OnePassConsumer {
       if (first + accumulator_row(thread, n) >= w.keys) S[n] = minus_infinity<float>;
   }
 
-  // Values `begin` to `end` of P, in the place of S.
-  template <int begin, int end>
+  // P, in the place of S.
   __device__ void exponentiate() {
     const float* lse2 = shared.numbers(place.stage);
 #pragma unroll
-    for (int n = begin; n < end; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2[accumulator_column(thread, n)]));
-    arrived(S);  // here, and not wherever the compiler finds room
+    for (int n = 0; n < queries / 2; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2[accumulator_column(thread, n)]));
   }
 
   __device__ void pack_P() {
@@ -151,49 +148,31 @@ struct OnePassConsumer {
     }
   }
 
-  // dQ to the sum of the tile before, in memory.
-  __device__ void add_dQ(Int32 tile) {
+  // To the thread that adds it to the sum in memory.
+  __device__ void hand_over_dQ() {
     arrived(dQ);
-    float* to = p.memory.sums + (Int64(tile) * one_pass_warpgroups + warpgroup) * part_numbers + 4 * thread;
-    const RingPlace<config.stages> turn = place.before();
-    bool store = false;
-    if constexpr (config.ordered) {
-      shared.turn(turn.stage).wait(turn.parity);
-      store = shared.is_first(turn.stage);
-    }
-    if (store) {
+    shared.dQ_empty(warpgroup).wait(out.parity ^ 1);
 #pragma unroll
-      for (int n = 0; n < 32; n += 4) store_to_memory(to + 128 * n, &dQ[n]);
-    } else {
-#pragma unroll
-      for (int n = 0; n < 32; n += 4) add_to_memory(to + 128 * n, &dQ[n]);
-    }
-    if constexpr (config.ordered) {
-      __syncwarp();
-      arrive_by_warp(shared.written(turn.stage));
-    }
+    for (int n = 0; n < 32; n += 4) store_four(shared.dQ(warpgroup) + (128 * n + 4 * thread) * 4, &dQ[n]);
+    publish_shared();
+    __syncwarp();
+    arrive_by_warp(shared.dQ_full(warpgroup));
+    out.advance();
   }
 
-  // A work's tiles, but for dQ of the last one, `before`. The tensor cores always have something to do: while one half
-  // of P is made, dQ of the tile before; while the other half is made, dP; while dS is made, dV; while the warpgroups
-  // wait for each other's dS, dK and the next tile's S. Before the first tile dQ, and after the last one S, have no
-  // meaning and are not used: branches around products would make the compiler wait for them one by one. For the same
-  // reason nothing is under way at the loop's end, and dQ is waited for inside branches: else the half of P before
-  // would be made after.
-  __device__ void sum(const Work& w, Int32& before) {
-    constexpr int half = queries / 4;
+  // A work's tiles. The tensor cores always have something to do: while P is made, dP; while dS is made, dV; while the
+  // warpgroups wait for each other's dS, dK; while dQ leaves, the next tile's S. After the last tile that S has
+  // no meaning and is not used: a branch around products would make the compiler wait for them one by one. For the same
+  // reason nothing is under way at the loop's end.
+  __device__ void sum(const Work& w) {
+    if (!w.has_tiles()) return;
+    shared.V_full().wait(v.parity);
+    v.advance();
+    clear_absent_keys<config.Dv>(w, shared.V(warpgroup));
     for (TileWalk<config> at{w}; at.has_more();) {
-      begin_dQ();
-      mask(w, at.tile);
-      exponentiate<0, half>();
-      if (before >= 0) {
-        wait_products<0>();
-        add_dQ(before);
-      } else {
-        wait_products<0>();
-      }
       begin_dP();
-      exponentiate<half, 2 * half>();
+      mask(w, at.tile);
+      exponentiate();
       pack_P();
       begin_dV();
       wait_products<1>();
@@ -201,15 +180,20 @@ struct OnePassConsumer {
       differentiate();
       begin_dK();
       publish_shared();
+      at.advance();
+      if (!at.has_more()) arrive_by_warp(shared.V_empty());
+      wait_products<1>();  // for the registers of P
+      sync_consumers();
+      begin_dQ();
       const int stage = place.stage;
-      before = at.number(p.memory);
-      place.advance(), at.advance();
+      place.advance();
       if (at.has_more()) wait_for_queries();
       begin_S();
-      sync_consumers();
+      wait_products<1>();
+      arrive_by_warp(shared.empty(stage));
+      hand_over_dQ();
       wait_products<0>();
       arrived(S);
-      arrive_by_warp(shared.empty(stage));
     }
   }
 
@@ -218,8 +202,8 @@ struct OnePassConsumer {
     shared.work_full(slot.stage).wait(slot.parity);
     const Work& w = shared.work(slot.stage);
     if (!w.has_tiles()) return;
-    shared.keys_full(slot.stage).wait(slot.parity);
-    clear_absent_keys(w);
+    shared.K_full(slot.stage).wait(slot.parity);
+    clear_absent_keys<config.D>(w, shared.K(slot.stage, warpgroup));
     wait_for_queries();
   }
 
@@ -251,15 +235,10 @@ struct OnePassConsumer {
       for (float& x : dK) x = 0;
 #pragma unroll
       for (float& x : dV) x = 0;
-      Int32 before = -1;  // number of the tile before
-      sum(w, before);
-      sync_consumers();  // not needed, but the compiler would make one of this dQ and the loop's
-      begin_dQ();
+      sum(w);
       slot.advance();
       wait_for_work();
       begin_S();
-      wait_products<1>();
-      if (before >= 0) add_dQ(before);
       arrived(dK), arrived(dV);
       if (w.has_keys()) {
         write<config.dK, config.D>(w, dK, p.call.dk, p.D, p.call.x.scale);

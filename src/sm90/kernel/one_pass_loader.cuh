@@ -1,6 +1,6 @@
 // The shared memory of the one-pass backward kernel, and the threads that serve its consumers: one takes blocks of
-// keys, one copies the keys, which stay, and the tiles of queries, which stream past; where dQ is summed in order, one
-// waits for each tile's turn and one passes it on. Device text.
+// keys, one copies the keys, which stay, and the tiles of queries, which stream past, and one for each part of dQ adds
+// it to the sum in memory, in order or as it comes. Device text.
 #pragma once
 
 #include "sm90/kernel/one_pass_work.cuh"
@@ -17,41 +17,38 @@ struct OnePassShared {
   __device__ UInt32 K(int slot, int warpgroup) const {
     return at(layout.K + (slot * one_pass_warpgroups + warpgroup) * layout.K_bytes);
   }
-  __device__ UInt32 V(int slot, int warpgroup) const {
-    return at(layout.V + (slot * one_pass_warpgroups + warpgroup) * layout.V_bytes);
-  }
+  __device__ UInt32 V(int warpgroup) const { return at(layout.V + warpgroup * layout.V_bytes); }
   __device__ UInt32 Q(int stage) const { return at(layout.Q + stage * layout.Q_bytes); }
   __device__ UInt32 dO(int stage) const { return at(layout.dO + stage * layout.dO_bytes); }
   __device__ UInt32 dS(int stage) const { return at(layout.dS + stage * layout.dS_bytes); }
+  __device__ UInt32 dQ(int part) const { return at(layout.dQ + part * part_bytes); }
   __device__ float* numbers(int stage) const {
     return reinterpret_cast<float*>(base + layout.numbers) + stage * numbers_of(config);
   }
-  __device__ UInt32& is_first(int stage) const {
-    return reinterpret_cast<UInt32*>(base + layout.first)[stage];
-  }  // nobody has added to the tile
   __device__ OnePassWork<config>& work(int slot) const {
     return reinterpret_cast<OnePassWork<config>*>(base + layout.work)[slot];
   }
 
-  // full: what the place holds is here. empty: it is no longer read; of work, its keys as well. turn: the tile's sum
-  // may be added to. written: it has been. seen: the turn's place is free again.
+  // full: what the place holds is here. empty: it is no longer read; of work, its K as well.
   __device__ Barrier& work_full(int slot) const { return barrier(slot); }
   __device__ Barrier& work_empty(int slot) const { return barrier(key_slots + slot); }
-  __device__ Barrier& keys_full(int slot) const { return barrier(2 * key_slots + slot); }
-  __device__ Barrier& full(int stage) const { return barrier(3 * key_slots + stage); }
-  __device__ Barrier& empty(int stage) const { return barrier(3 * key_slots + config.stages + stage); }
-  __device__ Barrier& turn(int stage) const { return barrier(3 * key_slots + 2 * config.stages + stage); }
-  __device__ Barrier& written(int stage) const { return barrier(3 * key_slots + 3 * config.stages + stage); }
-  __device__ Barrier& seen(int stage) const { return barrier(3 * key_slots + 4 * config.stages + stage); }
+  __device__ Barrier& K_full(int slot) const { return barrier(2 * key_slots + slot); }
+  __device__ Barrier& V_full() const { return barrier(3 * key_slots); }
+  __device__ Barrier& V_empty() const { return barrier(3 * key_slots + 1); }
+  __device__ Barrier& full(int stage) const { return barrier(3 * key_slots + 2 + stage); }
+  __device__ Barrier& empty(int stage) const { return barrier(3 * key_slots + 2 + config.stages + stage); }
+  __device__ Barrier& dQ_full(int part) const { return barrier(3 * key_slots + 2 + 2 * config.stages + part); }
+  __device__ Barrier& dQ_empty(int part) const {
+    return barrier(3 * key_slots + 2 + 2 * config.stages + one_pass_warpgroups + part);
+  }
 
   __device__ void init_barriers() const {
-    constexpr int consumer_warps = 4 * one_pass_warpgroups, servants = config.ordered ? 3 : 1;
+    constexpr int servants = 1 + one_pass_warpgroups, consumer_warps = 4 * one_pass_warpgroups;
     for (int s = 0; s < key_slots; ++s)
-      work_full(s).init(1), work_empty(s).init(servants + consumer_warps), keys_full(s).init(1);
-    for (int s = 0; s < config.stages; ++s) {
-      full(s).init(1), empty(s).init(consumer_warps);
-      turn(s).init(1), written(s).init(consumer_warps), seen(s).init(1);
-    }
+      work_full(s).init(1), work_empty(s).init(servants + consumer_warps), K_full(s).init(1);
+    V_full().init(1), V_empty().init(consumer_warps);
+    for (int s = 0; s < config.stages; ++s) full(s).init(1), empty(s).init(consumer_warps);
+    for (int part = 0; part < one_pass_warpgroups; ++part) dQ_full(part).init(4), dQ_empty(part).init(1);
     publish_barriers();
   }
 
@@ -99,14 +96,14 @@ struct OnePassServants {
     }
   }
 
-  __device__ void load_keys(const OnePassWork<config>& w, int slot) const {
-    Barrier& full = shared.keys_full(slot);
-    full.expect(one_pass_warpgroups * (layout.K_bytes + layout.V_bytes));
-    for (int g = 0; g < one_pass_warpgroups; ++g) {
-      const TilePlace place{w.key_begin + w.first + 64 * g, w.kv, w.tensor_b};
-      load_tile<64, config.D / 64>(shared.K(slot, g), p.k, full, place, pass_through_cache);
-      load_tile<64, config.Dv / 64>(shared.V(slot, g), p.v, full, place, pass_through_cache);
-    }
+  // K or V of a work, in `barrier`'s care.
+  template <int columns>
+  __device__ void load_keys(const OnePassWork<config>& w, const TensorMap& map, UInt32 to, Barrier& barrier) const {
+    constexpr int bytes = 64 * columns * 2;
+    barrier.expect(one_pass_warpgroups * bytes);
+    for (int g = 0; g < one_pass_warpgroups; ++g)
+      load_tile<64, columns / 64>(to + g * bytes, map, barrier, {w.key_begin + w.first + 64 * g, w.kv, w.tensor_b},
+                                  pass_through_cache);
   }
 
   __device__ void load_queries(const TileWalk<config>& at, int stage) const {
@@ -120,44 +117,50 @@ struct OnePassServants {
                              p.memory.numbers + Int64(at.number(p.memory)) * numbers_of(config), full);
   }
 
+  // V's place is free late, in the last tile of the work before, when the first tile of this one has long had its own.
   __device__ void load() const {
     RingPlace<config.stages> place;
+    RingPlace<1> v;
     for_works([&](const OnePassWork<config>& w, int slot) {
-      if (w.has_tiles())
-        load_keys(w, slot);
-      else
-        shared.keys_full(slot).arrive();  // a phase for each work
+      if (!w.has_tiles()) return shared.K_full(slot).arrive();  // a phase for each work
+      load_keys<config.D>(w, p.k, shared.K(slot, 0), shared.K_full(slot));
+      bool first = true;
       for (TileWalk<config> at{w}; at.has_more(); at.advance(), place.advance()) {
         shared.empty(place.stage).wait(place.parity ^ 1);
         load_queries(at, place.stage);
+        if (first) {
+          shared.V_empty().wait(v.parity ^ 1);
+          load_keys<config.Dv>(w, p.v, shared.V(0), shared.V_full());
+          v.advance(), first = false;
+        }
       }
     });
   }
 
-  // A tile's turn has come when all blocks of earlier keys have added to it.
-  __device__ void wait_for_turns() const {
-    RingPlace<config.stages> place;
+  // Parts of dQ to their sums. In order: when all blocks of later keys have added to it, the first one of them only
+  // stores; what has been added becomes visible to the block whose turn is next.
+  __device__ void add_up(int part) const {
+    RingPlace<1> place;
     for_works([&](const OnePassWork<config>& w, int) {
       for (TileWalk<config> at{w}; at.has_more(); at.advance(), place.advance()) {
-        const UInt32 turn = w.turn_at(at.tile);
-        shared.seen(place.stage).wait(place.parity ^ 1);
-        wait_for_count(p.memory.counts + at.number(p.memory), turn);
-        shared.is_first(place.stage) = turn == 0;
-        shared.turn(place.stage).arrive();
+        const Int64 number = Int64(at.number(p.memory)) * one_pass_warpgroups + part;
+        float* to = p.memory.sums + number * part_numbers;
+        const UInt32 turn = config.ordered ? w.turn_at(at.tile) : 1;
+        if constexpr (config.ordered) wait_for_count(p.memory.counts + number, turn);
+        shared.dQ_full(part).wait(place.parity);
+        if (turn == 0)
+          store_bytes<part_bytes>(to, shared.dQ(part));
+        else
+          add_floats<part_bytes>(to, shared.dQ(part));
+        wait_stores_read();
+        shared.dQ_empty(part).arrive();
+        if constexpr (config.ordered) {
+          wait_stores();
+          count_one_more(p.memory.counts + number);
+        }
       }
     });
-  }
-
-  // What the consumers have added becomes visible to the block whose turn is next.
-  __device__ void pass_turns_on() const {
-    RingPlace<config.stages> place;
-    for_works([&](const OnePassWork<config>& w, int) {
-      for (TileWalk<config> at{w}; at.has_more(); at.advance(), place.advance()) {
-        shared.written(place.stage).wait(place.parity);
-        shared.seen(place.stage).arrive();
-        count_one_more(p.memory.counts + at.number(p.memory));
-      }
-    });
+    wait_stores();
   }
 
   __device__ void serve() const {
@@ -165,8 +168,7 @@ struct OnePassServants {
     if (threadIdx.x % 32 > 0) return;
     if (warp == 0) load();
     if (warp == 1) take_works();
-    if (config.ordered && warp == 2) wait_for_turns();
-    if (config.ordered && warp == 3) pass_turns_on();
+    if (warp >= 2) add_up(warp - 2);
   }
 };
 

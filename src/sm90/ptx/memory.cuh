@@ -1,20 +1,10 @@
-// Additions to global memory, and counts by which blocks wait for each other there. Thin: one function, one instruction
-// of the PTX ISA, whose section each comment names. Device text.
+// Counts in global memory by which blocks wait for each other. Thin: one function, one instruction of the PTX ISA,
+// whose section each comment names. Device text.
 #pragma once
 
 #include "math/types.hpp"
 
 namespace tessera::sm90 {
-
-// "red": four neighbouring numbers, 16 bytes aligned. Nobody waits for it.
-__device__ inline void add_to_memory(float* to, const float* x) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
-               "f"(x[3])
-               : "memory");
-}
-__device__ inline void store_to_memory(float* to, const float* x) {
-  *reinterpret_cast<float4*>(to) = float4{x[0], x[1], x[2], x[3]};
-}
 
 // "ld.acquire": until the count is `value`. What others wrote before they counted is then visible.
 __device__ inline void wait_for_count(const UInt32* count, UInt32 value) {

@@ -51,6 +51,22 @@ __device__ inline void store_tile(const TensorMap& map, UInt32 from, const TileP
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
+// So many bytes, a multiple of 16, to global memory, or f32 numbers added to those there ("cp.reduce.async.bulk").
+template <int bytes>
+__device__ inline void store_bytes(void* to, UInt32 from) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2; cp.async.bulk.commit_group;" ::"l"(to),
+               "r"(from), "n"(bytes)
+               : "memory");
+}
+template <int bytes>
+__device__ inline void add_floats(float* to, UInt32 from) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2; cp.async.bulk.commit_group;" ::"l"(
+          to),
+      "r"(from), "n"(bytes)
+      : "memory");
+}
+
 // Until the stores of this thread have read their tiles, or have ended.
 __device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
@@ -58,7 +74,11 @@ __device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;
 // "fence.proxy.async": what this thread wrote to shared memory is visible to tensor copies and to wgmma.
 __device__ inline void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Ordinary instructions, for what tensor copies cannot do: 16 bytes to 0, and an element.
+// Ordinary instructions, for what tensor copies cannot do: 16 bytes, the same set to 0, and an element.
+__device__ inline void store_four(UInt32 to, const float* x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
 __device__ inline void clear_chunk(UInt32 at) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
 }

@@ -6,11 +6,6 @@
 
 namespace tessera::sm90 {
 
-inline void add_to_memory(float* to, const float* x) {
-  for (int n = 0; n < 4; ++n) to[n] += x[n];
-}
-inline void store_to_memory(float* to, const float* x) { std::memcpy(to, x, 16); }
-
 inline void wait_for_count(const UInt32* count, UInt32 value) {
   emulated::Machine::here().wait_until([&] { return *count == value; });
 }

@@ -71,6 +71,17 @@ void store_tile(const TensorMap& map, UInt32 from, const TilePlace& at) {
   });
 }
 
+template <int bytes>
+void store_bytes(void* to, UInt32 from) {
+  std::memcpy(to, Machine::here().memory + from, bytes);
+}
+template <int bytes>
+void add_floats(float* to, UInt32 from) {
+  const auto* numbers = reinterpret_cast<const float*>(Machine::here().memory + from);
+  for (int n = 0; n < bytes / 4; ++n) to[n] += numbers[n];
+}
+
+inline void store_four(UInt32 to, const float* x) { std::memcpy(Machine::here().memory + to, x, 16); }
 inline void clear_chunk(UInt32 at) { std::memset(Machine::here().memory + at, 0, 16); }
 inline UInt16 load_element(UInt32 from) {
   UInt16 x;
