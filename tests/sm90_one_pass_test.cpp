@@ -171,13 +171,13 @@ int run_turns(const simt::Question& x, int resident, std::mt19937& random) {
   const Int64 blocks = x.Hk * simt::block_count(x.cu_seqlens_k.data, x.Nk, one_pass_keys, x.B);
   const auto work_of = [&](Int64 number) {
     OnePassWork<turns_config> w{};
-    w.find(x, number, blocks);
+    w.find(x, number);
     std::vector<Visit> visits;
     if (!w.has_keys()) return visits;
     OnePassMemory memory{};
     memory.tiles_per_head = Int32(simt::block_count(x.cu_seqlens_q.data, x.Nq, turns_config.block_queries, x.B));
-    for (TileWalk<turns_config> at{w}; at.has_more(); at.advance())
-      visits.push_back({at.number(memory), w.turn_at(at.tile)});
+    for (TileWalk<turns_config> at(w); at.has_more(); at.advance())
+      visits.push_back({at.number(memory, w), w.turn_at(at.tile)});
     return visits;
   };
   std::map<Int64, UInt32> counts;

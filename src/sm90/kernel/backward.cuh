@@ -221,7 +221,7 @@ struct BackwardConsumer {
   }
 
   // A tile's sums may still be in the tensor cores' hands when the scores of the next one begin: the places that they
-  // read, at stage `before`, are free when those are here. What only scores read is free before.
+  // read, at stage `before`, are free when the sums are there. What only scores read is free before.
   __device__ void release_summed(int before) {
     static_assert(in_step || !wants_dY, "one stage stands for both rings");
     if (before < 0) return;
@@ -234,10 +234,13 @@ struct BackwardConsumer {
     clear_unused(tile);
     if constexpr (computes_S) begin_S();
     if constexpr (wants_dX) begin_dP();
+    if constexpr (!config.drains) {
+      wait_products<computes_S + wants_dX>();
+      release_summed(before);
+    }
     if constexpr (computes_S) {
       wait_products<wants_dX ? 1 : 0>();
       arrived(S);
-      if constexpr (!config.drains) release_summed(before);
       if constexpr (config.general)
         exponentiate_one_by_one(head, tile);
       else
@@ -250,7 +253,6 @@ struct BackwardConsumer {
     if constexpr (wants_dX) {
       wait_products<wants_dY ? 1 : 0>();
       arrived(dP);
-      if constexpr (!computes_S) release_summed(before);
       if constexpr (!wants_dY) arrive_as_warp(shared.y_empty(y().stage));
       begin_dX();
     } else {
@@ -279,11 +281,12 @@ struct BackwardConsumer {
     if (w.begin >= w.end) return;
     shared.rows_full(own).wait(0);
     int before = -1;
+    const Int32 end = w.own_end[own];  // in a register: shared memory is busy
     for (Int32 head = 0; head < w.heads; ++head) {
       pass(w.own_begin[own] - w.begin);
-      for (Int32 tile = w.own_begin[own]; tile < w.own_end[own]; ++tile)
+      for (Int32 tile = w.own_begin[own]; tile < end; ++tile)
         sum_tile(queries ? w.row_head : w.head + head, tile, before);
-      pass(w.end - w.own_end[own]);
+      pass(w.end - end);
     }
     wait_products<0>();
     if constexpr (wants_dX) arrived(dX);

@@ -139,17 +139,30 @@ struct BackwardLoader {
     load_tile<columns, width / 64>(to, map, full, {w.column_begin + tile * columns, head, w.tensor_b}, keep_in_cache);
   }
 
-  // LSE and delta of a tile of queries. Those beyond the sequence are as those that see nothing: they have P = 0.
-  __device__ void load_numbers(Int32 head, Int32 tile, int stage) const {
+  // LSE and delta of a tile of queries, a few for each lane: read from memory before there is room for them. Those
+  // beyond the sequence are as those that see nothing: they have P = 0.
+  struct Numbers {
+    float lse2[ceil_div(columns, 32)], delta[ceil_div(columns, 32)];
+  };
+  __device__ Numbers read_numbers(Int32 head, Int32 tile) const {
     const Int64 at = head * p.call.row_head + w.b * p.call.row_batch + w.column_begin;
+    Numbers x;
+#pragma unroll
+    for (int n = 0; n < ceil_div(columns, 32); ++n) {
+      const Int32 i = tile * columns + 32 * n + lane;
+      const bool exists = 32 * n + lane < columns && i < w.columns;
+      x.lse2[n] = exists ? p.call.lse2[at + i] : -minus_infinity<float>;
+      x.delta[n] = exists ? p.call.delta[at + i] : 0;
+    }
+    return x;
+  }
+  __device__ void share_numbers(const Numbers& x, int stage) const {
     bool blind = false;
-    for (Int32 n = lane; n < columns; n += 32) {
-      const Int32 i = tile * columns + n;
-      const bool exists = i < w.columns;
-      const float lse2 = exists ? p.call.lse2[at + i] : -minus_infinity<float>;
-      shared.lse2(stage)[n] = lse2;
-      shared.delta(stage)[n] = exists ? p.call.delta[at + i] : 0;
-      blind |= lse2 == -minus_infinity<float>;
+#pragma unroll
+    for (int n = 0; n < ceil_div(columns, 32); ++n) {
+      if (32 * n + lane >= columns) continue;
+      shared.lse2(stage)[32 * n + lane] = x.lse2[n], shared.delta(stage)[32 * n + lane] = x.delta[n];
+      blind |= x.lse2[n] == -minus_infinity<float>;
     }
     blind = __any_sync(0xffffffffu, blind);
     if (lane == 0) shared.blind(stage) = blind;
@@ -163,9 +176,11 @@ struct BackwardLoader {
     RingPlace<config.y_stages> y;
     for (Int32 head = w.head; head < w.head + w.heads; ++head)
       for (Int32 tile = w.begin; tile < w.end; ++tile, x.advance(), y.advance()) {
+        Numbers numbers;
+        if constexpr (!owns_queries(config)) numbers = read_numbers(head, tile);
         shared.x_empty(x.stage).wait(x.parity ^ 1);
         if (lane == 0) load_columns<config.D>(shared.x(x.stage), p.x, shared.x_full(x.stage), head, tile);
-        if constexpr (!owns_queries(config)) load_numbers(head, tile, x.stage);
+        if constexpr (!owns_queries(config)) share_numbers(numbers, x.stage);
         shared.y_empty(y.stage).wait(y.parity ^ 1);
         if (lane == 0) load_columns<config.Dv>(shared.y(y.stage), p.y, shared.y_full(y.stage), head, tile);
       }

@@ -16,6 +16,10 @@ struct OnePassConsumer {
   static constexpr int everybody = 1 + one_pass_warpgroups;  // name of the barrier of all consumers
   static_assert(parts_of(config) == one_pass_warpgroups);
 
+  // Numbers of LSE that are read before they are needed, as many as there are registers for: shared memory is busy and
+  // slow to answer.
+  static constexpr int read_ahead = 16;
+
   using Work = OnePassWork<config>;
 
   const OnePassParams& p;
@@ -27,6 +31,7 @@ struct OnePassConsumer {
   float S[queries / 2], dP[queries / 2];
   UInt32 packed_P[queries / 4], packed_dS[queries / 4];
   float dK[config.D / 2], dV[config.Dv / 2], dQ[32];
+  float first_lse2[read_ahead];
 
   __device__ OnePassConsumer(const OnePassParams& p, const OnePassShared<config>& shared, int warpgroup) :
       p(p), shared(shared), warpgroup(warpgroup) {}
@@ -59,9 +64,10 @@ struct OnePassConsumer {
     sync_warpgroup();
   }
 
-  // Of the tile in `place`.
+  // Of the tile in `place`. dO is needed later, but has been asked for earlier.
   __device__ void wait_for_queries() const {
-    shared.full(place.stage).wait(place.parity);
+    shared.Q_full(place.stage).wait(place.parity);
+    shared.dO_full(place.stage).wait(place.parity);
     clear_blind_queries();
   }
   // S = K Q^T. This and the next four only begin their products.
@@ -110,20 +116,27 @@ struct OnePassConsumer {
   // Scores that the mask or the ends of the sequence leave out become -inf.
   __device__ void mask(const Work& w, Int32 tile) {
     const Int32 first = first_key(w), query = tile * queries;
-    const bool whole = query >= first + 63 + w.low && query + queries - 1 <= first + w.high &&
-                       query + queries <= w.queries && first + 64 <= w.keys;
-    if (whole) return;
     hide<queries>(S, thread, w.low + first - query, w.high + first - query, w.queries - query);
 #pragma unroll
     for (int n = 0; n < queries / 2; ++n)  // rows of absent keys are 0, but exp2(0 - LSE) may be inf
       if (first + accumulator_row(thread, n) >= w.keys) S[n] = minus_infinity<float>;
   }
 
+  // LSE of the thread's columns, two of every eight; the first of them are read while S is still multiplied.
+  __device__ float lse2(int n) const {
+    return shared.numbers(place.stage)[accumulator_column(thread, n / 2 * 4 + n % 2)];
+  }
+  __device__ void read_lse2() {
+#pragma unroll
+    for (int n = 0; n < read_ahead; ++n) first_lse2[n] = lse2(n);
+  }
   // P, in the place of S.
   __device__ void exponentiate() {
-    const float* lse2 = shared.numbers(place.stage);
 #pragma unroll
-    for (int n = 0; n < queries / 2; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2[accumulator_column(thread, n)]));
+    for (int n = 0; n < queries / 2; ++n) {
+      const int column = n / 4 * 2 + n % 2;
+      S[n] = exp2_of(fmaf(S[n], p.factor, -(column < read_ahead ? first_lse2[column] : lse2(column))));
+    }
   }
 
   __device__ void pack_P() {
@@ -154,24 +167,24 @@ struct OnePassConsumer {
     shared.dQ_empty(warpgroup).wait(out.parity ^ 1);
 #pragma unroll
     for (int n = 0; n < 32; n += 4) store_four(shared.dQ(warpgroup) + (128 * n + 4 * thread) * 4, &dQ[n]);
-    publish_shared();
     __syncwarp();
     arrive_by_warp(shared.dQ_full(warpgroup));
     out.advance();
   }
 
   // A work's tiles. The tensor cores always have something to do: while P is made, dP; while dS is made, dV; while the
-  // warpgroups wait for each other's dS, dK; while dQ leaves, the next tile's S. After the last tile that S has
-  // no meaning and is not used: a branch around products would make the compiler wait for them one by one. For the same
+  // warpgroups wait for each other's dS, dK; while dQ leaves, the next tile's S. After the last tile that S has no
+  // meaning and is not used: a branch around products would make the compiler wait for them one by one. For the same
   // reason nothing is under way at the loop's end.
   __device__ void sum(const Work& w) {
     if (!w.has_tiles()) return;
     shared.V_full().wait(v.parity);
     v.advance();
     clear_absent_keys<config.Dv>(w, shared.V(warpgroup));
-    for (TileWalk<config> at{w}; at.has_more();) {
+    const auto [whole_begin, whole_end] = w.whole_tiles(first_key(w));
+    for (TileWalk<config> at(w); at.has_more();) {
       begin_dP();
-      mask(w, at.tile);
+      if (at.tile < whole_begin || at.tile >= whole_end) mask(w, at.tile);
       exponentiate();
       pack_P();
       begin_dV();
@@ -179,18 +192,20 @@ struct OnePassConsumer {
       arrived(dP);
       differentiate();
       begin_dK();
-      publish_shared();
       at.advance();
+      wait_products<1>();
+      arrive_by_warp(shared.dO_empty(place.stage));
       if (!at.has_more()) arrive_by_warp(shared.V_empty());
-      wait_products<1>();  // for the registers of P
       sync_consumers();
+      publish_shared();  // dS, of both
       begin_dQ();
       const int stage = place.stage;
       place.advance();
       if (at.has_more()) wait_for_queries();
       begin_S();
+      read_lse2();
       wait_products<1>();
-      arrive_by_warp(shared.empty(stage));
+      arrive_by_warp(shared.Q_empty(stage));
       hand_over_dQ();
       wait_products<0>();
       arrived(S);
@@ -205,6 +220,7 @@ struct OnePassConsumer {
     shared.K_full(slot.stage).wait(slot.parity);
     clear_absent_keys<config.D>(w, shared.K(slot.stage, warpgroup));
     wait_for_queries();
+    read_lse2();
   }
 
   template <Element element, int width>

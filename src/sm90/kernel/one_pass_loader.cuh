@@ -29,30 +29,38 @@ struct OnePassShared {
     return reinterpret_cast<OnePassWork<config>*>(base + layout.work)[slot];
   }
 
-  // full: what the place holds is here. empty: it is no longer read; of work, its K as well.
+  // full: what the place holds is here. empty: it is no longer read; of work, its K as well. loaded: all of a work has
+  // been asked for.
   __device__ Barrier& work_full(int slot) const { return barrier(slot); }
   __device__ Barrier& work_empty(int slot) const { return barrier(key_slots + slot); }
   __device__ Barrier& K_full(int slot) const { return barrier(2 * key_slots + slot); }
   __device__ Barrier& V_full() const { return barrier(3 * key_slots); }
   __device__ Barrier& V_empty() const { return barrier(3 * key_slots + 1); }
-  __device__ Barrier& full(int stage) const { return barrier(3 * key_slots + 2 + stage); }
-  __device__ Barrier& empty(int stage) const { return barrier(3 * key_slots + 2 + config.stages + stage); }
-  __device__ Barrier& dQ_full(int part) const { return barrier(3 * key_slots + 2 + 2 * config.stages + part); }
+  __device__ Barrier& loaded() const { return barrier(3 * key_slots + 2); }
+  __device__ Barrier& Q_full(int stage) const { return barrier(others + stage); }  // and of numbers
+  __device__ Barrier& Q_empty(int stage) const { return barrier(others + config.stages + stage); }
+  __device__ Barrier& dO_full(int stage) const { return barrier(others + 2 * config.stages + stage); }
+  __device__ Barrier& dO_empty(int stage) const { return barrier(others + 3 * config.stages + stage); }
+  __device__ Barrier& dQ_full(int part) const { return barrier(others + 4 * config.stages + part); }
   __device__ Barrier& dQ_empty(int part) const {
-    return barrier(3 * key_slots + 2 + 2 * config.stages + one_pass_warpgroups + part);
+    return barrier(others + 4 * config.stages + one_pass_warpgroups + part);
   }
 
   __device__ void init_barriers() const {
     constexpr int servants = 1 + one_pass_warpgroups, consumer_warps = 4 * one_pass_warpgroups;
     for (int s = 0; s < key_slots; ++s)
       work_full(s).init(1), work_empty(s).init(servants + consumer_warps), K_full(s).init(1);
-    V_full().init(1), V_empty().init(consumer_warps);
-    for (int s = 0; s < config.stages; ++s) full(s).init(1), empty(s).init(consumer_warps);
+    V_full().init(1), V_empty().init(consumer_warps), loaded().init(1);
+    for (int s = 0; s < config.stages; ++s) {
+      Q_full(s).init(1), Q_empty(s).init(consumer_warps);
+      dO_full(s).init(1), dO_empty(s).init(consumer_warps);
+    }
     for (int part = 0; part < one_pass_warpgroups; ++part) dQ_full(part).init(4), dQ_empty(part).init(1);
     publish_barriers();
   }
 
  private:
+  static constexpr int others = one_pass_work_barriers;
   __device__ UInt32 at(int offset) const { return shared_address(base) + offset; }
   __device__ Barrier& barrier(int n) const { return reinterpret_cast<Barrier*>(base + layout.barriers)[n]; }
 };
@@ -66,9 +74,11 @@ struct OnePassServants {
   const OnePassShared<config>& shared;
 
   // Takes block after block. Where blocks wait for each other they are taken in order: who waits, waits for one that
-  // somebody works on.
+  // somebody works on, or is about to: the next is taken when the last tile of the one in work has been asked for.
   __device__ void take_works() const {
-    for (RingPlace<key_slots> slot;; slot.advance()) {
+    RingPlace<1> loaded;
+    for (RingPlace<key_slots> slot;; slot.advance(), loaded.advance()) {
+      shared.loaded().wait(loaded.parity ^ 1);
       shared.work_empty(slot.stage).wait(slot.parity ^ 1);
       const UInt32 number = atomicAdd(p.memory.taken, 1u);
       OnePassWork<config>& work = shared.work(slot.stage);
@@ -106,48 +116,60 @@ struct OnePassServants {
                                   pass_through_cache);
   }
 
-  __device__ void load_queries(const TileWalk<config>& at, int stage) const {
-    const TilePlace place{at.w.query_begin + at.tile * queries, at.w.head + at.head, at.w.tensor_b};
-    constexpr int number_bytes = numbers_of(config) * 4;
-    Barrier& full = shared.full(stage);
-    full.expect(layout.Q_bytes + layout.dO_bytes + number_bytes);
-    load_tile<queries, config.D / 64>(shared.Q(stage), p.q, full, place, keep_in_cache);
-    load_tile<queries, config.Dv / 64>(shared.dO(stage), p.d_o, full, place, keep_in_cache);
-    load_bytes<number_bytes>(shared_address(shared.numbers(stage)),
-                             p.memory.numbers + Int64(at.number(p.memory)) * numbers_of(config), full);
-  }
-
-  // V's place is free late, in the last tile of the work before, when the first tile of this one has long had its own.
+  // dO of a tile is done with before its Q, and both before V of the work: V's place is free in the last tile of the
+  // work before, when the first tile of this one has long had its own.
   __device__ void load() const {
     RingPlace<config.stages> place;
     RingPlace<1> v;
     for_works([&](const OnePassWork<config>& w, int slot) {
-      if (!w.has_tiles()) return shared.K_full(slot).arrive();  // a phase for each work
+      if (!w.has_tiles()) {  // these two have a phase for each work
+        shared.K_full(slot).arrive(), shared.loaded().arrive();
+        return;
+      }
       load_keys<config.D>(w, p.k, shared.K(slot, 0), shared.K_full(slot));
       bool first = true;
-      for (TileWalk<config> at{w}; at.has_more(); at.advance(), place.advance()) {
-        shared.empty(place.stage).wait(place.parity ^ 1);
-        load_queries(at, place.stage);
+      for (TileWalk<config> at(w); at.has_more(); at.advance(), place.advance()) {
+        const TilePlace from{w.query_begin + at.tile * queries, at.head, w.tensor_b};
+        shared.dO_empty(place.stage).wait(place.parity ^ 1);
+        load_dO(from, place.stage);
+        shared.Q_empty(place.stage).wait(place.parity ^ 1);
+        load_Q(from, at.number(p.memory, w), place.stage);
         if (first) {
           shared.V_empty().wait(v.parity ^ 1);
           load_keys<config.Dv>(w, p.v, shared.V(0), shared.V_full());
           v.advance(), first = false;
         }
       }
+      shared.loaded().arrive();
     });
   }
 
-  // Parts of dQ to their sums. In order: when all blocks of later keys have added to it, the first one of them only
+  __device__ void load_dO(const TilePlace& from, int stage) const {
+    Barrier& full = shared.dO_full(stage);
+    full.expect(layout.dO_bytes);
+    load_tile<queries, config.Dv / 64>(shared.dO(stage), p.d_o, full, from, keep_in_cache);
+  }
+  __device__ void load_Q(const TilePlace& from, Int32 tile, int stage) const {
+    constexpr int number_bytes = numbers_of(config) * 4;
+    Barrier& full = shared.Q_full(stage);
+    full.expect(layout.Q_bytes + number_bytes);
+    load_tile<queries, config.D / 64>(shared.Q(stage), p.q, full, from, keep_in_cache);
+    load_bytes<number_bytes>(shared_address(shared.numbers(stage)), p.memory.numbers + Int64(tile) * numbers_of(config),
+                             full);
+  }
+
+  // Parts of dQ to their sums. In order: when all blocks of earlier keys have added to it, the first one of them only
   // stores; what has been added becomes visible to the block whose turn is next.
   __device__ void add_up(int part) const {
     RingPlace<1> place;
     for_works([&](const OnePassWork<config>& w, int) {
-      for (TileWalk<config> at{w}; at.has_more(); at.advance(), place.advance()) {
-        const Int64 number = Int64(at.number(p.memory)) * one_pass_warpgroups + part;
+      for (TileWalk<config> at(w); at.has_more(); at.advance(), place.advance()) {
+        const Int64 number = Int64(at.number(p.memory, w)) * one_pass_warpgroups + part;
         float* to = p.memory.sums + number * part_numbers;
         const UInt32 turn = config.ordered ? w.turn_at(at.tile) : 1;
         if constexpr (config.ordered) wait_for_count(p.memory.counts + number, turn);
         shared.dQ_full(part).wait(place.parity);
+        publish_shared();  // what the consumers wrote
         if (turn == 0)
           store_bytes<part_bytes>(to, shared.dQ(part));
         else

@@ -19,15 +19,11 @@ struct alignas(16) OnePassWork {
   Int32 low, high;                // key j sees queries low + j to high + j
   Int32 begin, end, tiles_begin;  // tiles of queries, at absolute positions; number of the sequence's first tile
 
-  // The work that is taken as number n of `blocks`. In order, each sequence's last keys come first: under a causal mask
-  // they have the fewest tiles, and every other block comes to a tile later than the blocks behind it; nobody waits for
-  // another if they only start in this order. Otherwise the longest come first, which leaves least to wait for at the
-  // end.
-  __device__ void find(const simt::Question& x, Int64 n, Int64 blocks) {
+  __device__ void find(const simt::Question& x, Int64 number) {
     constexpr Int64 block = config.block_queries;
     simt::QueryPlace place;
     keys = begin = end = 0;
-    if (!simt::key_place(x, one_pass_keys, place, config.ordered ? blocks - 1 - n : n)) return;
+    if (!simt::key_place(x, one_pass_keys, place, number)) return;
     const simt::DeviceSequence& s = place.s;
     b = place.b, tensor_b = x.cu_seqlens_q.data ? 0 : place.b;
     kv = place.kv, head = place.h, heads = x.Hq / x.Hk;
@@ -48,28 +44,43 @@ struct alignas(16) OnePassWork {
 
   __device__ bool has_tiles() const { return begin < end; }
   __device__ Int32 block() const { return first / one_pass_keys; }
-  // Which of the blocks that add to a tile's sum this one is, from the last keys to the first.
+  // The tiles in which the 64 keys from `key` on see every query.
+  struct Tiles {
+    Int32 begin, end;
+  };
+  __device__ Tiles whole_tiles(Int32 key) const {
+    const auto tiles_up_to = [](Int32 query) { return (query > 0 ? query : 0) / config.block_queries; };
+    const Int32 whole_begin = tiles_up_to(key + 63 + low + config.block_queries - 1);
+    const Int32 limit = key + high + 1 < queries ? key + high + 1 : queries;
+    return {whole_begin, key + 64 <= keys ? tiles_up_to(limit) : whole_begin};
+  }
+  // Which of the blocks that add to a tile's sum this one is, in the order of their keys.
   __device__ UInt32 turn_at(Int32 tile) const {
-    const Int64 query = lesser(Int64(tile + 1) * config.block_queries, queries) - 1;  // the tile's last one
-    return UInt32(lesser(query - low, keys - 1)) / one_pass_keys - UInt32(block());
+    const Int32 key = tile * config.block_queries - high;  // the first that the tile's first query sees
+    return UInt32(block() - (key > 0 ? key : 0) / one_pass_keys);
   }
 };
 static_assert(sizeof(OnePassWork<OnePassConfig{}>) == one_pass_work_bytes);
 
-// The tiles of a block in the order in which everybody takes them.
+// The tiles of a block in the order in which everybody takes them: the last queries first. So blocks of keys that start
+// one after another come to a tile one after another, whatever the mask. In registers: shared memory is busy.
 template <OnePassConfig config>
 struct TileWalk {
-  const OnePassWork<config>& w;
-  Int32 tile = w.begin, head = w.has_tiles() ? 0 : w.heads;
+  const Int32 begin, end;
+  Int32 tile, head, left;  // left: tiles of all heads, with this one
 
-  __device__ bool has_more() const { return head < w.heads; }
+  __device__ explicit TileWalk(const OnePassWork<config>& w) :
+      begin(w.begin), end(w.end), tile(end - 1), head(w.head), left(w.heads * (end - begin)) {}
+
+  __device__ bool has_more() const { return left > 0; }
   __device__ void advance() {
-    if (++tile < w.end) return;
-    tile = w.begin, ++head;
+    --left;
+    if (--tile >= begin) return;
+    tile = end - 1, ++head;
   }
   // Number of the tile among those of all heads and sequences.
-  __device__ Int32 number(const OnePassMemory& memory) const {
-    return (w.head + head) * memory.tiles_per_head + w.tiles_begin + tile;
+  __device__ Int32 number(const OnePassMemory& memory, const OnePassWork<config>& w) const {
+    return head * memory.tiles_per_head + w.tiles_begin + tile;
   }
 };
 
