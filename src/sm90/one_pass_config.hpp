@@ -44,6 +44,7 @@ constexpr int part_column(const OnePassConfig& c, int part) { return 64 * part /
 
 inline constexpr int one_pass_work_bytes = 64;  // a description of a block's work
 inline constexpr int one_pass_work_barriers = 3 * key_slots + 3;
+inline constexpr int dQ_adders = 2;  // threads that add dQ to memory, a tile each
 
 // Byte offsets. Tiles begin at multiples of 1024, as the 128-byte swizzle demands.
 struct OnePassLayout {
@@ -65,7 +66,7 @@ constexpr OnePassLayout layout_of(const OnePassConfig& c) {
   l.numbers = l.dQ + one_pass_warpgroups * part_bytes;
   l.work = l.numbers + c.stages * numbers_of(c) * 4;
   l.barriers = l.work + key_slots * one_pass_work_bytes;
-  l.bytes = l.barriers + 8 * (one_pass_work_barriers + 4 * c.stages + 2 * one_pass_warpgroups);
+  l.bytes = l.barriers + 8 * (one_pass_work_barriers + 4 * c.stages + dQ_adders + 1);
   return l;
 }
 

@@ -60,15 +60,15 @@ OnePassPlan plan_one_pass(const Problem& p, const cuda::Target& target) {
   plan.query_blocks = simt::query_blocks(p, c.block_queries);
   plan.tiles_per_head = simt::block_count(p.packed, p.Nq, c.block_queries, p.B);
 
-  const std::int64_t tiles_in_all = p.Hq * plan.tiles_per_head, parts = tiles_in_all * parts_of(c);
+  const std::int64_t tiles_in_all = p.Hq * plan.tiles_per_head;
   std::int64_t end = static_cast<std::int64_t>(simt::workspace_bytes(p, {}));
   const auto take = [&](std::int64_t bytes) {
     const OnePassPlan::Part part{round_up(end, 16), round_up(bytes, 16)};
     end = part.at + part.bytes;
     return part;
   };
-  plan.sums = take(parts * part_bytes);
-  plan.counts = take((1 + (c.ordered ? parts : 0)) * std::int64_t{sizeof(UInt32)});
+  plan.sums = take(tiles_in_all * parts_of(c) * part_bytes);
+  plan.counts = take((1 + (c.ordered ? tiles_in_all : 0)) * std::int64_t{sizeof(UInt32)});
   plan.numbers = take(tiles_in_all * numbers_of(c) * std::int64_t{sizeof(float)});
   plan.works = take(plan.blocks * one_pass_work_bytes);
   plan.workspace_bytes = end;

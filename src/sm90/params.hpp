@@ -36,7 +36,7 @@ struct BackwardParams {
 struct OnePassMemory {
   float* sums;
   float* numbers;  // of the queries of each tile
-  UInt32* counts;  // of the blocks of keys that have added to each part of a tile
+  UInt32* counts;  // of the blocks of keys that have added to each tile
   UInt32* taken;   // of the blocks of keys that somebody works on, or has
   void* works;     // what each block of keys has to do, one_pass_work_bytes each
   Int32 blocks;    // of keys

@@ -14,10 +14,10 @@ __device__ void finish(const FinishParams& p) {
   simt::QueryPlace place;
   if (!simt::query_place(p.call.x, config.block_queries, place)) return;
   const int part = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const Int64 number = tile_number<config>(p.memory, p.call.x, place) * parts_of(config) + part;
-  const float* from = p.memory.sums + number * part_numbers + 4 * thread;
+  const Int64 tile = tile_number<config>(p.memory, p.call.x, place);
+  const float* from = p.memory.sums + (tile * parts_of(config) + part) * part_numbers + 4 * thread;
   const int column = part_column(config, part);
-  const bool summed = !config.ordered || p.memory.counts[number] > 0;
+  const bool summed = !config.ordered || p.memory.counts[tile] > 0;
   Int64 tokens[2];
   bool exists[2];
   for (int r = 0; r < 2; ++r) {

@@ -161,14 +161,15 @@ struct OnePassConsumer {
     }
   }
 
-  // To the thread that adds it to the sum in memory.
+  // To the thread that adds this tile's to the sum in memory.
   __device__ void hand_over_dQ() {
     arrived(dQ);
-    shared.dQ_empty(warpgroup).wait(out.parity ^ 1);
+    shared.dQ_empty().wait(out.parity ^ 1);
 #pragma unroll
     for (int n = 0; n < 32; n += 4) store_four(shared.dQ(warpgroup) + (128 * n + 4 * thread) * 4, &dQ[n]);
     __syncwarp();
-    arrive_by_warp(shared.dQ_full(warpgroup));
+    static_assert(dQ_adders == 2);
+    arrive_by_warp(shared.dQ_full(int(out.parity)));  // tile by tile
     out.advance();
   }
 

@@ -1,6 +1,6 @@
 // The shared memory of the one-pass backward kernel, and the threads that serve its consumers: one takes blocks of
-// keys, one copies the keys, which stay, and the tiles of queries, which stream past, and one for each part of dQ adds
-// it to the sum in memory, in order or as it comes. Device text.
+// keys, one copies the keys, which stay, and the tiles of queries, which stream past, and two add dQ of a tile each to
+// its sum in memory, in order or as it comes. Device text.
 #pragma once
 
 #include "sm90/kernel/one_pass_work.cuh"
@@ -21,7 +21,7 @@ struct OnePassShared {
   __device__ UInt32 Q(int stage) const { return at(layout.Q + stage * layout.Q_bytes); }
   __device__ UInt32 dO(int stage) const { return at(layout.dO + stage * layout.dO_bytes); }
   __device__ UInt32 dS(int stage) const { return at(layout.dS + stage * layout.dS_bytes); }
-  __device__ UInt32 dQ(int part) const { return at(layout.dQ + part * part_bytes); }
+  __device__ UInt32 dQ(int part = 0) const { return at(layout.dQ + part * part_bytes); }
   __device__ float* numbers(int stage) const {
     return reinterpret_cast<float*>(base + layout.numbers) + stage * numbers_of(config);
   }
@@ -41,13 +41,11 @@ struct OnePassShared {
   __device__ Barrier& Q_empty(int stage) const { return barrier(others + config.stages + stage); }
   __device__ Barrier& dO_full(int stage) const { return barrier(others + 2 * config.stages + stage); }
   __device__ Barrier& dO_empty(int stage) const { return barrier(others + 3 * config.stages + stage); }
-  __device__ Barrier& dQ_full(int part) const { return barrier(others + 4 * config.stages + part); }
-  __device__ Barrier& dQ_empty(int part) const {
-    return barrier(others + 4 * config.stages + one_pass_warpgroups + part);
-  }
+  __device__ Barrier& dQ_full(int adder) const { return barrier(others + 4 * config.stages + adder); }
+  __device__ Barrier& dQ_empty() const { return barrier(others + 4 * config.stages + dQ_adders); }
 
   __device__ void init_barriers() const {
-    constexpr int servants = 1 + one_pass_warpgroups, consumer_warps = 4 * one_pass_warpgroups;
+    constexpr int servants = 1 + dQ_adders, consumer_warps = 4 * one_pass_warpgroups;
     for (int s = 0; s < key_slots; ++s)
       work_full(s).init(1), work_empty(s).init(servants + consumer_warps), K_full(s).init(1);
     V_full().init(1), V_empty().init(consumer_warps), loaded().init(1);
@@ -55,7 +53,8 @@ struct OnePassShared {
       Q_full(s).init(1), Q_empty(s).init(consumer_warps);
       dO_full(s).init(1), dO_empty(s).init(consumer_warps);
     }
-    for (int part = 0; part < one_pass_warpgroups; ++part) dQ_full(part).init(4), dQ_empty(part).init(1);
+    for (int adder = 0; adder < dQ_adders; ++adder) dQ_full(adder).init(consumer_warps);
+    dQ_empty().init(1);
     publish_barriers();
   }
 
@@ -158,24 +157,29 @@ struct OnePassServants {
                              full);
   }
 
-  // Parts of dQ to their sums. In order: when all blocks of earlier keys have added to it, the first one of them only
-  // stores; what has been added becomes visible to the block whose turn is next.
-  __device__ void add_up(int part) const {
+  // dQ of every other tile to its sum: it takes longer than a tile until what was added is there. In order: when all
+  // blocks of earlier keys have added to the tile, the first one of them only stores; what has been added becomes
+  // visible to the block whose turn is next.
+  __device__ void add_up(int adder) const {
     RingPlace<1> place;
+    int other_tiles = adder;  // to be left to others first
     for_works([&](const OnePassWork<config>& w, int) {
-      for (TileWalk<config> at(w); at.has_more(); at.advance(), place.advance()) {
-        const Int64 number = Int64(at.number(p.memory, w)) * one_pass_warpgroups + part;
-        float* to = p.memory.sums + number * part_numbers;
+      for (TileWalk<config> at(w); at.has_more(); at.advance()) {
+        if (--other_tiles >= 0) continue;
+        other_tiles = dQ_adders - 1;
+        const Int64 number = at.number(p.memory, w);
+        float* to = p.memory.sums + number * parts_of(config) * part_numbers;
         const UInt32 turn = config.ordered ? w.turn_at(at.tile) : 1;
         if constexpr (config.ordered) wait_for_count(p.memory.counts + number, turn);
-        shared.dQ_full(part).wait(place.parity);
+        shared.dQ_full(adder).wait(place.parity);
+        place.advance();
         publish_shared();  // what the consumers wrote
         if (turn == 0)
-          store_bytes<part_bytes>(to, shared.dQ(part));
+          store_bytes<parts_of(config) * part_bytes>(to, shared.dQ());
         else
-          add_floats<part_bytes>(to, shared.dQ(part));
+          add_floats<parts_of(config) * part_bytes>(to, shared.dQ());
         wait_stores_read();
-        shared.dQ_empty(part).arrive();
+        shared.dQ_empty().arrive();
         if constexpr (config.ordered) {
           wait_stores();
           count_one_more(p.memory.counts + number);
