@@ -48,7 +48,7 @@ constexpr BackwardConfig query_tiles[] = {
 constexpr BackwardConfig key_tiles[] = {
     {.D = 64, .Dv = 64, .block_columns = 96, .stages = 4, .y_stages = 4},
     {.D = 128, .Dv = 128, .block_columns = 64, .stages = 4, .y_stages = 4, .drains = true},
-    {.D = 192, .Dv = 128, .block_columns = 32, .stages = 5, .y_stages = 5},
+    {.D = 192, .Dv = 128, .block_columns = 64, .stages = 3, .y_stages = 3, .paired = true},
     {.D = 192, .Dv = 192, .block_columns = 64, .stages = 3, .y_stages = 3, .paired = true},
     {.D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .y_stages = 2, .paired = true},
 };

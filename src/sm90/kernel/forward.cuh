@@ -270,44 +270,78 @@ struct Consumer {
     if (leads) shared.work_empty(shared.slot_of(w)).arrive();
   }
 
-  // Tiles of queries, one after another, as long as this warpgroup's queries see keys. Returns the first where they do
-  // not.
-  __device__ const Work<config>* attend(const Work<config>* work) {
-    Probabilities P, other;  // in turn: a P in the tensor cores' hands must not be written
-    constexpr bool in_turn = config.p_buffers == 2;
-    State rows = fresh_rows(*work);
-    const Int32 first = work->own_begin[warpgroup];
+  // The first tile of keys of a tile of queries: nothing is multiplied meanwhile.
+  __device__ void begin(State& rows, const Work<config>& w, Probabilities& P) {
+    const Int32 first = w.own_begin[warpgroup], skipped = first - w.begin;
     shared.q_full(q.stage, warpgroup).wait(q.parity);
-    pass_K(first - work->begin);
+    pass_K(skipped);
     begin_QK();
     wait_products<0>();
-    softmax<true>(rows, *work, first, first + 1 == work->own_end[warpgroup], work->cuts(warpgroup, first), P);
-    pass_V(first - work->begin);
-    if constexpr (!in_turn) State::pack(P, S);
+    softmax<true>(rows, w, first, first + 1 == w.own_end[warpgroup], w.cuts(warpgroup, first), P);
+    pass_V(skipped);
+    if constexpr (config.p_buffers == 1) State::pack(P, S);
+  }
+
+  // The other tiles of keys, and then the last PV, by `last`, which is given its P.
+  template <class Last>
+  __device__ void go_on(State& rows, const Work<config>& w, Probabilities& P, Probabilities& other, Last last) {
+    rows.shifted = false, new_O = true;
+    Int32 n = w.own_begin[warpgroup] + 1;
+    const Int32 end = w.own_end[warpgroup];
+    if constexpr (config.p_buffers == 1) {
+      for (; n < end; ++n) step(rows, w, n, end, P, P);
+      last(P);
+    } else {  // in turn: a P in the tensor cores' hands must not be written
+      for (; n + 1 < end; n += 2) step(rows, w, n, end, P, other), step(rows, w, n + 1, end, other, P);
+      if (n < end) {
+        step(rows, w, n, end, P, other);
+        last(other);
+      } else {
+        last(P);
+      }
+    }
+  }
+  // Before the last PV.
+  __device__ void end_steps(const State& rows, const Work<config>& w) {
+    if constexpr (config.q_stages > 1) release_Q();
+    if (rows.shifted) scale_O(rows.alpha[0], rows.alpha[1]);
+    if (w.used < keys && w.own_end[warpgroup] == w.end) clear_unused_V(w.used);
+  }
+
+  // A tile of queries by itself. Returns the next.
+  __device__ const Work<config>* attend_alone(const Work<config>& w) {
+    Probabilities P, other;
+    const Work<config>& next = next_work();
+    State rows = fresh_rows(w);
+    begin(rows, w, P);
+    go_on(rows, w, P, other, [&](const Probabilities& P) {
+      end_steps(rows, w);
+      begin_PV(P);
+      end_PV();
+    });
+    const Int32 passed = w.end - w.own_end[warpgroup];
+    pass_K(passed), pass_V(passed);
+    write(rows, w);
+    return &next;
+  }
+
+  // Tiles of queries, one after another, as long as this warpgroup's queries see keys: the next queries' first S is
+  // multiplied together with these queries' last PV. Returns the first where they do not.
+  __device__ const Work<config>* attend(const Work<config>* work) {
+    Probabilities P, other;
+    State rows = fresh_rows(*work);
+    begin(rows, *work, P);
     while (!work->empty(warpgroup)) {
       const Work<config>&w = *work, &next = next_work();
-      rows.shifted = false, new_O = true;
-      Int32 n = w.own_begin[warpgroup] + 1;
-      const Int32 end = w.own_end[warpgroup];
-      if constexpr (in_turn) {
-        for (; n + 1 < end; n += 2) step(rows, w, n, end, P, other), step(rows, w, n + 1, end, other, P);
-        if (n < end) {
-          step(rows, w, n, end, P, other);
-          copy(P, other);
-        }
-      } else {
-        for (; n < end; ++n) step(rows, w, n, end, P, P);
-      }
-      if constexpr (config.q_stages > 1) release_Q();
-      if (rows.shifted) scale_O(rows.alpha[0], rows.alpha[1]);
-      if (w.used < keys && end == w.end) clear_unused_V(w.used);
+      go_on(rows, w, P, other, [&](const Probabilities& last) {
+        if (&last != &P) copy(P, last);
+      });
+      end_steps(rows, w);
       const State finished = rows;
       work = &next;
-      Int32 passed = w.end - end;  // tiles of keys between this warpgroup's last of these queries and first of the next
+      Int32 passed = w.end - w.own_end[warpgroup];  // until this warpgroup's first tile of keys of the next queries
       pass_K(passed);
-      // The next queries' first S together with these queries' last PV; not with options, whose text is long: a third
-      // copy of it would take the compiler too long.
-      if (!config.general && !work->empty(warpgroup)) {
+      if (!work->empty(warpgroup)) {
         const Int32 first = work->own_begin[warpgroup];
         const bool cut = work->cuts(warpgroup, first);
         rows = fresh_rows(*work);
@@ -319,15 +353,13 @@ struct Consumer {
         wait_products<1>();
         softmax<true>(rows, *work, first, first + 1 == work->own_end[warpgroup], cut, other);
         end_PV();
-        if constexpr (!in_turn) State::pack(P, S);
       } else {
         begin_PV(P);
         end_PV();
       }
       pass_V(passed);
       write(finished, w);
-      if constexpr (config.general) break;
-      if constexpr (in_turn) copy(P, other);  // not before O has left: ptxas would wait in the wrong place
+      copy(P, other);  // not before O has left: ptxas would wait in the wrong place
     }
     return work;
   }
@@ -346,7 +378,12 @@ struct Consumer {
     const Work<config>* work = &next_work();
     while (!work->none()) {
       if (!work->empty(warpgroup)) {
-        work = attend(work);
+        // With one place for Q, the next queries come too late to be begun with; with options, whose text is long, a
+        // third copy of it would take the compiler too long.
+        if constexpr (!config.general && config.q_stages > 1 && config.p_buffers == 2)
+          work = attend(work);
+        else
+          work = attend_alone(*work);
       } else {
         pass_over(*work);
         write_nothing(*work);

@@ -161,10 +161,10 @@ struct OnePassConsumer {
     }
   }
 
-  // To the thread that adds this tile's to the sum in memory.
+  // To the thread that adds this tile's to the sum in memory, as soon as there is room.
+  __device__ void wait_to_hand_over() const { shared.dQ_empty().wait(out.parity ^ 1); }
   __device__ void hand_over_dQ() {
     arrived(dQ);
-    shared.dQ_empty().wait(out.parity ^ 1);
 #pragma unroll
     for (int n = 0; n < 32; n += 4) store_four(shared.dQ(warpgroup) + (128 * n + 4 * thread) * 4, &dQ[n]);
     __syncwarp();
@@ -204,9 +204,10 @@ struct OnePassConsumer {
       place.advance();
       if (at.has_more()) wait_for_queries();
       begin_S();
-      read_lse2();
       wait_products<1>();
       arrive_by_warp(shared.Q_empty(stage));
+      wait_to_hand_over();
+      read_lse2();  // no sooner: a wait in a loop would wait for what is read, too
       hand_over_dQ();
       wait_products<0>();
       arrived(S);
