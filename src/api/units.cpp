@@ -44,9 +44,7 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
                                   sm90::backward_unit_text(pass.config)));
     step_units(hopper, plan.end);
   }
-  // In the order in which a call gets them.
-  const bool last = problem.pass == Pass::backward && sm90::backward_by_name_only;
-  if (!last) plans.push_back(hopper);
+  plans.push_back(hopper);
   for (const simt::Rung& rung : simt::rungs()) {
     GpuPlan& plan = plans.emplace_back(GpuPlan{rung.name, {}, simt::common_refusal(problem)});
     if (!plan.reason.empty()) continue;
@@ -54,7 +52,6 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
     plan.reason = steps.reason;
     step_units(plan, steps);
   }
-  if (last) plans.push_back(hopper);
   return plans;
 }
 

@@ -149,21 +149,16 @@ Plan plan_for(const Problem& p, Plan (*planner)(const Problem&, const cuda::Targ
   return plan;
 }
 
-constexpr const char* new_backward =
-    "kernel is not given; this backward pass is new, and taken only when asked for by its name";
-
 class HopperKernel : public Kernel {
  public:
   const char* name() const override { return "hopper"; }
-  PlanOrReason plan(const Problem& p, const Execution& execution) const override {
+  PlanOrReason plan(const Problem& p, const Execution&) const override {
     if (p.pass == Pass::forward) return loaded<HopperPlan>(p, plan_for(p, plan_forward));
-    if (backward_by_name_only && !execution.kernel) return {nullptr, new_backward};
     if (const OnePassPlan plan = plan_for(p, plan_one_pass); plan.reason.empty()) return {load_one_pass(p, plan), ""};
     return loaded<HopperBackwardPlan>(p, plan_for(p, plan_backward));
   }
-  std::string refusal(const Problem& p, const Execution& execution) const override {
+  std::string refusal(const Problem& p, const Execution&) const override {
     if (p.pass == Pass::forward) return plan_for(p, plan_forward).reason;
-    if (backward_by_name_only && !execution.kernel) return new_backward;
     return plan_for(p, plan_backward).reason;  // whoever takes one pass takes two
   }
 

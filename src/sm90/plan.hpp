@@ -41,9 +41,6 @@ struct BackwardPlan {
   std::string reason;
 };
 
-// New: it has not run the tests on a GPU in its present form.
-inline constexpr bool backward_by_name_only = false;
-
 BackwardPlan plan_backward(const Problem& problem, const cuda::Target& target);
 
 }  // namespace tessera::sm90
