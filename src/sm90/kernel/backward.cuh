@@ -168,7 +168,7 @@ struct BackwardConsumer {
         float derivative = 1;
         S[e] = score(S[e], at, query, key, config.softcap ? &derivative : nullptr);
         const float P = sees(e) ? exp2_of(S[e] - lse2_of(e)) : 0, keep = score.keep(at, query, key);
-        kept[e - n] = keep == 0 ? 0 : P;
+        kept[e - n] = P * keep;
         S[e] = keep == 0 ? -P * derivative : P * derivative;
       }
       if constexpr (wants_dY) packed_P[n / 2] = packed<config.element>(kept[0], kept[1]);
@@ -313,7 +313,7 @@ struct BackwardConsumer {
   __device__ void consume() {
     sum();
     if constexpr (wants_dX) write<config.dX, config.D>(dX, queries ? p.call.dq : p.call.dk, p.D, p.scale);
-    if constexpr (wants_dY) write<config.dY, config.Dv>(dY, p.call.dv, p.Dv, config.dropout ? p.call.x.keep_scale : 1);
+    if constexpr (wants_dY) write<config.dY, config.Dv>(dY, p.call.dv, p.Dv, 1);
   }
 };
 
