@@ -209,6 +209,28 @@ int run_turns(const simt::Question& x, int resident, std::mt19937& random) {
   return waits;
 }
 
+TEST(HopperOnePass, EveryBlockIsTakenOnceAndThoseOfAHeadInOrder) {
+  std::mt19937 random(12);
+  bool sequences_took_turns = false;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<Int32> q, k;
+    simt::Question x = random_question(random, q, k);
+    x.B = Int32(1 + random() % 40);
+    if (x.cu_seqlens_k.data) continue;
+    const Int64 blocks = ceil_div(x.Nk, Int64(one_pass_keys)), works = x.B * x.Hk * blocks;
+    std::map<Int64, Int64> next;  // block of a head
+    for (Int64 n = 0; n < works; ++n) {
+      const Int64 number = OnePassWork<turns_config>::number_taken_as(x, n);
+      const Int64 sequence = number / x.Hk / blocks, head = sequence * x.Hk + number % x.Hk;
+      ASSERT_LT(sequence, x.B);
+      ASSERT_EQ(number / x.Hk % blocks, next[head]++);
+      sequences_took_turns |= blocks > 1 && n == x.Hk && sequence == 1;
+    }
+    EXPECT_EQ(Int64(next.size()), x.B * x.Hk);
+  }
+  EXPECT_TRUE(sequences_took_turns);
+}
+
 TEST(HopperOnePass, TurnsComeForAnyNumberOfResidentBlocks) {
   std::mt19937 random(11);
   int waits = 0;

@@ -136,6 +136,13 @@ inline void add_gradients(BackwardCases& c) {
          .options = {.causal = true},
          .sinks = cases::Sinks::some_infinite});
 
+  // A sequence without keys whose queries see the sink.
+  c.add({.name = "SinksAndLseGradient",
+         .D = 64,
+         .packed_q = {40, 30, 60},
+         .packed_k = {0, 200, 6},
+         .sinks = cases::Sinks::finite});
+
   c.add({.name = "WideGradients", .B = 2, .Nq = 130, .Nk = 150, .D = 64, .used_q = {130, 70}, .f32_grads = true});
   c.add({.name = "WideGradients", .Nq = 70, .Nk = 100, .D = 104, .Dv = 88, .f32_grads = true});
   c.add({.name = "WideGradients", .Nq = 70, .Nk = 70, .Hq = 1, .D = 200, .Dv = 216, .f32_grads = true});

@@ -19,11 +19,12 @@ struct alignas(16) OnePassWork {
   Int32 low, high;                // key j sees queries low + j to high + j
   Int32 begin, end, tiles_begin;  // tiles of queries, at absolute positions; number of the sequence's first tile
 
-  __device__ void find(const simt::Question& x, Int64 number) {
+  // The work that is taken as number n.
+  __device__ void find(const simt::Question& x, Int64 n) {
     constexpr Int64 block = config.block_queries;
     simt::QueryPlace place;
     keys = begin = end = 0;
-    if (!simt::key_place(x, one_pass_keys, place, number)) return;
+    if (!simt::key_place(x, one_pass_keys, place, number_taken_as(x, n))) return;
     const simt::DeviceSequence& s = place.s;
     b = place.b, tensor_b = x.cu_seqlens_q.data ? 0 : place.b;
     kv = place.kv, head = place.h, heads = x.Hq / x.Hk;
@@ -35,6 +36,17 @@ struct alignas(16) OnePassWork {
     begin = Int32(seen.begin / block);
     end = seen.empty() ? begin : Int32(ceil_div(seen.end, block));
     tiles_begin = Int32(simt::first_block(x.cu_seqlens_q, b, block, x.Nq));
+  }
+
+  // Blocks of one head wait for each other where they add in order, so those at work at the same time should be of many
+  // heads: where a sequence has few, sequences take turns. (Not packed ones, whose lengths differ.)
+  __device__ static Int64 number_taken_as(const simt::Question& x, Int64 n) {
+    constexpr Int64 heads_at_once = 16;
+    if (x.cu_seqlens_k.data) return n;
+    const Int64 together = ceil_div(heads_at_once, Int64(x.Hk)), blocks = ceil_div(x.Nk, Int64(one_pass_keys));
+    const Int64 section = together * blocks * x.Hk, first = n / section * together;
+    const Int64 sequences = lesser(together, x.B - first), at = n % section / x.Hk;
+    return ((first + at % sequences) * blocks + at / sequences) * x.Hk + n % x.Hk;
   }
 
   // Two kinds of nothing: a number without keys, and no more numbers.
