@@ -332,7 +332,7 @@ __device__ void backward(const BackwardParams& p) {
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role == 0) {
     give_registers<producer_registers(config)>();
-    if (threadIdx.x < 32) BackwardLoader<config>{p, shared, work}.load();
+    if (threadIdx.x < BackwardLoader<config>::lanes) BackwardLoader<config>{p, shared, work}.load();
   } else {
     take_registers<consumer_registers(config)>();
     if constexpr (!config.paired)

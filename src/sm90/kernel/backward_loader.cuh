@@ -113,7 +113,8 @@ struct BackwardShared {
   __device__ Barrier& barrier(int n) const { return reinterpret_cast<Barrier*>(base + layout.barriers)[n]; }
 };
 
-// The loader: one warp, of which lane 0 starts the tensor copies.
+// The loader: lane 0 of a warp starts the tensor copies. The others are there for the numbers of streamed queries only,
+// which keep them together: a lane that was left behind might wait for what has come and gone.
 template <BackwardConfig config>
 struct BackwardLoader {
   static constexpr BackwardLayout layout = layout_of(config);
@@ -121,6 +122,7 @@ struct BackwardLoader {
   const BackwardParams& p;
   const BackwardShared<config>& shared;
   const BackwardWork<config>& w;
+  static constexpr int lanes = owns_queries(config) ? 1 : 32;
   const int lane = threadIdx.x % 32;
 
   __device__ void load_rows() const {
