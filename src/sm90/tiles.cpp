@@ -37,8 +37,8 @@ const AnyConfig* fitting(const Problem& p, std::span<const AnyConfig> tiles) {
   return found == tiles.end() ? nullptr : &*found;
 }
 
-// The backward pass, by side: of the sizes that compile without spilling, the largest. At D=256 they give 485 at N=16384,
-// 192/128 437 (docs/benchmarks.md, "Hopper's backward pass"); of other sizes none has been measured.
+// The backward pass, by side: of the sizes that compile without spilling, the largest. At N=16384 they give 485 at
+// D=256 and 437 at 192/128 (docs/benchmarks.md, "Hopper's backward pass"); of other sizes none has been measured.
 constexpr BackwardConfig query_tiles[] = {
     {.D = 64, .Dv = 64, .warpgroups = 3, .block_columns = 96, .stages = 4, .y_stages = 4, .drains = true},
     {.D = 128, .Dv = 128, .block_columns = 112, .stages = 2, .y_stages = 2},
