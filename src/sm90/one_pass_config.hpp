@@ -11,7 +11,8 @@ struct OnePassConfig {
   Element element = Element::bf16;  // of Q, K, V and dO
   Element dK = Element::bf16, dV = Element::bf16;
   int block_queries = 64;  // of a tile; a block of threads has 128 keys, 64 for each of two warpgroups
-  // Tiles of Q, dO and dS in shared memory: of dS one is written while the one before is still multiplied with.
+  // Tiles of Q, dO and dS in shared memory: of dS one is written while the one before is still multiplied with. Two
+  // are enough for the warpgroups to be half a tile apart.
   int stages = 2;
   // A tile's sum of dQ is added to in the order of its blocks of keys; otherwise in whatever order they come, so that
   // bits change from run to run.
@@ -43,7 +44,7 @@ constexpr int part_row(const OnePassConfig& c, int part) { return 64 * part % c.
 constexpr int part_column(const OnePassConfig& c, int part) { return 64 * part / c.block_queries * 64; }
 
 inline constexpr int one_pass_work_bytes = 64;  // a description of a block's work
-inline constexpr int one_pass_work_barriers = 3 * key_slots + 3;
+inline constexpr int one_pass_work_barriers = 3 * key_slots + 4;
 inline constexpr int dQ_adders = 2;  // threads that add dQ to memory, a tile each
 
 // Byte offsets. Tiles begin at multiples of 1024, as the 128-byte swizzle demands.
@@ -66,7 +67,7 @@ constexpr OnePassLayout layout_of(const OnePassConfig& c) {
   l.numbers = l.dQ + one_pass_warpgroups * part_bytes;
   l.work = l.numbers + c.stages * numbers_of(c) * 4;
   l.barriers = l.work + key_slots * one_pass_work_bytes;
-  l.bytes = l.barriers + 8 * (one_pass_work_barriers + 4 * c.stages + dQ_adders + 1);
+  l.bytes = l.barriers + 8 * (one_pass_work_barriers + 6 * c.stages + dQ_adders + 1);
   return l;
 }
 

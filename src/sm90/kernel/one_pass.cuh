@@ -13,7 +13,6 @@ namespace tessera::sm90 {
 template <OnePassConfig config>
 struct OnePassConsumer {
   static constexpr int queries = config.block_queries;
-  static constexpr int everybody = 1 + one_pass_warpgroups;  // name of the barrier of all consumers
   static_assert(parts_of(config) == one_pass_warpgroups);
 
   // Numbers of LSE that are read before they are needed, as many as there are registers for: shared memory is busy and
@@ -28,6 +27,9 @@ struct OnePassConsumer {
   RingPlace<key_slots> slot;
   RingPlace<config.stages> place;
   RingPlace<1> v, out;  // of V, and of dQ on its way to memory
+  // Where K is of the tile whose dQ is still to be multiplied, if there is one.
+  static constexpr int nowhere = key_slots;
+  int late_slot = nowhere;
   float S[queries / 2], dP[queries / 2];
   UInt32 packed_P[queries / 4], packed_dS[queries / 4];
   float dK[config.D / 2], dV[config.Dv / 2], dQ[32];
@@ -37,7 +39,6 @@ struct OnePassConsumer {
       p(p), shared(shared), warpgroup(warpgroup) {}
 
   __device__ void sync_warpgroup() const { sync_threads(1 + warpgroup, 128); }
-  __device__ void sync_consumers() const { sync_threads(everybody, 128 * one_pass_warpgroups); }
   __device__ Int32 first_key(const Work& w) const { return w.first + 64 * warpgroup; }
   // Each warp for itself: its lanes also read numbers, which no product waits for.
   __device__ void arrive_by_warp(Barrier& barrier) const {
@@ -96,13 +97,17 @@ struct OnePassConsumer {
     multiply_over_rows<config.D, queries>(dK, packed_dS, over_rows(shared.Q(place.stage), queries), true);
     commit_products();
   }
-  // This warpgroup's part of dQ = dS^T K, over the keys of both.
+  // This warpgroup's part of dQ = dS^T K, over the keys of both, of the tile before the one in `place`. If there is
+  // none, of whatever the memory holds.
   __device__ void begin_dQ() {
-    const Operand rows = along_rows(shared.dS(place.stage) + part_row(config, warpgroup) * panel_row_bytes);
+    const RingPlace<config.stages> late = place.before();
+    shared.dS_full(late.stage).wait(late.parity);
+    publish_shared();  // dS, of both
+    const Operand rows = along_rows(shared.dS(late.stage) + part_row(config, warpgroup) * panel_row_bytes);
     begin_products();
 #pragma unroll
     for (int g = 0; g < one_pass_warpgroups; ++g) {
-      const UInt32 panel = shared.K(slot.stage, g) + part_column(config, warpgroup) * panel_row_bytes;
+      const UInt32 panel = shared.K(late_slot, g) + part_column(config, warpgroup) * panel_row_bytes;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const Operand a = rows.plus(step_along_rows(queries, 4 * g + k));
@@ -173,10 +178,12 @@ struct OnePassConsumer {
     out.advance();
   }
 
-  // A work's tiles. The tensor cores always have something to do: while P is made, dP; while dS is made, dV; while the
-  // warpgroups wait for each other's dS, dK; while dQ leaves, the next tile's S. After the last tile that S has no
-  // meaning and is not used: a branch around products would make the compiler wait for them one by one. For the same
-  // reason nothing is under way at the loop's end.
+  // A work's tiles. The tensor cores always have something to do: while P is made, dP; while dS is made, dV; while dQ
+  // leaves, the next tile's S. And while one warpgroup makes P, the other multiplies: they work half a tile apart. So
+  // that neither has to wait for the other's dS, dQ is multiplied a tile late, the last tile's in the next work's first.
+  // In the very first tile that dQ has no meaning, after the last tile S has none, and they are not used: a branch
+  // around products would make the compiler wait for them one by one. For the same reason nothing is under way at the
+  // loop's end.
   __device__ void sum(const Work& w) {
     if (!w.has_tiles()) return;
     shared.V_full().wait(v.parity);
@@ -184,34 +191,55 @@ struct OnePassConsumer {
     clear_absent_keys<config.Dv>(w, shared.V(warpgroup));
     const auto [whole_begin, whole_end] = w.whole_tiles(first_key(w));
     for (TileWalk<config> at(w); at.has_more();) {
+      const bool first = late_slot != slot.stage, late = late_slot != nowhere;
       begin_dP();
       if (at.tile < whole_begin || at.tile >= whole_end) mask(w, at.tile);
+      if (first && warpgroup == 1) shared.ahead().wait(v.parity ^ 1);
       exponentiate();
+      shared.dS_empty(place.stage).wait(place.parity ^ 1);
       pack_P();
       begin_dV();
+      if (first && warpgroup == 0) arrive_by_warp(shared.ahead());
       wait_products<1>();
       arrived(dP);
       differentiate();
+      __syncwarp();
+      arrive_by_warp(shared.dS_full(place.stage));
       begin_dK();
       at.advance();
       wait_products<1>();
       arrive_by_warp(shared.dO_empty(place.stage));
       if (!at.has_more()) arrive_by_warp(shared.V_empty());
-      sync_consumers();
-      publish_shared();  // dS, of both
       begin_dQ();
-      const int stage = place.stage;
+      const int stage = place.stage, late_stage = place.before().stage;
       place.advance();
       if (at.has_more()) wait_for_queries();
       begin_S();
       wait_products<1>();
       arrive_by_warp(shared.Q_empty(stage));
-      wait_to_hand_over();
+      if (late) {
+        arrive_by_warp(shared.dS_empty(late_stage));
+        if (first) arrive_by_warp(shared.work_empty(late_slot));  // whose dK and dV have left
+        wait_to_hand_over();
+      }
       read_lse2();  // no sooner: a wait in a loop would wait for what is read, too
-      hand_over_dQ();
+      if (late) hand_over_dQ();
+      late_slot = slot.stage;
       wait_products<0>();
       arrived(S);
     }
+  }
+
+  // dQ of the last tile, where no work with tiles comes next. Until then that K stays, and so would the next but one's
+  // work not come.
+  __device__ void finish_dQ() {
+    begin_dQ();
+    wait_products<0>();
+    arrive_by_warp(shared.dS_empty(place.before().stage));
+    arrive_by_warp(shared.work_empty(late_slot));
+    wait_to_hand_over();
+    hand_over_dQ();
+    late_slot = nowhere;
   }
 
   // Until the work in `slot` is here, with its keys and first queries, if it has any.
@@ -243,6 +271,9 @@ struct OnePassConsumer {
 
   // dK and dV leave while the next work's first S is multiplied.
   __device__ void consume() {
+    // A branch by warpgroups, for the compiler: it now takes it for certain that a warp's threads are of one warpgroup.
+    // Otherwise what all of them share takes registers of each of them, more than there are.
+    if (warpgroup == 1) __syncwarp();
     wait_for_work();
     begin_S();
     wait_products<0>();
@@ -263,9 +294,11 @@ struct OnePassConsumer {
         write<config.dV, config.Dv>(w, dV, p.call.dv, p.Dv, 1);
       }
       __syncwarp();
-      arrive_by_warp(shared.work_empty(slot.before().stage));
+      const bool more = shared.work(slot.stage).has_tiles();
+      if (!w.has_tiles()) arrive_by_warp(shared.work_empty(slot.before().stage));
       wait_products<0>();
       arrived(S);
+      if (late_slot != nowhere && !more) finish_dQ();
     }
   }
 };

@@ -30,28 +30,32 @@ struct OnePassShared {
   }
 
   // full: what the place holds is here. empty: it is no longer read; of work, its K as well. loaded: all of a work has
-  // been asked for.
+  // been asked for. ahead: the first warpgroup has made its P of a work's first tile.
   __device__ Barrier& work_full(int slot) const { return barrier(slot); }
   __device__ Barrier& work_empty(int slot) const { return barrier(key_slots + slot); }
   __device__ Barrier& K_full(int slot) const { return barrier(2 * key_slots + slot); }
   __device__ Barrier& V_full() const { return barrier(3 * key_slots); }
   __device__ Barrier& V_empty() const { return barrier(3 * key_slots + 1); }
   __device__ Barrier& loaded() const { return barrier(3 * key_slots + 2); }
+  __device__ Barrier& ahead() const { return barrier(3 * key_slots + 3); }
   __device__ Barrier& Q_full(int stage) const { return barrier(others + stage); }  // and of numbers
   __device__ Barrier& Q_empty(int stage) const { return barrier(others + config.stages + stage); }
   __device__ Barrier& dO_full(int stage) const { return barrier(others + 2 * config.stages + stage); }
   __device__ Barrier& dO_empty(int stage) const { return barrier(others + 3 * config.stages + stage); }
-  __device__ Barrier& dQ_full(int adder) const { return barrier(others + 4 * config.stages + adder); }
-  __device__ Barrier& dQ_empty() const { return barrier(others + 4 * config.stages + dQ_adders); }
+  __device__ Barrier& dS_full(int stage) const { return barrier(others + 4 * config.stages + stage); }
+  __device__ Barrier& dS_empty(int stage) const { return barrier(others + 5 * config.stages + stage); }
+  __device__ Barrier& dQ_full(int adder) const { return barrier(others + 6 * config.stages + adder); }
+  __device__ Barrier& dQ_empty() const { return barrier(others + 6 * config.stages + dQ_adders); }
 
   __device__ void init_barriers() const {
     constexpr int servants = 1 + dQ_adders, consumer_warps = 4 * one_pass_warpgroups;
     for (int s = 0; s < key_slots; ++s)
       work_full(s).init(1), work_empty(s).init(servants + consumer_warps), K_full(s).init(1);
-    V_full().init(1), V_empty().init(consumer_warps), loaded().init(1);
+    V_full().init(1), V_empty().init(consumer_warps), loaded().init(1), ahead().init(4);
     for (int s = 0; s < config.stages; ++s) {
       Q_full(s).init(1), Q_empty(s).init(consumer_warps);
       dO_full(s).init(1), dO_empty(s).init(consumer_warps);
+      dS_full(s).init(consumer_warps), dS_empty(s).init(consumer_warps);
     }
     for (int adder = 0; adder < dQ_adders; ++adder) dQ_full(adder).init(consumer_warps);
     dQ_empty().init(1);

@@ -73,16 +73,19 @@ struct Rows {
     }
     exponentials(S, sums, take);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      l[r] = l[r] * alpha[r] + sums[r];
-      if (bound[r] >= 0) bound[r] = fminf(limit, 4 * l[r]);
-    }
+    for (int r = 0; r < 2; ++r) l[r] = l[r] * alpha[r] + sums[r];
     shifted = __any_sync(0xffffffffu, alpha[0] != 1 || alpha[1] != 1);
   }
 
-  // The first tile of a row, and those that `steady` gives up.
+  // The first tile of a row, and those that `steady` gives up. What four lanes have summed is bound to one lane's sum:
+  // where there are few keys, lanes differ more than rows do.
   __device__ void online(const Scores& S, Probabilities& P) {
     online(S, [&](int n, const float(&p)[4]) { pack(P, n, p); });
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float row = quad_sum(l[r]);
+      if (bound[r] >= 0) bound[r] = fminf(limit, row);
+    }
   }
   // The same, but P, times `keep(n)`, stays in the scores' place, as f32, until `pack`.
   template <class Keep>
@@ -94,8 +97,8 @@ struct Rows {
   }
 
   // Without looking for a maximum. The tile is done again with its maximum if its sum is too large: for the type's
-  // range, or for exactness: a P that outweighs what its lane had summed at the last maximum should be 1, which
-  // rounding leaves alone.
+  // range, or for exactness: a P that outweighs what its row had summed at the last maximum should be 1, which rounding
+  // leaves alone.
   __device__ void steady(const Scores& S, Probabilities& P) {
     float sums[2];
     exponentials(S, sums, [&](int n, const float(&p)[4]) { pack(P, n, p); });
