@@ -180,10 +180,10 @@ struct OnePassConsumer {
 
   // A work's tiles. The tensor cores always have something to do: while P is made, dP; while dS is made, dV; while dQ
   // leaves, the next tile's S. And while one warpgroup makes P, the other multiplies: they work half a tile apart. So
-  // that neither has to wait for the other's dS, dQ is multiplied a tile late, the last tile's in the next work's first.
-  // In the very first tile that dQ has no meaning, after the last tile S has none, and they are not used: a branch
-  // around products would make the compiler wait for them one by one. For the same reason nothing is under way at the
-  // loop's end.
+  // that neither has to wait for the other's dS, dQ is multiplied a tile late, the last tile's in the next work's
+  // first. In the very first tile that dQ has no meaning, after the last tile S has none, and they are not used: a
+  // branch around products would make the compiler wait for them one by one. For the same reason nothing is under way
+  // at the loop's end.
   __device__ void sum(const Work& w) {
     if (!w.has_tiles()) return;
     shared.V_full().wait(v.parity);
