@@ -53,8 +53,9 @@ struct BackwardConsumer {
       shared(shared), w(w), warpgroup(warpgroup) {}
 
   __device__ void sync_warpgroup() { sync_threads(1 + warpgroup, 128); }
-  // Each warp for itself: its lanes also read numbers, which no product waits for.
+  // Each warp for itself, when all its lanes have read: numbers, too, which no product waits for.
   __device__ void arrive_as_warp(Barrier& barrier) {
+    __syncwarp();
     if (thread % 32 == 0) barrier.arrive();
   }
 
