@@ -1,6 +1,6 @@
 // Few queries against many keys: bound by reading K and V, so every row of them is read once for all the queries of a
-// few heads, and 16-bit ones are widened in registers. S is transposed as elsewhere (a key per row), a lane per (head,
-// query). Included by cpu/isa/*.cpp inside their target region.
+// few heads, and 16-bit ones are widened in registers. S has a row per (head, query) and a lane per key, unlike
+// elsewhere: there are few rows. Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
 #if HWY_TARGET == HWY_AVX3
@@ -55,18 +55,20 @@ HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, 
   store(sums_of(sums), out);
 }
 
-// Rows of K and V that will be read next; none without a head.
+// Rows of K and V that will be read next; none without a head. Those of K are asked for while K is read and those of V
+// while V is, so that memory is busy all the time.
 struct Ahead {
   const HeadJob* head = nullptr;
   Int64 key = 0;
-  HWY_INLINE void fetch(Int64 j) const {
-    if (!head) return;
-    fetch_row(head->k, key + j, head->D);
-    fetch_row(head->v, key + j, head->Dv);
+  HWY_INLINE void fetch_key(Int64 j) const {
+    if (head) fetch_row(head->k, key + j, head->D);
+  }
+  HWY_INLINE void fetch_value(Int64 j) const {
+    if (head) fetch_row(head->v, key + j, head->Dv);
   }
 };
 
-// S[j][row] for `count` keys, a few rows at a time.
+// S[row][j] for `count` keys, a few rows at a time.
 template <class T, int rows>
 HWY_NOINLINE void dot_keys(const T* K, Int64 K_stride, Int64 count, const float* Q, Int64 Q_stride, Int64 D,
                            const Ahead& ahead, float* S) {
@@ -76,12 +78,16 @@ HWY_NOINLINE void dot_keys(const T* K, Int64 K_stride, Int64 count, const float*
     // Behind the last key its own row is read again.
     for (Int64 k = 0; k < step; ++k) {
       keys[k] = K + lesser(j + k, count - 1) * K_stride;
-      ahead.fetch(j + k);
+      ahead.fetch_key(j + k);
+    }
+    if (rows == 1) {  // behind the last key there is room
+      dot_block<T, rows>(keys, Q, Q_stride, D, S + j);
+      continue;
     }
     HWY_ALIGN float out[lanes];
     dot_block<T, rows>(keys, Q, Q_stride, D, out);
     for (Int64 k = 0; k < lesser(step, count - j); ++k)
-      for (Int64 r = 0; r < rows; ++r) S[(j + k) * block_q + r] = out[k * rows + r];
+      for (Int64 r = 0; r < rows; ++r) S[r * decode_step + j + k] = out[k * rows + r];
   }
 }
 
@@ -91,23 +97,25 @@ HWY_INLINE void dot_all(const T* K, Int64 K_stride, Int64 count, const float* Q,
   if (rows == 1) return dot_keys<T, 1>(K, K_stride, count, Q, Q_stride, D, ahead, S);
   if (rows == 2) return dot_keys<T, 2>(K, K_stride, count, Q, Q_stride, D, ahead, S);
   for (Int64 r = 0; r < rows; r += 4)
-    dot_keys<T, 4>(K, K_stride, count, Q + r * Q_stride, Q_stride, D, r == 0 ? ahead : Ahead{}, S + r);
+    dot_keys<T, 4>(K, K_stride, count, Q + r * Q_stride, Q_stride, D, r == 0 ? ahead : Ahead{}, S + r * decode_step);
 }
 
-// O[row][d ...] += sum over the keys of P[j][row] V[j][d ...], for `cols` vectors and a few rows.
+// O[row][d ...] += sum over the keys of P[row][j] V[j][d ...], for `cols` vectors and a few rows.
 template <class T, int rows, int cols>
-HWY_INLINE void add_values_block(const T* V, Int64 V_stride, Int64 count, const float* P, float* O, Int64 O_stride) {
+HWY_INLINE void add_values_block(const T* V, Int64 V_stride, Int64 count, const float* P, const Ahead& ahead, float* O,
+                                 Int64 O_stride) {
   Vec sums[rows][cols];
   TESSERA_UNROLL
   for (int r = 0; r < rows; ++r) TESSERA_UNROLL
   for (int c = 0; c < cols; ++c) sums[r][c] = hn::Zero(FloatTag());
   for (Int64 j = 0; j < count; ++j) {
+    ahead.fetch_value(j);
     Vec value[cols];
     TESSERA_UNROLL
     for (int c = 0; c < cols; ++c) value[c] = widen_vector(V + j * V_stride + c * lanes);
     TESSERA_UNROLL
     for (int r = 0; r < rows; ++r) {
-      const Vec weight = set(P[j * block_q + r]);
+      const Vec weight = set(P[r * decode_step + j]);
       TESSERA_UNROLL
       for (int c = 0; c < cols; ++c) sums[r][c] = hn::MulAdd(weight, value[c], sums[r][c]);
     }
@@ -121,20 +129,23 @@ HWY_INLINE void add_values_block(const T* V, Int64 V_stride, Int64 count, const 
 }
 
 template <class T, int rows>
-HWY_NOINLINE void add_values_of(const T* V, Int64 V_stride, Int64 count, const float* P, float* O, Int64 O_stride) {
+HWY_NOINLINE void add_values_of(const T* V, Int64 V_stride, Int64 count, const float* P, const Ahead& ahead, float* O,
+                                Int64 O_stride) {
   constexpr int cols = rows == 1 ? 8 : lanes < 16 ? 2 : 4;  // as many sums as registers hold
   Int64 d = 0;
   for (; d + cols * lanes <= O_stride; d += cols * lanes)
-    add_values_block<T, rows, cols>(V + d, V_stride, count, P, O + d, O_stride);
-  for (; d < O_stride; d += lanes) add_values_block<T, rows, 1>(V + d, V_stride, count, P, O + d, O_stride);
+    add_values_block<T, rows, cols>(V + d, V_stride, count, P, d == 0 ? ahead : Ahead{}, O + d, O_stride);
+  for (; d < O_stride; d += lanes)
+    add_values_block<T, rows, 1>(V + d, V_stride, count, P, d == 0 ? ahead : Ahead{}, O + d, O_stride);
 }
 
 template <class T>
-HWY_INLINE void add_all_values(const T* V, Int64 V_stride, Int64 count, const float* P, Int64 rows, float* O,
-                               Int64 O_stride) {
-  if (rows == 1) return add_values_of<T, 1>(V, V_stride, count, P, O, O_stride);
-  if (rows == 2) return add_values_of<T, 2>(V, V_stride, count, P, O, O_stride);
-  for (Int64 r = 0; r < rows; r += 4) add_values_of<T, 4>(V, V_stride, count, P + r, O + r * O_stride, O_stride);
+HWY_INLINE void add_all_values(const T* V, Int64 V_stride, Int64 count, const float* P, Int64 rows, const Ahead& ahead,
+                               float* O, Int64 O_stride) {
+  if (rows == 1) return add_values_of<T, 1>(V, V_stride, count, P, ahead, O, O_stride);
+  if (rows == 2) return add_values_of<T, 2>(V, V_stride, count, P, ahead, O, O_stride);
+  for (Int64 r = 0; r < rows; r += 4)
+    add_values_of<T, 4>(V, V_stride, count, P + r * decode_step, r == 0 ? ahead : Ahead{}, O + r * O_stride, O_stride);
 }
 
 // What a job keeps from step to step.
@@ -148,13 +159,13 @@ struct DecodeState {
 };
 
 struct DecodeScratch {
-  float *S, *K, *V, *sum, *alpha, *states;
+  float *S, *K, *V, *states;
   Int64 Q_stride, O_stride;
 
   DecodeScratch(Int64 D, Int64 Dv, Scratch& s) :
-      S(s.take((decode_step + 1) * block_q)), K(s.take(decode_step * round_up(D, lanes))),
-      V(s.take(decode_step * round_up(Dv, lanes))), sum(s.take(block_q)), alpha(s.take(block_q)), states(s.take(0)),
-      Q_stride(round_up(D, lanes)), O_stride(round_up(Dv, lanes)) {
+      S(s.take(decode_rows * decode_step)), K(s.take(decode_step * round_up(D, lanes))),
+      V(s.take(decode_step * round_up(Dv, lanes))), states(s.take(0)), Q_stride(round_up(D, lanes)),
+      O_stride(round_up(Dv, lanes)) {
     for (Int64 n = 0; n < decode_jobs; ++n) DecodeState(D, Dv, s);
   }
 
@@ -162,7 +173,7 @@ struct DecodeScratch {
   struct Block {
     float *Q, *O, *m;
     double* l;
-    float *S, *K, *V, *sum, *alpha;
+    float *S, *K, *V;
     Int64 Q_stride, O_stride;
   };
   HWY_INLINE Block job(Int64 n, Int64 D, Int64 Dv) const {
@@ -170,7 +181,7 @@ struct DecodeScratch {
     const DecodeState unused(D, Dv, one);
     Scratch place(states + n * one.bytes() / Int64(sizeof(float)));
     const DecodeState state(D, Dv, place);
-    return {state.Q, state.O, state.m, state.l, S, K, V, sum, alpha, Q_stride, O_stride};
+    return {state.Q, state.O, state.m, state.l, S, K, V, Q_stride, O_stride};
   }
 };
 using DecodeBlock = DecodeScratch::Block;
@@ -195,39 +206,58 @@ HWY_INLINE void decode_products(const DecodeJob& job, Range keys, Int64 rows, co
             ahead, s.S);
 }
 
-// Softcap, ALiBi and the band, row by row of the job.
-HWY_INLINE void decode_scores(const DecodeJob& job, const Tile& tile, float* S) {
+// Softcap, ALiBi and the band, row by row of the job; -inf behind the last key.
+HWY_INLINE void decode_scores(const DecodeJob& job, Range keys, Int64 rows, float* S) {
+  static_assert(decode_step == block_q, "S may be taken for a tile whose keys and queries have changed places");
   const HeadJob& any = job.heads[0];
-  if (any.softcap > 0) apply_softcap(any, tile, S, nullptr);
-  const bool whole = tile_class(any.mask, {0, any.nq}, {tile.j0, tile.j0 + tile.nj}) == TileClass::full;
-  if (whole && !any.alibi) return;
-  for (Int64 row = 0; row < tile.ni; ++row) {
+  const Int64 count = keys.size(), width = round_up(count, lanes);
+  if (any.softcap > 0) apply_softcap(any, {0, count, 0, rows, width}, S, nullptr);
+  const bool whole = tile_class(any.mask, {0, any.nq}, keys) == TileClass::full;
+  for (Int64 row = 0; row < rows; ++row) {
+    float* scores = S + row * decode_step;
+    fill(scores + count, width - count, -infinity);
+    if (whole && !any.alibi) continue;
     const HeadJob& head = job.heads[row / any.nq];
-    const Int64 i = row % any.nq;
-    for (Int64 j = 0; j < tile.nj; ++j) {
-      float& score = S[j * block_q + row];
-      const Int64 distance = tile.j0 + j - i;
-      if (head.alibi) score -= head.slope * __builtin_fabsf(static_cast<float>(distance - head.shift));
-      if (distance < head.mask.low || distance > head.mask.high) score = -infinity;
+    for (Int64 j = 0; j < count; ++j) {
+      const Int64 distance = keys.begin + j - row % any.nq;
+      if (head.alibi) scores[j] -= head.slope * __builtin_fabsf(static_cast<float>(distance - head.shift));
+      if (distance < head.mask.low || distance > head.mask.high) scores[j] = -infinity;
     }
   }
 }
 
+// One row's scores become P; as softmax_columns, across lanes. Returns what O must be multiplied by.
+HWY_INLINE float decode_softmax(Int64 count, float* S, float& m, double& l) {
+  Vec top = set(-infinity), total = hn::Zero(FloatTag());
+  for (Int64 j = 0; j < count; j += lanes) top = hn::Max(top, load(S + j));
+  const float before = m, here = hn::GetLane(hn::MaxOfLanes(FloatTag(), top));
+  m = here > before + slack ? here : before;
+  const Vec base = set(m == -infinity ? 0 : m);
+  for (Int64 j = 0; j < count; j += lanes) {
+    const Vec P = exp2_bounded(hn::Sub(load(S + j), base));
+    store(P, S + j);
+    total = hn::Add(total, P);
+  }
+  const float alpha = hn::GetLane(exp2_bounded(hn::Sub(set(before), base)));
+  l = l * double(alpha) + double(hn::GetLane(hn::SumOfLanes(FloatTag(), total)));
+  return alpha;
+}
+
 // O += P V
-HWY_INLINE void decode_values(const HeadJob& any, Range keys, Int64 rows, const DecodeBlock& s) {
+HWY_INLINE void decode_values(const HeadJob& any, Range keys, Int64 rows, const Ahead& ahead, const DecodeBlock& s) {
   const Int64 at = keys.begin * any.v.stride, count = keys.size();
   if (any.Dv % lanes != 0) {
     load_rows(any.v, keys.begin, count, any.Dv, s.V);
-    return add_all_values(s.V, s.O_stride, count, s.S, rows, s.O, s.O_stride);
+    return add_all_values(s.V, s.O_stride, count, s.S, rows, ahead, s.O, s.O_stride);
   }
   const Int64 stride = any.v.stride;
   const char* V = any.v.base + at * bytes_each(any.v.type);
   if (any.v.type == Type::f32)
-    add_all_values(reinterpret_cast<const float*>(V), stride, count, s.S, rows, s.O, s.O_stride);
+    add_all_values(reinterpret_cast<const float*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
   if (any.v.type == Type::f16)
-    add_all_values(reinterpret_cast<const F16*>(V), stride, count, s.S, rows, s.O, s.O_stride);
+    add_all_values(reinterpret_cast<const F16*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
   if (any.v.type == Type::bf16)
-    add_all_values(reinterpret_cast<const BF16*>(V), stride, count, s.S, rows, s.O, s.O_stride);
+    add_all_values(reinterpret_cast<const BF16*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
 }
 
 HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
@@ -243,17 +273,16 @@ HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
 HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const Ahead& ahead, const DecodeBlock& s) {
   const HeadJob& any = job.heads[0];
   const Int64 rows = job.count * any.nq;
-  const Tile tile{0, rows, keys.begin, keys.size(), round_up(rows, lanes)};
   decode_products(job, keys, rows, ahead, s);
-  decode_scores(job, tile, s.S);
-  Nothing nothing;
-  softmax_update<true>(tile, 1.0f, InPlace{s.S}, s, nothing);
-  for (Int64 row = 0; row < rows; ++row)
-    for (Int64 d = 0; d < s.O_stride && s.alpha[row] != 1; d += lanes) {
+  decode_scores(job, keys, rows, s.S);
+  for (Int64 row = 0; row < rows; ++row) {
+    const float alpha = decode_softmax(keys.size(), s.S + row * decode_step, s.m[row], s.l[row]);
+    for (Int64 d = 0; d < s.O_stride && alpha != 1; d += lanes) {
       float* at = s.O + row * s.O_stride + d;
-      store(hn::Mul(load(at), set(s.alpha[row])), at);
+      store(hn::Mul(load(at), set(alpha)), at);
     }
-  decode_values(any, keys, rows, s);
+  }
+  decode_values(any, keys, rows, ahead, s);
 }
 
 // m, l and O of every row.
@@ -271,7 +300,7 @@ HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* 
   Scratch pieces(memory);
   const DecodeScratch s(D, Dv, pieces);
   // Lanes without a row are computed from zeros or not at all; nobody looks at them.
-  fill(s.S, (decode_step + 1) * block_q, 0);
+  fill(s.S, decode_rows * decode_step, 0);
   for (Int64 n = 0; n < count; ++n) start_decode(jobs[n], s.job(n, D, Dv));
   for (Int64 j = keys.begin; j < keys.end; j += decode_step)
     for (Int64 n = 0; n < count; ++n) {
