@@ -26,7 +26,7 @@ inline constexpr Int64 key_blocks_beside = 2;
 
 // Sequences with few queries: rows (queries of several heads) that share a pass over K and V, keys to a step, passes
 // side by side, and the chunks into which the keys that they see are split, by their number alone.
-inline constexpr Int64 decode_queries = 8, decode_rows = 16, decode_step = 64, decode_jobs = 8;
+inline constexpr Int64 decode_queries = 8, decode_rows = 16, decode_step = 32, decode_jobs = 8;
 inline constexpr Int64 least_chunk = 256, max_chunks = 32;
 constexpr Int64 decode_chunk(Int64 keys) {
   return greater(least_chunk, round_up(ceil_div(keys, max_chunks), decode_step));

@@ -87,7 +87,7 @@ HWY_NOINLINE void dot_keys(const T* K, Int64 K_stride, Int64 count, const float*
     HWY_ALIGN float out[lanes];
     dot_block<T, rows>(keys, Q, Q_stride, D, out);
     for (Int64 k = 0; k < lesser(step, count - j); ++k)
-      for (Int64 r = 0; r < rows; ++r) S[r * decode_step + j + k] = out[k * rows + r];
+      for (Int64 r = 0; r < rows; ++r) S[r * block_q + j + k] = out[k * rows + r];
   }
 }
 
@@ -97,7 +97,7 @@ HWY_INLINE void dot_all(const T* K, Int64 K_stride, Int64 count, const float* Q,
   if (rows == 1) return dot_keys<T, 1>(K, K_stride, count, Q, Q_stride, D, ahead, S);
   if (rows == 2) return dot_keys<T, 2>(K, K_stride, count, Q, Q_stride, D, ahead, S);
   for (Int64 r = 0; r < rows; r += 4)
-    dot_keys<T, 4>(K, K_stride, count, Q + r * Q_stride, Q_stride, D, r == 0 ? ahead : Ahead{}, S + r * decode_step);
+    dot_keys<T, 4>(K, K_stride, count, Q + r * Q_stride, Q_stride, D, r == 0 ? ahead : Ahead{}, S + r * block_q);
 }
 
 // O[row][d ...] += sum over the keys of P[row][j] V[j][d ...], for `cols` vectors and a few rows.
@@ -115,7 +115,7 @@ HWY_INLINE void add_values_block(const T* V, Int64 V_stride, Int64 count, const 
     for (int c = 0; c < cols; ++c) value[c] = widen_vector(V + j * V_stride + c * lanes);
     TESSERA_UNROLL
     for (int r = 0; r < rows; ++r) {
-      const Vec weight = set(P[r * decode_step + j]);
+      const Vec weight = set(P[r * block_q + j]);
       TESSERA_UNROLL
       for (int c = 0; c < cols; ++c) sums[r][c] = hn::MulAdd(weight, value[c], sums[r][c]);
     }
@@ -145,7 +145,7 @@ HWY_INLINE void add_all_values(const T* V, Int64 V_stride, Int64 count, const fl
   if (rows == 1) return add_values_of<T, 1>(V, V_stride, count, P, ahead, O, O_stride);
   if (rows == 2) return add_values_of<T, 2>(V, V_stride, count, P, ahead, O, O_stride);
   for (Int64 r = 0; r < rows; r += 4)
-    add_values_of<T, 4>(V, V_stride, count, P + r * decode_step, r == 0 ? ahead : Ahead{}, O + r * O_stride, O_stride);
+    add_values_of<T, 4>(V, V_stride, count, P + r * block_q, r == 0 ? ahead : Ahead{}, O + r * O_stride, O_stride);
 }
 
 // What a job keeps from step to step.
@@ -163,7 +163,7 @@ struct DecodeScratch {
   Int64 Q_stride, O_stride;
 
   DecodeScratch(Int64 D, Int64 Dv, Scratch& s) :
-      S(s.take(decode_rows * decode_step)), K(s.take(decode_step * round_up(D, lanes))),
+      S(s.take(decode_rows * block_q)), K(s.take(decode_step * round_up(D, lanes))),
       V(s.take(decode_step * round_up(Dv, lanes))), states(s.take(0)), Q_stride(round_up(D, lanes)),
       O_stride(round_up(Dv, lanes)) {
     for (Int64 n = 0; n < decode_jobs; ++n) DecodeState(D, Dv, s);
@@ -208,13 +208,13 @@ HWY_INLINE void decode_products(const DecodeJob& job, Range keys, Int64 rows, co
 
 // Softcap, ALiBi and the band, row by row of the job; -inf behind the last key.
 HWY_INLINE void decode_scores(const DecodeJob& job, Range keys, Int64 rows, float* S) {
-  static_assert(decode_step == block_q, "S may be taken for a tile whose keys and queries have changed places");
+  static_assert(decode_step <= block_q, "S may be taken for a tile whose keys and queries have changed places");
   const HeadJob& any = job.heads[0];
   const Int64 count = keys.size(), width = round_up(count, lanes);
   if (any.softcap > 0) apply_softcap(any, {0, count, 0, rows, width}, S, nullptr);
   const bool whole = tile_class(any.mask, {0, any.nq}, keys) == TileClass::full;
   for (Int64 row = 0; row < rows; ++row) {
-    float* scores = S + row * decode_step;
+    float* scores = S + row * block_q;
     fill(scores + count, width - count, -infinity);
     if (whole && !any.alibi) continue;
     const HeadJob& head = job.heads[row / any.nq];
@@ -276,7 +276,7 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const Ahead& ah
   decode_products(job, keys, rows, ahead, s);
   decode_scores(job, keys, rows, s.S);
   for (Int64 row = 0; row < rows; ++row) {
-    const float alpha = decode_softmax(keys.size(), s.S + row * decode_step, s.m[row], s.l[row]);
+    const float alpha = decode_softmax(keys.size(), s.S + row * block_q, s.m[row], s.l[row]);
     for (Int64 d = 0; d < s.O_stride && alpha != 1; d += lanes) {
       float* at = s.O + row * s.O_stride + d;
       store(hn::Mul(load(at), set(alpha)), at);
@@ -300,7 +300,7 @@ HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* 
   Scratch pieces(memory);
   const DecodeScratch s(D, Dv, pieces);
   // Lanes without a row are computed from zeros or not at all; nobody looks at them.
-  fill(s.S, decode_rows * decode_step, 0);
+  fill(s.S, decode_rows * block_q, 0);
   for (Int64 n = 0; n < count; ++n) start_decode(jobs[n], s.job(n, D, Dv));
   for (Int64 j = keys.begin; j < keys.end; j += decode_step)
     for (Int64 n = 0; n < count; ++n) {
