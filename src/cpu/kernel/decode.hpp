@@ -299,7 +299,7 @@ HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* 
   const Int64 D = jobs[0].heads[0].D, Dv = jobs[0].heads[0].Dv;
   Scratch pieces(memory);
   const DecodeScratch s(D, Dv, pieces);
-  // Lanes without a row are computed from zeros or not at all; nobody looks at them.
+  // Rows that a job lacks are computed from zeros, and lanes behind the last key are overwritten: nobody looks at them.
   fill(s.S, decode_rows * block_q, 0);
   for (Int64 n = 0; n < count; ++n) start_decode(jobs[n], s.job(n, D, Dv));
   for (Int64 j = keys.begin; j < keys.end; j += decode_step)
