@@ -38,6 +38,8 @@ _AFTER = {"SymInt max_seqlen_q": -1, "SymInt max_seqlen_k": -1, "float dropout":
           f"str? {_KERNEL}": None, "int threads": 0}
 _DEFAULTS = {**_BEFORE, **{f"Tensor? {name}": None for name in _OPTIONAL}, **_AFTER, "int seed": 0,
              "int seed_offset": 0}
+_PLACES = {name.split()[-1]: place for place, name in enumerate(_DEFAULTS)}
+_VALUES = list(_DEFAULTS.values())
 _INPUTS = ("q", "k", "v", *_OPTIONAL)
 FORWARD = "Tensor q, Tensor k, Tensor v, " + ", ".join(f"{name}={value}" for name, value in _DEFAULTS.items())
 BACKWARD = "Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, bool[] wanted, " + FORWARD
@@ -210,6 +212,38 @@ def _backward_fake(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor,
     return [gradient for gradient in gradients if gradient is not None]
 
 
+# --- a shorter way ---------------------------------------------------------------------------------------------------
+# PyTorch's way to a function in Python and back takes longer than the function. Where nothing stands on that way but
+# autograd, which `attention` looks after itself, it is left out.
+
+def _key_bits(*names: str) -> int:
+    bits = 0
+    for name in names:
+        bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return bits
+
+
+_OF_THREADS: Optional[int] = None
+try:  # Dispatch keys that are always there; modes, transforms, tracers, subclasses and lazy negation have others.
+    _OF_THREADS = _key_bits("BackendSelect", "ADInplaceOrView")
+    _OF_TENSORS = _key_bits("CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA", "AutocastCPU",
+                            "AutocastCUDA")
+    _keys_of_thread, _keys_of_tensor = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_keys
+    _profiler_enabled = torch._C._autograd._profiler_enabled
+except AttributeError:  # a PyTorch without these functions
+    _OF_THREADS = None
+
+
+def _unobserved(arguments: Iterable[Any]) -> bool:
+    """Whether nobody could tell a call of the operator with these arguments from one of its function."""
+    if _OF_THREADS is None or _keys_of_thread().raw_repr() & ~_OF_THREADS or _profiler_enabled():
+        return False
+    for x in arguments:
+        if isinstance(x, Tensor) and _keys_of_tensor(x).raw_repr() & ~_OF_TENSORS:
+            return False
+    return True
+
+
 # --- differentiation -------------------------------------------------------------------------------------------------
 # Kernels at PyTorch's Autograd key, written out: those that torch.library.register_autograd makes cost ten times more.
 
@@ -221,15 +255,16 @@ def _needs_gradient(arguments: Iterable[Any]) -> bool:
     return bool(forward_ad._current_level >= 0)  # forward mode: autograd.Function looks for tangents, and refuses them
 
 
-def _below_autograd(operator: Any, *arguments: Any, **named: Any) -> Any:
+def _below_autograd(operator: Any, arguments: Sequence[Any]) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
-        return operator(*arguments, **named)
+        return operator(*arguments)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        o, lse = _below_autograd(_forward_operator, q, k, v, *arguments)
+        every = q, k, v, *arguments
+        o, lse = _forward(*every) if _unobserved(every) else _below_autograd(_forward_operator, every)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(o, lse, q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END])
         ctx.settings = arguments[:_OPTIONAL_FIRST], arguments[_OPTIONAL_END:]
@@ -246,8 +281,12 @@ class _Attention(torch.autograd.Function):
         before, after = ctx.settings
         d_o = torch.zeros_like(o) if d_o is None else d_o
         arguments = d_o, d_lse, o, lse, wanted, q, k, v, *before, *optional, *after
-        again = torch.is_grad_enabled()  # the gradients are to be differentiated themselves
-        gradients = _backward_operator(*arguments) if again else _below_autograd(_backward_operator, *arguments)
+        if torch.is_grad_enabled():  # the gradients are to be differentiated themselves
+            gradients = _backward_operator(*arguments)
+        elif _unobserved(arguments):
+            gradients = _backward(*arguments)
+        else:
+            gradients = _below_autograd(_backward_operator, arguments)
         for place, gradient in zip(itertools.compress(_GRADIENTS.values(), wanted), gradients):
             results[place if place < 3 else place + _OPTIONAL_FIRST] = gradient
         return tuple(results)
@@ -260,7 +299,7 @@ class _Attention(torch.autograd.Function):
 class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        return tuple(_below_autograd(_backward_operator, *arguments))
+        return tuple(_below_autograd(_backward_operator, arguments))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -279,7 +318,7 @@ def register(library: Any, name: str, parameters: str, results: str, function: C
     def at_autograd(*arguments: Any) -> Any:
         if _needs_gradient(arguments):
             return differentiable.apply(*arguments)
-        return _below_autograd(operator, *arguments)
+        return _below_autograd(operator, arguments)
 
     for device in ("CPU", "CUDA"):
         library.impl(name, function, device)
@@ -300,6 +339,17 @@ torch.library.register_fake("tessera::backward", _backward_fake, lib=_library)
 def _signed(value: int) -> int:
     """Operators take integers of 64 bits with a sign."""
     return (value + 2**63) % 2**64 - 2**63
+
+
+def _in_order(given: dict[str, Any]) -> list[Any]:
+    """An operator's arguments after q, k and v, up to the last that is given, as PyTorch would pass them."""
+    if not given:
+        return []
+    places = [_PLACES[name] for name in given]
+    arguments = _VALUES[:max(places) + 1]
+    for place, value in zip(places, given.values()):
+        arguments[place] = value
+    return arguments
 
 
 def _require_tensors(tensors: dict[str, Any]) -> None:
@@ -334,8 +384,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **op
         bias = given.get("bias")
         if bias is not None and bias.dtype != torch.float32:
             given["bias"] = bias.to(dtype)
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or not _unobserved((q, k, v, *given.values())):
         o, lse = _forward_operator(q, k, v, **given)
-    else:  # a shorter way to the same
-        o, lse = _below_autograd(_forward_operator, q, k, v, **given)
+    else:
+        arguments = q, k, v, *_in_order(given)
+        o, lse = _Attention.apply(*arguments) if _needs_gradient(arguments) else _forward(*arguments)
     return (o, lse) if return_lse else o

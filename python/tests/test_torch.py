@@ -6,6 +6,7 @@ from conftest import assert_close
 torch = pytest.importorskip("torch")
 
 import eager  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import tessera  # noqa: E402
 import tessera.torch  # noqa: E402
@@ -280,6 +281,44 @@ def test_compile_with_autocast_and_kernel(device):
         loss = lambda q: tessera.torch.attention(q, k, v, kernel=kernel)  # noqa: E731
         o, expected = torch.compile(loss, fullgraph=True)(q), loss(q)
     assert o.dtype == torch.bfloat16 and torch.equal(o, expected)
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.operators.append(str(operator))
+        return operator(*args, **(kwargs or {}))
+
+
+def test_whoever_looks_on_sees_operators(device):
+    """Calls pass PyTorch's dispatcher by where nobody looks on."""
+    q, k, v = inputs(device)
+
+    def step(**options):
+        o = tessera.torch.attention(q, k, v, **options)
+        return [o, *torch.autograd.grad(o.sum(), (q, k, v))]
+
+    unseen = step(causal=True)
+    with Seen() as seen:
+        assert all(map(torch.equal, step(causal=True), unseen))
+    assert {"tessera.forward.default", "tessera.backward.default"} <= set(seen.operators)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    assert {"tessera::forward", "tessera::backward"} <= {event.key for event in profile.key_averages()}
+    batched = torch.func.vmap(lambda *x: tessera.torch.attention(*x, causal=True))
+    with torch.no_grad():
+        assert torch.equal(batched(q[None], k[None], v[None])[0], unseen[0])
+
+
+def test_lazy_negation(device):
+    """A tensor whose sign PyTorch has yet to flip lies in memory with the other one."""
+    plain = torch.randn(1, 5, 2, 1, dtype=torch.complex64, device=device)  # any stride does for rows of one number
+    lazy = plain.conj().imag
+    assert lazy.is_neg()
+    assert torch.equal(tessera.torch.attention(lazy, lazy, lazy), tessera.torch.attention(*[-plain.imag] * 3))
 
 
 def test_forward_mode_is_refused(device):
