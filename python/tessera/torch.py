@@ -94,7 +94,7 @@ def _find(kind: tuple[Any, ...], tensors: Sequence[Optional[Tensor]]) -> tuple[Q
             pointers.append(pointer)
             bits |= pointer
             key += t.dtype, t.get_device(), t.shape, t.stride()
-    key.append(bits % _call.ALIGNMENT)  # a plan asks for what all pointers have in common
+    key += bits % _call.ALIGNMENT, torch.get_num_threads()  # a plan asks for what all pointers have in common
     return _call.questions.find(tuple(key)), pointers
 
 
@@ -102,7 +102,8 @@ def _find_usual(kind: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple
     """The same for three tensors, spelled out: this is most of what a call costs."""
     pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
     key = (kind, q.dtype, q.get_device(), q.shape, q.stride(), k.dtype, k.get_device(), k.shape, k.stride(),
-           v.dtype, v.get_device(), v.shape, v.stride(), (pointers[0] | pointers[1] | pointers[2]) % _call.ALIGNMENT)
+           v.dtype, v.get_device(), v.shape, v.stride(), (pointers[0] | pointers[1] | pointers[2]) % _call.ALIGNMENT,
+           torch.get_num_threads())
     return _call.questions.find(key), pointers
 
 
@@ -121,6 +122,8 @@ def _run(question: Question, pointers: list[int], settings: tuple[Any, ...], see
         call = question.idle.pop()
     except IndexError:
         given = {name: value for name, value in zip(_SETTINGS, settings) if value is not None}
+        if not given.get("threads"):
+            given["threads"] = torch.get_num_threads()
         tensors = *zip(_INPUTS, inputs), *zip(names, others)
         call = _call.plan({name: _view(name, t) for name, t in tensors if t is not None}, Settings(**given))
     try:

@@ -1,6 +1,7 @@
 // The pool behind parallel_for; see parallel.hpp. Workers sleep on a condition variable between calls. A call ("job")
 // hands out indices from an atomic counter; workers join any job that still has room. The caller never waits for a
-// worker that has not joined, so a forked child, whose pool is empty, still finishes every job by itself.
+// worker that has not joined, so a forked child, whose pool is empty, still finishes every job by itself. Where the
+// process has threads of OpenMP, those take the workers' place.
 #include "core/parallel.hpp"
 
 #include <pthread.h>
@@ -14,32 +15,53 @@
 #include <mutex>
 #include <thread>
 
+#include "core/openmp.hpp"
+
 namespace tessera {
 namespace {
 
 struct Job {
   const std::function<void(std::int64_t, int)>* task;
   std::int64_t count;
-  int seats;  // workers that may still join
-  int next_worker = 1;
-  int active = 0;  // workers inside, guarded by the pool's mutex
+  int workers;                 // that may take part
+  std::atomic<int> joined{0};  // and do; with the pool, guarded by its mutex
+  int active = 0;              // pool threads inside, guarded by the pool's mutex
   std::atomic<std::int64_t> next{0};
-  std::exception_ptr error{};  // guarded by the pool's mutex
+  std::mutex error_mutex{};
+  std::exception_ptr error{};
+
+  // As worker number `worker`, until no index is left.
+  void work(int worker) {
+    try {
+      for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) (*task)(i, worker);
+    } catch (...) {
+      const std::lock_guard lock(error_mutex);
+      if (!error) error = std::current_exception();
+      next.store(count, std::memory_order_relaxed);  // the rest is not worth computing
+    }
+  }
 };
+
+// On a thread of OpenMP, of which there may be more than workers.
+void join(void* context) {
+  Job& job = *static_cast<Job*>(context);
+  const int worker = job.joined.fetch_add(1, std::memory_order_relaxed);
+  if (worker < job.workers) job.work(worker);
+}
 
 class Pool {
  public:
   void run(Job& job) {
     std::unique_lock lock(mutex);
+    job.joined = 1;
     jobs.push_back(&job);
-    start_workers(job.seats);
+    start_workers(job.workers - 1);
     lock.unlock();
     wake.notify_all();
-    work(job, 0);
+    job.work(0);
     lock.lock();
     jobs.remove(&job);  // nobody joins from here on
     left.wait(lock, [&] { return job.active == 0; });
-    if (job.error) std::rethrow_exception(job.error);
   }
 
  private:
@@ -59,30 +81,19 @@ class Pool {
     std::unique_lock lock(mutex);
     for (;;) {
       const auto open = std::find_if(jobs.begin(), jobs.end(), [](const Job* job) {
-        return job->seats > 0 && job->next.load(std::memory_order_relaxed) < job->count;
+        return job->joined < job->workers && job->next.load(std::memory_order_relaxed) < job->count;
       });
       if (open == jobs.end()) {
         wake.wait(lock);
         continue;
       }
       Job& job = **open;
-      --job.seats;
       ++job.active;
-      const int worker = job.next_worker++;
+      const int worker = job.joined++;
       lock.unlock();
-      work(job, worker);
+      job.work(worker);
       lock.lock();
       if (--job.active == 0) left.notify_all();
-    }
-  }
-
-  void work(Job& job, int worker) {
-    try {
-      for (std::int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;) (*job.task)(i, worker);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!job.error) job.error = std::current_exception();
-      job.next.store(job.count, std::memory_order_relaxed);  // the rest is not worth computing
     }
   }
 
@@ -119,8 +130,9 @@ void parallel_for(std::int64_t count, int threads, const std::function<void(std:
     for (std::int64_t i = 0; i < count; ++i) task(i, 0);
     return;
   }
-  Job job{.task = &task, .count = count, .seats = static_cast<int>(std::min<std::int64_t>(count, threads)) - 1};
-  pool().run(job);
+  Job job{.task = &task, .count = count, .workers = static_cast<int>(std::min<std::int64_t>(count, threads))};
+  if (!run_on_openmp(job.workers, join, &job)) pool().run(job);
+  if (job.error) std::rethrow_exception(job.error);
 }
 
 }  // namespace tessera

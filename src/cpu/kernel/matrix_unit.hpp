@@ -3,6 +3,12 @@
 // functions in plain C++, so that the kernels' own text runs on processors without the unit.
 #pragma once
 
+// Instructions of tiles that follow each other closely clog the queues of a core whose other thread is busy, and are
+// then executed one by one: on a Xeon four loads and four products took 250 cycles, and 180 with as little as eight
+// instructions of any kind behind each (docs/benchmarks.md). While the other thread sleeps these cost nothing: a
+// product lasts 16 cycles, in which a core passes over 96 of them.
+#define TESSERA_REST "\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop"
+
 // Written in assembly: the compiler's own functions for tiles tell it less than it must know about memory.
 template <int tile>
 HWY_INLINE void tile_zero() {
@@ -10,17 +16,19 @@ HWY_INLINE void tile_zero() {
 }
 template <int tile>
 HWY_INLINE void tile_load(const void* rows, Int64 stride_bytes) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(stride_bytes), "i"(tile) : "memory");
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" TESSERA_REST ::"r"(rows), "r"(stride_bytes), "i"(tile) : "memory");
 }
 template <int tile>
 HWY_INLINE void tile_store(void* rows, Int64 stride_bytes) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(rows), "r"(stride_bytes), "i"(tile) : "memory");
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" TESSERA_REST ::"r"(rows), "r"(stride_bytes), "i"(tile) : "memory");
 }
 // c += a b: a holds 16 rows of 32 bf16; row k of b holds the pairs (2k, 2k + 1) of 16 columns.
 template <int c, int a, int b>
 HWY_INLINE void tile_dot() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" TESSERA_REST ::"i"(c), "i"(a), "i"(b));
 }
+
+#undef TESSERA_REST
 
 // 32 numbers rounded to bf16 (to nearest, ties to even; subnormal ones become 0): 16 of `low`, then 16 of `high`.
 HWY_INLINE __m512i bf16_halves(Vec low, Vec high) {
