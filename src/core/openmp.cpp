@@ -86,11 +86,12 @@ Runtime runtime() {
 
 std::atomic<bool> in_use{false}, forked{false};
 
+// From the moment when the library is loaded: the runtime may have been used before the first call.
+[[maybe_unused]] const int watching_forks = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
 }  // namespace
 
 bool run_on_openmp(int threads, void (*work)(void*), void* context) {
-  static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { forked = true; }); });
   if (forked) return false;
   const Runtime openmp = runtime();
   if (!openmp.parallel || openmp.max_threads() < threads || openmp.in_parallel()) return false;

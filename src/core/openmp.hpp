@@ -1,4 +1,5 @@
-// The threads of an OpenMP runtime that is in the process anyway, PyTorch's for one. Included by core/parallel.cpp.
+// The threads of an OpenMP runtime that is in the process anyway, PyTorch's for one; docs/architecture.md, "Threads".
+// Included by core/parallel.cpp.
 #pragma once
 
 namespace tessera {

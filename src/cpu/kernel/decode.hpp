@@ -34,23 +34,59 @@ HWY_INLINE Vec sums_of(const Vec (&x)[lanes]) {
 #endif
 }
 
-// The products of a few keys with a few rows of Q, which fill a vector: out[key][row].
+// bf16 in rows whose length is a multiple of two vectors. Two vectors at a time are widened by one instruction each if
+// the first gets the numbers with even places and the second those with odd ones; rows of Q and O are then kept in that
+// order.
+struct PairedBF16 {
+  UInt16 bits;
+};
+inline constexpr Int64 pair_width = 2 * lanes;
+
+template <class T>
+HWY_INLINE void widen_two(const T* p, Vec (&out)[2]) {
+  out[0] = widen_vector(p), out[1] = widen_vector(p + lanes);
+}
+HWY_INLINE void widen_two(const PairedBF16* p, Vec (&out)[2]) {
+  const auto both = hn::BitCast(IntTag(), load(reinterpret_cast<const float*>(p)));
+  out[0] = hn::BitCast(FloatTag(), hn::ShiftLeft<16>(both));
+  out[1] = hn::BitCast(FloatTag(), hn::And(both, hn::Set(IntTag(), -65536)));
+}
+// Such rows have no single vector.
+HWY_INLINE Vec widen_vector(const PairedBF16*) { return hn::Zero(FloatTag()); }
+
+HWY_INLINE bool is_paired(Type type, Int64 width) { return type == Type::bf16 && width % pair_width == 0; }
+// Where number d of a row is kept.
+HWY_INLINE Int64 paired_place(Int64 d) { return d / pair_width * pair_width + d % 2 * lanes + d % pair_width / 2; }
+
+// The products of a few keys with a few rows of Q, which fill a vector: out[row][key].
 template <class T, int rows>
 HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, Int64 Q_stride, Int64 D, float* out) {
   constexpr int count = lanes / rows;
   Vec sums[lanes];
   TESSERA_UNROLL
   for (int n = 0; n < lanes; ++n) sums[n] = hn::Zero(FloatTag());
-  for (Int64 d = 0; d < D; d += lanes) {
-    Vec q[rows];
+  Int64 d = 0;
+  for (; d + pair_width <= D; d += pair_width) {
+    Vec q[rows][2];
     TESSERA_UNROLL
-    for (int r = 0; r < rows; ++r) q[r] = load(Q + r * Q_stride + d);
+    for (int r = 0; r < rows; ++r) q[r][0] = load(Q + r * Q_stride + d), q[r][1] = load(Q + r * Q_stride + d + lanes);
     TESSERA_UNROLL
     for (int k = 0; k < count; ++k) {
-      const Vec key = widen_vector(keys[k] + d);
+      Vec key[2];
+      widen_two(keys[k] + d, key);
       TESSERA_UNROLL
-      for (int r = 0; r < rows; ++r) sums[k * rows + r] = hn::MulAdd(key, q[r], sums[k * rows + r]);
+      for (int r = 0; r < rows; ++r) {
+        Vec& sum = sums[r * count + k];
+        sum = hn::MulAdd(key[1], q[r][1], hn::MulAdd(key[0], q[r][0], sum));
+      }
     }
+  }
+  if (d < D) TESSERA_UNROLL
+  for (int k = 0; k < count; ++k) {
+    const Vec key = widen_vector(keys[k] + d);
+    TESSERA_UNROLL
+    for (int r = 0; r < rows; ++r)
+      sums[r * count + k] = hn::MulAdd(key, load(Q + r * Q_stride + d), sums[r * count + k]);
   }
   store(sums_of(sums), out);
 }
@@ -80,14 +116,15 @@ HWY_NOINLINE void dot_keys(const T* K, Int64 K_stride, Int64 count, const float*
       keys[k] = K + lesser(j + k, count - 1) * K_stride;
       ahead.fetch_key(j + k);
     }
-    if (rows == 1) {  // behind the last key there is room
+    // Behind the last key there is room.
+    if (rows == 1) {
       dot_block<T, rows>(keys, Q, Q_stride, D, S + j);
       continue;
     }
     HWY_ALIGN float out[lanes];
     dot_block<T, rows>(keys, Q, Q_stride, D, out);
-    for (Int64 k = 0; k < lesser(step, count - j); ++k)
-      for (Int64 r = 0; r < rows; ++r) S[r * block_q + j + k] = out[k * rows + r];
+    TESSERA_UNROLL
+    for (int r = 0; r < rows; ++r) __builtin_memcpy(S + r * block_q + j, out + r * step, step * sizeof(float));
   }
 }
 
@@ -110,14 +147,23 @@ HWY_INLINE void add_values_block(const T* V, Int64 V_stride, Int64 count, const 
   for (int c = 0; c < cols; ++c) sums[r][c] = hn::Zero(FloatTag());
   for (Int64 j = 0; j < count; ++j) {
     ahead.fetch_value(j);
-    Vec value[cols];
+    Vec weight[rows];
     TESSERA_UNROLL
-    for (int c = 0; c < cols; ++c) value[c] = widen_vector(V + j * V_stride + c * lanes);
+    for (int r = 0; r < rows; ++r) weight[r] = set(P[r * block_q + j]);
     TESSERA_UNROLL
-    for (int r = 0; r < rows; ++r) {
-      const Vec weight = set(P[r * block_q + j]);
+    for (int c = 0; c + 2 <= cols; c += 2) {
+      Vec value[2];
+      widen_two(V + j * V_stride + c * lanes, value);
       TESSERA_UNROLL
-      for (int c = 0; c < cols; ++c) sums[r][c] = hn::MulAdd(weight, value[c], sums[r][c]);
+      for (int r = 0; r < rows; ++r) {
+        sums[r][c] = hn::MulAdd(weight[r], value[0], sums[r][c]);
+        sums[r][c + 1] = hn::MulAdd(weight[r], value[1], sums[r][c + 1]);
+      }
+    }
+    if (cols == 1) {
+      const Vec value = widen_vector(V + j * V_stride);
+      TESSERA_UNROLL
+      for (int r = 0; r < rows; ++r) sums[r][0] = hn::MulAdd(weight[r], value, sums[r][0]);
     }
   }
   TESSERA_UNROLL
@@ -135,6 +181,8 @@ HWY_NOINLINE void add_values_of(const T* V, Int64 V_stride, Int64 count, const f
   Int64 d = 0;
   for (; d + cols * lanes <= O_stride; d += cols * lanes)
     add_values_block<T, rows, cols>(V + d, V_stride, count, P, d == 0 ? ahead : Ahead{}, O + d, O_stride);
+  for (; d + pair_width <= O_stride; d += pair_width)
+    add_values_block<T, rows, 2>(V + d, V_stride, count, P, d == 0 ? ahead : Ahead{}, O + d, O_stride);
   for (; d < O_stride; d += lanes)
     add_values_block<T, rows, 1>(V + d, V_stride, count, P, d == 0 ? ahead : Ahead{}, O + d, O_stride);
 }
@@ -201,7 +249,10 @@ HWY_INLINE void decode_products(const DecodeJob& job, Range keys, Int64 rows, co
   if (any.k.type == Type::f16)
     dot_all(reinterpret_cast<const F16*>(any.k.base) + at, any.k.stride, keys.size(), s.Q, s.Q_stride, rows, any.D,
             ahead, s.S);
-  if (any.k.type == Type::bf16)
+  if (is_paired(any.k.type, any.D))
+    dot_all(reinterpret_cast<const PairedBF16*>(any.k.base) + at, any.k.stride, keys.size(), s.Q, s.Q_stride, rows,
+            any.D, ahead, s.S);
+  else if (any.k.type == Type::bf16)
     dot_all(reinterpret_cast<const BF16*>(any.k.base) + at, any.k.stride, keys.size(), s.Q, s.Q_stride, rows, any.D,
             ahead, s.S);
 }
@@ -256,7 +307,9 @@ HWY_INLINE void decode_values(const HeadJob& any, Range keys, Int64 rows, const 
     add_all_values(reinterpret_cast<const float*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
   if (any.v.type == Type::f16)
     add_all_values(reinterpret_cast<const F16*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
-  if (any.v.type == Type::bf16)
+  if (is_paired(any.v.type, any.Dv))
+    add_all_values(reinterpret_cast<const PairedBF16*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
+  else if (any.v.type == Type::bf16)
     add_all_values(reinterpret_cast<const BF16*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
 }
 
@@ -266,8 +319,16 @@ HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
   fill(s.O, decode_rows * s.O_stride, 0);
   fill(s.m, block_q, -infinity);
   for (Int64 i = 0; i < block_q; ++i) s.l[i] = 0;
-  for (Int64 row = 0; row < job.count * any.nq; ++row)
-    widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.q_factor, s.Q + row * s.Q_stride);
+  for (Int64 row = 0; row < job.count * any.nq; ++row) {
+    float* Q = s.Q + row * s.Q_stride;
+    if (!is_paired(any.k.type, any.D)) {
+      widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.q_factor, Q);
+      continue;
+    }
+    HWY_ALIGN float in_order[576];
+    widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.q_factor, in_order);
+    for (Int64 d = 0; d < any.D; ++d) Q[paired_place(d)] = in_order[d];
+  }
 }
 
 HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const Ahead& ahead, const DecodeBlock& s) {
@@ -291,7 +352,9 @@ HWY_INLINE void store_partials(const DecodeJob& job, const DecodeBlock& s) {
   for (Int64 row = 0; row < job.count * any.nq; ++row) {
     float* out = job.partials + row * job.row_stride;
     out[0] = s.m[row], out[1] = static_cast<float>(s.l[row]);
-    for (Int64 d = 0; d < any.Dv; ++d) out[2 + d] = s.O[row * s.O_stride + d];
+    const float* O = s.O + row * s.O_stride;
+    const bool paired = is_paired(any.v.type, any.Dv);
+    for (Int64 d = 0; d < any.Dv; ++d) out[2 + d] = O[paired ? paired_place(d) : d];
   }
 }
 
