@@ -10,9 +10,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 
 #include "core/parallel.hpp"
@@ -84,6 +87,21 @@ TEST_F(OpenMpTest, ItsThreadsDoTheWork) {
   EXPECT_EQ(fewer.size(), 2);
   for (const pid_t id : fewer) EXPECT_TRUE(theirs.count(id));
   EXPECT_EQ(threads_of_region(), theirs) << "a call that needs fewer must not end the others";
+}
+
+// Runs itself once more with the variable set, which is looked at once.
+TEST_F(OpenMpTest, MayBeSwitchedOff) {
+  constexpr const char* variable = "TESSERA_OPENMP";
+  if (!std::getenv(variable)) {
+    setenv(variable, "0", 1);
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+    EXPECT_EQ(std::system((self + " --gtest_filter=OpenMpTest.MayBeSwitchedOff").c_str()), 0);
+    unsetenv(variable);
+    return;
+  }
+  const auto theirs = threads_of_region(), ours = threads_of_call(openmp_threads);
+  ASSERT_EQ(ours.size(), openmp_threads);
+  for (const pid_t id : ours) EXPECT_EQ(theirs.count(id), id == gettid());
 }
 
 TEST_F(OpenMpTest, MoreThreadsThanItHas) { EXPECT_EQ(threads_of_call(openmp_threads + 3).size(), openmp_threads + 3); }

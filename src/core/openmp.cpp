@@ -11,6 +11,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -92,6 +93,11 @@ std::atomic<bool> in_use{false}, forked{false};
 }  // namespace
 
 bool run_on_openmp(int threads, void (*work)(void*), void* context) {
+  static const bool allowed = [] {
+    const char* wish = std::getenv("TESSERA_OPENMP");
+    return !wish || std::strcmp(wish, "0") != 0;
+  }();
+  if (!allowed) return false;
   if (forked) return false;
   const Runtime openmp = runtime();
   if (!openmp.parallel || openmp.max_threads() < threads || openmp.in_parallel()) return false;
