@@ -45,7 +45,7 @@ Case find_case(const std::string& name) {
 
 std::vector<std::string> available_kernels() {
   std::vector<std::string> names;
-  std::vector<std::string> wanted{"reference", "sse4", "avx2", "avx512", "amx"};
+  std::vector<std::string> wanted{"reference", "sse4", "avx2", "avx512", "avx512bf16", "amx"};
   if (const char* chosen = std::getenv("TESSERA_TEST_KERNELS")) {
     std::istringstream words{chosen};
     wanted.assign(std::istream_iterator<std::string>(words), {});

@@ -67,8 +67,8 @@ std::vector<Case> suite(const std::string& name);
 // A case of any table by its name; throws std::invalid_argument.
 Case find_case(const std::string& name);
 
-// Names among {"reference", "sse4", "avx2", "avx512", "amx"}, or those that the environment's TESSERA_TEST_KERNELS
-// lists, that run here.
+// Names among {"reference", "sse4", "avx2", "avx512", "avx512bf16", "amx"}, or those that the environment's
+// TESSERA_TEST_KERNELS lists, that run here.
 std::vector<std::string> available_kernels();
 
 std::string to_text(const CaseReport& report);  // several lines: name, text, every output, messages, command

@@ -22,11 +22,22 @@ namespace {
 struct Measured {
   double full = 0, causal = 0;  // seconds, medians
   double fma = 0;               // operations per second, median of the same rounds
-  double limit = 0;             // the same of the part that does the kernel's products: FMA, or the matrix unit
+  double limit = 0;             // the same of the part that does the kernel's products
   int runs = 0;
   std::string kernel;
-  const char* limit_name() const { return kernel == "amx" ? "AMX" : "FMA"; }
+  const char* limit_name = "";
 };
+
+// What does a kernel's products.
+struct Unit {
+  const char* name;
+  double (*rate)(int threads, double seconds);
+};
+Unit unit_of(const std::string& kernel, Type type) {
+  if (kernel == "amx") return {"AMX", measure_matrix_rate};
+  if (kernel == "avx512bf16" && type == Type::bf16) return {"BF16", measure_pairs_rate};
+  return {"FMA", nullptr};
+}
 
 std::vector<BenchShape> shapes_of(const std::string& suite) {
   std::vector<BenchShape> shapes;
@@ -52,7 +63,7 @@ double expected_seconds(const BenchShape& shape) {
 // Rounds of FMA rate, full and causal in turn: another program that slows one of them down slows all of them down.
 Measured measure(const BenchShape& shape, const BenchArguments& a, Progress& progress) {
   BenchPass bench(shape, a.execution.execution());
-  const bool matrix = bench.kernel() == "amx";
+  const Unit unit = unit_of(bench.kernel(), shape.type);
   std::vector<double> full, causal, fma, limit;
   double sum = 0;
   const auto enough = [&] {
@@ -64,14 +75,15 @@ Measured measure(const BenchShape& shape, const BenchArguments& a, Progress& pro
     // About as long as what it is compared with: on a busy machine a short burst may escape the other programs.
     const double burst = full.empty() ? 0.01 : std::clamp(full.back(), 0.01, 0.25);
     fma.push_back(measure_fma_rate(a.execution.threads(), burst));
-    limit.push_back(matrix ? measure_matrix_rate(a.execution.threads(), burst) : fma.back());
+    limit.push_back(unit.rate ? unit.rate(a.execution.threads(), burst) : fma.back());
     full.push_back(seconds_of([&] { bench.run(false); }));
     causal.push_back(seconds_of([&] { bench.run(true); }));
     sum += full.back() + causal.back();
     const int expected = a.repeat > 0 ? a.repeat : least_rounds;
     if (static_cast<int>(full.size()) <= expected) progress.advance(expected_seconds(shape) / expected);
   }
-  return {median(full), median(causal), median(fma), median(limit), static_cast<int>(full.size()), bench.kernel()};
+  return {median(full),   median(causal), median(fma), median(limit), static_cast<int>(full.size()),
+          bench.kernel(), unit.name};
 }
 
 const Table table({{"type", 4, true},
@@ -79,7 +91,7 @@ const Table table({{"type", 4, true},
                    {"D", 4},
                    {"pass", 8, true},
                    {"mask", 6, true},
-                   {"kernel", 9, true},
+                   {"kernel", 10, true},
                    {"time", 10},
                    {"GF/s", 7},
                    {"of FMA", 6},
@@ -90,10 +102,10 @@ void report_row(const BenchShape& shape, const Measured& m, bool causal, Json& r
   const double seconds = causal ? m.causal : m.full;
   const double rate = shape.operations(causal) / seconds;
   const char *pass = shape.pass(), *mask = causal ? "causal" : "full";
-  const std::string line = table.row(
-      {name_of(shape.type), std::to_string(shape.N), std::to_string(shape.D), pass, mask, m.kernel, time_text(seconds),
-       format("%.1f", rate / 1e9), format("%.2f", rate / m.fma), causal ? format("%.2fx", m.full / m.causal) : "",
-       share_text(rate / m.limit) + format(" of %s %.0f", m.limit_name(), m.limit / 1e9)});
+  const std::string line = table.row({name_of(shape.type), std::to_string(shape.N), std::to_string(shape.D), pass, mask,
+                                      m.kernel, time_text(seconds), format("%.1f", rate / 1e9),
+                                      format("%.2f", rate / m.fma), causal ? format("%.2fx", m.full / m.causal) : "",
+                                      share_text(rate / m.limit) + format(" of %s %.0f", m.limit_name, m.limit / 1e9)});
   std::fputs(line.c_str(), stdout);
   Json row = {{"type", name_of(shape.type)},
               {"B", shape.B},
@@ -108,7 +120,7 @@ void report_row(const BenchShape& shape, const Measured& m, bool causal, Json& r
               {"gflops", rate / 1e9},
               {"fma_gflops", m.fma / 1e9},
               {"of_fma", rate / m.fma},
-              {"limit", m.limit_name()},
+              {"limit", m.limit_name},
               {"limit_gflops", m.limit / 1e9},
               {"of_limit", rate / m.limit}};
   if (causal) row["speedup_over_full"] = m.full / m.causal;
@@ -150,7 +162,8 @@ int bench_cpu(const BenchArguments& a) {
       "less\n"
       "time causal takes than full. The limit: what the part of the processor that does the products reaches alone "
       "(FMA in\n"
-      "f32; AMX in bf16, of which a product of f16 takes three or four and one of f32 six).\n");
+      "f32; dot products of bf16 pairs; AMX in bf16, of which a product of f16 takes three or four and one of f32 "
+      "six).\n");
   if (a.suite == "cpu") json["decoding"] = bench_decode(a);
   save_json(a.json, json);
   return 0;

@@ -27,7 +27,7 @@ const Table table({{"type", 4, true},
                    {"keys", 6},
                    {"heads", 6},
                    {"D", 4},
-                   {"kernel", 9, true},
+                   {"kernel", 10, true},
                    {"time", 10},
                    {"GB/s", 6},
                    {"of the limit", share_width, true}});

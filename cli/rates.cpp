@@ -125,8 +125,30 @@ void multiply_tiles(std::int64_t rounds) {
         "tdpbf16ps %tmm6, %tmm5, %tmm2\n tdpbf16ps %tmm7, %tmm5, %tmm3");
   asm volatile("tilerelease");
 }
+
+// As `spin`: twelve chains, of numbers that neither overflow nor vanish.
+void multiply_pairs(std::int64_t rounds) {
+  constexpr unsigned small_pair = 0x3a803a80;
+  asm volatile(
+      "vpbroadcastd %1, %%zmm12\n vpxord %%zmm0, %%zmm0, %%zmm0\n vmovaps %%zmm0, %%zmm1\n vmovaps %%zmm0, %%zmm2\n "
+      "vmovaps %%zmm0, %%zmm3\n"
+      "vmovaps %%zmm0, %%zmm4\n vmovaps %%zmm0, %%zmm5\n vmovaps %%zmm0, %%zmm6\n vmovaps %%zmm0, %%zmm7\n"
+      "vmovaps %%zmm0, %%zmm8\n vmovaps %%zmm0, %%zmm9\n vmovaps %%zmm0, %%zmm10\n vmovaps %%zmm0, %%zmm11\n"
+      "1:\n vdpbf16ps %%zmm12, %%zmm12, %%zmm0\n vdpbf16ps %%zmm12, %%zmm12, %%zmm1\n"
+      "vdpbf16ps %%zmm12, %%zmm12, %%zmm2\n vdpbf16ps %%zmm12, %%zmm12, %%zmm3\n"
+      "vdpbf16ps %%zmm12, %%zmm12, %%zmm4\n vdpbf16ps %%zmm12, %%zmm12, %%zmm5\n"
+      "vdpbf16ps %%zmm12, %%zmm12, %%zmm6\n vdpbf16ps %%zmm12, %%zmm12, %%zmm7\n"
+      "vdpbf16ps %%zmm12, %%zmm12, %%zmm8\n vdpbf16ps %%zmm12, %%zmm12, %%zmm9\n"
+      "vdpbf16ps %%zmm12, %%zmm12, %%zmm10\n vdpbf16ps %%zmm12, %%zmm12, %%zmm11\n"
+      "dec %0\n jnz 1b"
+      : "+r"(rounds)
+      : "r"(small_pair)
+      : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+        "xmm12");
+}
 #else
 void multiply_tiles(std::int64_t) {}
+void multiply_pairs(std::int64_t) {}
 #endif
 
 template <int W>
@@ -163,6 +185,14 @@ double measure_matrix_rate(int threads, double seconds) {
   return measure_rate(threads, seconds, [](int) {
     multiply_tiles(rounds);
     return 4.0 * 2 * 16 * 16 * 32 * static_cast<double>(rounds);
+  });
+}
+
+double measure_pairs_rate(int threads, double seconds) {
+  constexpr std::int64_t rounds = 1 << 15;
+  return measure_rate(threads, seconds, [](int) {
+    multiply_pairs(rounds);
+    return 4.0 * chains * 16 * static_cast<double>(rounds);
   });
 }
 

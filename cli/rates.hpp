@@ -14,6 +14,9 @@ double measure_fma_rate(int threads, double seconds);
 // Operations per second of the matrix unit on bf16, tiles resident. Only where the kernel `amx` runs.
 double measure_matrix_rate(int threads, double seconds);
 
+// The same of dot products of pairs of bf16, in registers. Only where the kernel `avx512bf16` runs.
+double measure_pairs_rate(int threads, double seconds);
+
 // Bytes per second that the threads read, each its own part of the memory, again and again.
 double measure_read_rate(const void* memory, std::size_t bytes, int threads, double seconds);
 

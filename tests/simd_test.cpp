@@ -50,7 +50,7 @@ std::vector<Case> feature_rows() {
 
 std::vector<Case> long_rows() {
   const Case base{.name = "long", .Nq = tile_q + 2, .Nk = several_groups, .Hq = 2, .Hk = 1, .D = 24};
-  std::vector<Case> rows(12, base);
+  std::vector<Case> rows(13, base);
   rows[1].name = "long_causal", rows[1].options.causal = true;
   rows[2].name = "long_window", rows[2].options.window_left = 30, rows[2].options.window_right = 7;
   rows[3].name = "long_packed", rows[3].packed_q = {tile_q + 1, 3}, rows[3].packed_k = {9, several_groups};
@@ -71,6 +71,8 @@ std::vector<Case> long_rows() {
   rows[9] = rows[6], rows[9].name = "few_queries_bf16_pairs", rows[9].type = Type::bf16, rows[9].D = 96;
   rows[10] = rows[9], rows[10].name = "few_queries_bf16_vector", rows[10].D = 64, rows[10].Dv = 48;
   rows[11] = rows[10], rows[11].name = "few_queries_f16_vector", rows[11].type = Type::f16, rows[11].D = 48;
+  // Blocks of two and four vectors, of queries and of dims.
+  rows[12].name = "long_bf16", rows[12].type = Type::bf16, rows[12].D = 96, rows[12].options.causal = true;
   return rows;
 }
 

@@ -22,7 +22,7 @@ class CpuPlan : public KernelPlan {
     std::string out = text("tiles of ", block_q, " queries x ", block_k, " keys in f32, ", isa.lanes, " lanes, ",
                            layout.threads, " threads, ", layout.scratch_bytes, " bytes of scratch each");
     if (const int pieces = isa.pieces(problem))
-      out += text("\n               products on the matrix unit, every operand the sum of ", pieces, " bf16",
+      out += text("\n               products by ", isa.unit, ", every operand the sum of ", pieces, " bf16",
                   problem.dbias ? "; dBias by multiply-adds in f32" : "");
     if (problem.pass == Pass::forward && pack_room(problem, isa) > 0)
       out += text("\n               K and V packed once per KV head, ", pack_room(problem, isa), " bytes at a time");
@@ -58,6 +58,8 @@ class CpuKernel : public Kernel {
     if (p.q_type == Type::f64) return {nullptr, "type is f64; this kernel takes f32, f16 and bf16"};
     if (p.q_type == Type::f32 && choice.isa->pieces(p) > 0 && !execution.kernel)
       return {nullptr, "type is f32, which takes six products of bf16 for one; only by name"};
+    if (choice.isa->unit && choice.isa->pieces(p) == 0 && !execution.kernel)
+      return {nullptr, text("not all types are bf16, so ", choice.isa->unit, " would stay idle; only by name")};
     return {std::make_unique<CpuPlan>(p, *choice.isa, resolve_threads(execution.threads)), ""};
   }
 

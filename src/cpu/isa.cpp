@@ -20,6 +20,11 @@ static bool has_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
 }
 
+static bool has_avx512_bf16() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5));
+}
+
 const std::vector<IsaChoice>& isa_choices() {
   static const std::vector<IsaChoice> list = [] {
     __builtin_cpu_init();
@@ -30,6 +35,7 @@ const std::vector<IsaChoice>& isa_choices() {
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     return std::vector<IsaChoice>{{&amx, has_avx512 && amx_usable(), "AMX with bf16, or the system's leave to use it"},
+                                  {&avx512bf16, has_avx512 && has_avx512_bf16(), "AVX512_BF16"},
                                   {&avx512, has_avx512, "AVX-512 F, BW, DQ and VL"},
                                   {&avx2, has_avx2, "AVX2, FMA, BMI2 and F16C"},
                                   {&sse4, has_sse4, "SSE4.2, AES and PCLMUL"}};

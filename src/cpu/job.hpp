@@ -92,7 +92,8 @@ struct BiasGradientJob {
 struct Isa {
   const char* name;
   Int64 lanes;
-  // Of how many bf16 the matrix unit's operands are sums; 0: products are multiply-adds in f32.
+  const char* unit = nullptr;  // what computes products, unless multiply-adds do
+  // Of how many bf16 its operands are sums; 0: this problem's products are multiply-adds in f32.
   int (*pieces)(const Problem& problem);
   // K and V of one block of keys in the form that products read: its bytes (0: nothing is gained by it) and how it is
   // made. Packed or not, the bits are the same.
@@ -113,6 +114,6 @@ struct Isa {
   void (*bias_gradient)(const BiasGradientJob& job, Int64 D, Int64 Dv, float* scratch);
 };
 
-extern const Isa sse4, avx2, avx512, amx, neon;
+extern const Isa sse4, avx2, avx512, avx512bf16, amx, neon;
 
 }  // namespace tessera::cpu

@@ -6,6 +6,8 @@
 // they are exact.
 enum class Terms { most, all };
 
+using Session = TileSession;  // a thread's leave to multiply
+
 // 32 x 32 numbers of C stay in tiles 0 to 3. One turn multiplies a piece of A (tiles 4 and 5) with one of B (6 and 7)
 // over a depth of 32. Turns follow each other so that one operand stays where it is: two loads for four products.
 template <int left, int right, bool load_left, bool load_right>

@@ -51,7 +51,7 @@ HWY_INLINE void pack_keys(const HeadJob& head, Range keys, float* pack, float* s
 }
 
 HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
-  const TileSession session;
+  const Session session;
   const int count = pieces_of(job.head);
   if (count == 1) matrix_forward<1>(job, blocks, scratch);
   if (count == 2) matrix_forward<2>(job, blocks, scratch);
@@ -61,7 +61,7 @@ HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
 HWY_INLINE Int64 image_rows(Int64 D) { return tiled(D); }
 
 HWY_INLINE void key_group(const KeyGroupJob& job, float* scratch) {
-  const TileSession session;
+  const Session session;
   const int count = static_cast<int>(greater(pieces_of(job.jobs[0].head), pieces_of(job.jobs[0].d_o.type)));
   if (count == 1) matrix_key_group<1>(job, scratch);
   if (count == 2) matrix_key_group<2>(job, scratch);

@@ -1,0 +1,47 @@
+// The last file of a target region with dot products of bf16: bf16 goes their way, other types that of multiply-adds in
+// f32. Included by cpu/isa/region.hpp in place of table.hpp and matrix_table.hpp.
+#pragma once
+
+HWY_INLINE int pieces(const Problem& p) {
+  return p.q_type == Type::bf16 && p.kv_type == Type::bf16 && (!p.d_o || *p.d_o == Type::bf16);
+}
+HWY_INLINE bool is_bf16(const HeadJob& head) {
+  return head.q.type == Type::bf16 && head.k.type == Type::bf16 && head.v.type == Type::bf16;
+}
+
+template <class Layout>
+HWY_INLINE Int64 bytes_of(const Problem& p) {
+  Scratch scratch(nullptr);
+  const Layout layout(p.D, p.Dv, scratch);
+  (void)layout;
+  return scratch.bytes();
+}
+
+HWY_INLINE Int64 scratch_bytes(const Problem& p) {
+  const bool paired = pieces(p) > 0;
+  if (p.pass == Pass::forward)
+    return greater(paired ? bytes_of<ForwardScratch<MatrixForward<1>>>(p) : bytes_of<ForwardScratch<VectorForward>>(p),
+                   bytes_of<DecodeScratch>(p));
+  // dBias and its tile of sums come by multiply-adds.
+  const Int64 bias = bytes_of<BackwardScratch>(p) + block_k * block_q * Int64(sizeof(float));
+  return paired && !p.dbias ? bytes_of<MatrixBackward<1>>(p) : greater(bytes_of<MatrixBackward<1>>(p), bias);
+}
+
+HWY_INLINE Int64 pack_bytes(const Problem& p) {
+  return pieces(p) > 0 ? PackedKeys<1>::floats(p.D, p.Dv) * Int64(sizeof(float)) : 0;
+}
+HWY_INLINE void pack_keys(const HeadJob& head, Range keys, float* pack, float* scratch) {
+  pack_keys_of<1>(head, keys, pack, scratch);
+}
+
+HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
+  if (is_bf16(job.head)) return matrix_forward<1>(job, blocks, scratch);
+  forward_blocks_of(job, blocks, scratch);
+}
+
+HWY_INLINE Int64 image_rows(Int64 D) { return tiled(D); }
+
+HWY_INLINE void key_group(const KeyGroupJob& job, float* scratch) {
+  if (is_bf16(job.jobs[0].head) && job.jobs[0].d_o.type == Type::bf16) return matrix_key_group<1>(job, scratch);
+  backward_key_group(job, scratch);
+}
