@@ -221,7 +221,9 @@ TEST(Plans, KernelIsForcedByName) {
   Case halves = small();
   halves.type = Type::bf16;
   CaseData other = build(halves);
-  EXPECT_EQ(Plan::forward(other.inputs(), other.outputs()).kernel(), available_kernels().back());
+  const std::string best = available_kernels().back(), chosen = Plan::forward(other.inputs(), other.outputs()).kernel();
+  const bool may_be_slow = best == "avx512bf16";  // on Intel's processors
+  EXPECT_TRUE(chosen == best || (may_be_slow && chosen == "avx512")) << chosen << ", not " << best;
 }
 
 // --- threads and processes ------------------------------------------------------------------------------------------

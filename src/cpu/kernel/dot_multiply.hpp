@@ -2,8 +2,8 @@
 // matrix_multiply.hpp is there. Included by cpu/isa/avx512bf16.cpp inside its target region.
 //
 // One instruction multiplies 32 pairs and adds neighbours in f32, twice the work of a multiply-add, at its rate on
-// AMD's Zen 4 and 5. (Intel's processors take two cycles for it, and have AMX.) There is no second unit to keep busy,
-// so products do not run beside the softmax but after it.
+// AMD's Zen 4 and 5. (Intel's processors are slower at it than at multiply-adds: cpu/isa.cpp.) There is no second unit
+// to keep busy, so products do not run beside the softmax but after it.
 #pragma once
 
 enum class Terms { most, all };  // as for several pieces; here there is one
