@@ -92,7 +92,7 @@ struct BiasGradientJob {
 struct Isa {
   const char* name;
   Int64 lanes;
-  const char* unit = nullptr;  // what computes products, unless multiply-adds do
+  const char* unit;  // what computes products; null: multiply-adds
   // Of how many bf16 its operands are sums; 0: this problem's products are multiply-adds in f32.
   int (*pieces)(const Problem& problem);
   // K and V of one block of keys in the form that products read: its bytes (0: nothing is gained by it) and how it is

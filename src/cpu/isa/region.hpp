@@ -76,19 +76,20 @@ namespace tessera::cpu {
 
 #define TESSERA_TEXT_OF(x) #x
 #define TESSERA_TEXT(x) TESSERA_TEXT_OF(x)
-const Isa TESSERA_ISA {
-  .name = TESSERA_TEXT(TESSERA_ISA), .lanes = TESSERA_NAMESPACE::lanes,
-#if defined(TESSERA_DOT_PRODUCTS)
-  .unit = "dot products of bf16",
-#elif defined(TESSERA_MATRIX_UNIT)
-  .unit = "the matrix unit",
-#endif
-  .pieces = TESSERA_NAMESPACE::pieces, .pack_bytes = TESSERA_NAMESPACE::pack_bytes,
-  .pack_keys = TESSERA_NAMESPACE::pack_keys, .scratch_bytes = TESSERA_NAMESPACE::scratch_bytes,
-  .forward = TESSERA_NAMESPACE::forward, .decode = TESSERA_NAMESPACE::decode,
-  .finish_decode = TESSERA_NAMESPACE::finish_decode, .image_rows = TESSERA_NAMESPACE::image_rows,
-  .prepare = TESSERA_NAMESPACE::prepare_block, .key_group = TESSERA_NAMESPACE::key_group,
-  .finish_dq = TESSERA_NAMESPACE::finish_dq_block, .bias_gradient = TESSERA_NAMESPACE::bias_gradient
-};
+const Isa TESSERA_ISA{.name = TESSERA_TEXT(TESSERA_ISA),
+                      .lanes = TESSERA_NAMESPACE::lanes,
+                      .unit = TESSERA_NAMESPACE::unit,
+                      .pieces = TESSERA_NAMESPACE::pieces,
+                      .pack_bytes = TESSERA_NAMESPACE::pack_bytes,
+                      .pack_keys = TESSERA_NAMESPACE::pack_keys,
+                      .scratch_bytes = TESSERA_NAMESPACE::scratch_bytes,
+                      .forward = TESSERA_NAMESPACE::forward,
+                      .decode = TESSERA_NAMESPACE::decode,
+                      .finish_decode = TESSERA_NAMESPACE::finish_decode,
+                      .image_rows = TESSERA_NAMESPACE::image_rows,
+                      .prepare = TESSERA_NAMESPACE::prepare_block,
+                      .key_group = TESSERA_NAMESPACE::key_group,
+                      .finish_dq = TESSERA_NAMESPACE::finish_dq_block,
+                      .bias_gradient = TESSERA_NAMESPACE::bias_gradient};
 
 }  // namespace tessera::cpu

@@ -2,6 +2,8 @@
 // f32. Included by cpu/isa/region.hpp in place of table.hpp and matrix_table.hpp.
 #pragma once
 
+inline constexpr const char* unit = "dot products of bf16";
+
 HWY_INLINE int pieces(const Problem& p) {
   return p.q_type == Type::bf16 && p.kv_type == Type::bf16 && (!p.d_o || *p.d_o == Type::bf16);
 }

@@ -2,6 +2,8 @@
 // the instruction set exports. Included by cpu/isa/region.hpp in place of table.hpp.
 #pragma once
 
+inline constexpr const char* unit = "the matrix unit";
+
 HWY_INLINE int pieces_of(Type type) { return type == Type::bf16 ? 1 : type == Type::f16 ? 2 : 3; }
 HWY_INLINE int pieces_of(const HeadJob& head) {
   return static_cast<int>(greater(greater(pieces_of(head.q.type), pieces_of(head.k.type)), pieces_of(head.v.type)));

@@ -2,6 +2,7 @@
 // Included by cpu/isa/region.hpp; matrix_table.hpp is its counterpart.
 #pragma once
 
+inline constexpr const char* unit = nullptr;
 HWY_INLINE int pieces(const Problem&) { return 0; }
 
 template <class Layout>
