@@ -3,10 +3,10 @@
 // functions in plain C++, so that the kernels' own text runs on processors without the unit.
 #pragma once
 
-// Instructions of tiles that follow each other closely clog the queues of a core whose other thread is busy, and are
-// then executed one by one: on a Xeon four loads and four products took 250 cycles, and 180 with as little as eight
-// instructions of any kind behind each (docs/benchmarks.md). While the other thread sleeps these cost nothing: a
-// product lasts 16 cycles, in which a core passes over 96 of them.
+// On some processors of a shared Xeon, instructions of tiles that follow each other closely are executed one by one:
+// four loads and four products took 250 cycles, and 180 with as little as eight instructions of any kind behind each
+// (docs/benchmarks.md; a neighbour on the core's other thread is the likely reason). On the others these cost nothing:
+// a product lasts 16 cycles, in which a core passes over 96 of them.
 #define TESSERA_REST "\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop"
 
 // Written in assembly: the compiler's own functions for tiles tell it less than it must know about memory.
