@@ -3,11 +3,13 @@
 
     TESSERA_LIBRARY=build/src/libtessera.so python3 bench/cpu_peers.py [--threads 2] [--types f32 bf16 f16]
                                                                        [--kernel NAME] [--only TEXT] [--json FILE]
+                                                                       [--disturb PROCESSORS]
 
 Both read the same memory: contiguous [B,N,H,D], which PyTorch takes as views [B,H,N,D]. Tessera is called through its C
 ABI, planned once, with a workspace; PyTorch's backward pass alone is torch.autograd.grad over a kept graph. Rounds of
 both in turn, medians, after warm-up. Decoding (one query) is counted in bytes of K and V per second, beside a loop that
-only reads as much memory, if there is a C compiler to make one. Needs PyTorch.
+only reads as much memory, if there is a C compiler to make one. --disturb keeps some processors busy a quarter of the
+time, as other programs or other guests of the machine do. Needs PyTorch.
 """
 import argparse
 import ctypes
@@ -18,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +33,7 @@ WANTED = {("bf16", "forward"): 2.5, ("bf16", "backward"): 4.0, ("f16", "forward"
           ("f32", "forward"): 1.4, ("f32", "backward"): 1.4}
 WANTED_DECODE, WANTED_DECODE_OF_LIMIT, WANTED_ON_MANY, WANTED_OF_EACH_ROW = 2.0, 0.85, 1.3, 1.0
 ROUNDS, SHORTEST_BURST = 9, 2e-2  # measurements, seconds that each lasts at least
+READ_TIMES = 8
 
 
 class Shape(NamedTuple):
@@ -55,34 +59,36 @@ READER = """
 #include <pthread.h>
 #include <stddef.h>
 typedef unsigned long long Words __attribute__((vector_size(64)));
-struct Part { const Words* begin; size_t count; Words sum; };
-static void* read_part(void* argument) {
-  struct Part* part = argument;
+struct Reader { const Words* memory; size_t part, first; int parts, times; Words sum; };
+static void* read_parts(void* argument) {
+  struct Reader* reader = argument;
   Words a = {0}, b = {0}, c = {0}, d = {0};
-  for (size_t n = 0; n + 4 <= part->count; n += 4) {
-    a ^= part->begin[n], b ^= part->begin[n + 1], c ^= part->begin[n + 2], d ^= part->begin[n + 3];
+  for (int time = 0; time < reader->times; ++time) {
+    const Words* begin = reader->memory + (reader->first + time) % reader->parts * reader->part;
+    for (size_t n = 0; n + 4 <= reader->part; n += 4)
+      a ^= begin[n], b ^= begin[n + 1], c ^= begin[n + 2], d ^= begin[n + 3];
   }
-  part->sum = a ^ b ^ c ^ d;
+  reader->sum = a ^ b ^ c ^ d;
   return NULL;
 }
-unsigned long long read_all(const void* memory, size_t bytes, int threads) {
-  struct Part parts[256];
+unsigned long long read_all(const void* memory, size_t bytes, int threads, int times) {
+  struct Reader readers[256];
   pthread_t helpers[256];
-  size_t each = bytes / sizeof(Words) / (size_t)threads;
   for (int t = 0; t < threads; ++t) {
-    parts[t] = (struct Part){(const Words*)memory + (size_t)t * each, each, {0}};
-    if (t > 0) pthread_create(&helpers[t], NULL, read_part, &parts[t]);
+    readers[t] = (struct Reader){memory, bytes / sizeof(Words) / (size_t)threads, (size_t)t, threads, times, {0}};
+    if (t > 0) pthread_create(&helpers[t], NULL, read_parts, &readers[t]);
   }
-  read_part(&parts[0]);
-  unsigned long long all = parts[0].sum[0];
-  for (int t = 1; t < threads; ++t) pthread_join(helpers[t], NULL), all ^= parts[t].sum[0];
+  read_parts(&readers[0]);
+  unsigned long long all = readers[0].sum[0];
+  for (int t = 1; t < threads; ++t) pthread_join(helpers[t], NULL), all ^= readers[t].sum[0];
   return all;
 }
 """
 
 
 def build_reader():
-    """A loop of loads on several threads, compiled here; None without a C compiler."""
+    """A loop of loads on several threads, compiled here; None without a C compiler. It reads everything several times,
+    so that starting the threads hardly counts, and no thread the same part twice in a row."""
     folder = tempfile.mkdtemp()
     source, library = Path(folder) / "reader.c", Path(folder) / "reader.so"
     source.write_text(READER)
@@ -93,7 +99,7 @@ def build_reader():
     except (OSError, subprocess.CalledProcessError):
         return None
     function = ctypes.CDLL(str(library)).read_all
-    function.restype, function.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    function.restype, function.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 2
     return function
 
 
@@ -130,6 +136,21 @@ class Problem:
         leaves = [t.detach().requires_grad_() for t in views]
         graph = attend(*leaves, **more)
         self.peer_backward = lambda: torch.autograd.grad(graph, leaves, d_o.transpose(1, 2), retain_graph=True)
+
+
+def disturb(processors):
+    """A process for each of so many processors, spread out, that takes it for 3 of every 12 ms until this one ends."""
+    allowed = sorted(os.sched_getaffinity(0))
+    for number in range(min(processors, len(allowed))):
+        if os.fork() == 0:
+            parent = os.getppid()
+            os.sched_setaffinity(0, {allowed[number * len(allowed) // processors]})
+            while os.getppid() == parent:
+                end = time.perf_counter() + 3e-3
+                while time.perf_counter() < end:
+                    pass
+                time.sleep(9e-3)
+            os._exit(0)
 
 
 def geometric_mean(values):
@@ -170,11 +191,13 @@ def measure_decoding(torch, measure, arguments, rows):
                     continue
                 problem = Problem(torch, arguments, type_name, shape, queries=1, backward=False)
                 size = 2 * keys * kv_heads * DECODE_DIM * (4 if type_name == "f32" else 2)
-                memory = torch.zeros(size, dtype=torch.uint8)
+                memory = torch.full((size,), 85, dtype=torch.uint8)
                 calls = {"tessera": problem.forward, "torch": problem.peer_forward}
                 if reader:
-                    calls["read"] = lambda: reader(memory.data_ptr(), size, arguments.threads)
+                    calls["read"] = lambda: reader(memory.data_ptr(), size, arguments.threads, READ_TIMES)
                 times = measure(calls)
+                if reader:
+                    times["read"] /= READ_TIMES
                 rate = {who: size / t / 1e9 for who, t in times.items()}
                 row = {"type": type_name, "shape": label, "pass": "decode", "kernel": problem.forward.kernel,
                        "seconds": times, "gbytes": rate, "ratio": times["torch"] / times["tessera"],
@@ -220,8 +243,10 @@ def main():
     parser.add_argument("--only", metavar="TEXT", help="only the rows whose description holds this")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--passes", nargs="+", default=["products", "decode"], choices=["products", "decode"])
+    parser.add_argument("--disturb", type=int, default=0, metavar="PROCESSORS", help="keep so many busy now and then")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args()
+    disturb(arguments.disturb)  # before there are threads
     try:
         import torch
     except ImportError as error:
@@ -234,7 +259,7 @@ def main():
     _measure.SHORTEST_BURST = SHORTEST_BURST
     measure = lambda calls: _measure.measure(calls, "cpu", arguments.rounds)
     report = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "rows": [],
-              "threads": arguments.threads, "load_before": os.getloadavg()[0]}
+              "threads": arguments.threads, "load_before": os.getloadavg()[0], "disturbed": arguments.disturb}
     print(f"PyTorch {report['torch']} ({report['capability']}), {arguments.threads} threads, B=1\n")
     if "products" in arguments.passes:
         measure_products(torch, measure, arguments, report["rows"])

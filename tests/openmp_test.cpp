@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -89,19 +90,82 @@ TEST_F(OpenMpTest, ItsThreadsDoTheWork) {
   EXPECT_EQ(threads_of_region(), theirs) << "a call that needs fewer must not end the others";
 }
 
-// Runs itself once more with the variable set, which is looked at once.
+// Runs one test of this program once more, with a variable set.
+void run_again(const char* test, const char* variable, const char* value) {
+  setenv(variable, value, 1);
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  EXPECT_EQ(std::system((self + " --gtest_filter=" + test).c_str()), 0);
+  unsetenv(variable);
+}
+
+// The variable is looked at once.
 TEST_F(OpenMpTest, MayBeSwitchedOff) {
   constexpr const char* variable = "TESSERA_OPENMP";
-  if (!std::getenv(variable)) {
-    setenv(variable, "0", 1);
-    const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-    EXPECT_EQ(std::system((self + " --gtest_filter=OpenMpTest.MayBeSwitchedOff").c_str()), 0);
-    unsetenv(variable);
-    return;
-  }
+  if (!std::getenv(variable)) return run_again("OpenMpTest.MayBeSwitchedOff", variable, "0");
   const auto theirs = threads_of_region(), ours = threads_of_call(openmp_threads);
   ASSERT_EQ(ours.size(), openmp_threads);
   for (const pid_t id : ours) EXPECT_EQ(theirs.count(id), id == gettid());
+}
+
+TEST(Patience, EndsWhenWaitingCostsMoreThanTheWork) {
+  using std::chrono::microseconds, std::chrono::milliseconds;
+  Patience patience;
+  Time now = std::chrono::hours(1);
+  const auto region = [&](microseconds work, microseconds waited) {
+    patience.add(now += work + waited, work + waited, openmp_threads * work, openmp_threads);
+  };
+  for (int n = 0; n < 100000; ++n) {  // as usual: tasks that cannot be shared out evenly, a long wait now and then
+    region(microseconds(200), n % 200 == 0 ? milliseconds(16) : microseconds(400));
+    ASSERT_FALSE(patience.ended(now)) << n;
+  }
+  int regions = 0;
+  for (; !patience.ended(now) && regions < 1000; ++regions)
+    region(microseconds(200), regions % 4 == 0 ? milliseconds(8) : microseconds(5));
+  EXPECT_GT(regions, 2);
+  EXPECT_LT(regions, 20);
+  EXPECT_TRUE(patience.ended(now + Patience::rest - microseconds(1)));
+  now += Patience::rest;
+  EXPECT_FALSE(patience.ended(now)) << "tries again";
+  region(microseconds(200), milliseconds(16));
+  EXPECT_TRUE(patience.ended(now)) << "and sees at once that nothing has changed";
+  now += Patience::rest;
+  for (int n = 0; n < 100; ++n) region(microseconds(200), microseconds(5));
+  region(microseconds(200), milliseconds(16));
+  EXPECT_FALSE(patience.ended(now)) << "all is well again, but for one wait";
+}
+
+// One of its threads hardly ever gets a processor: calls stop waiting for it. In a process of its own, whose threads
+// may be spoilt.
+TEST_F(OpenMpTest, NobodyWaitsLongForAThreadWithoutAProcessor) {
+  constexpr const char* variable = "TESSERA_TEST_SPOILS_THREADS";
+  if (!std::getenv(variable)) return run_again("OpenMpTest.NobodyWaitsLongForAThreadWithoutAProcessor", variable, "1");
+  const auto theirs = threads_of_region();
+  cpu_set_t allowed, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu)
+    if (CPU_ISSET(cpu, &allowed)) CPU_SET(cpu, &one);
+  pid_t late = 0;
+  for (const pid_t id : theirs) late = id == gettid() ? late : id;
+  const sched_param none{};
+  if (sched_setaffinity(late, sizeof(one), &one) != 0 || sched_setscheduler(late, SCHED_IDLE, &none) != 0)
+    GTEST_SKIP() << "threads cannot be slowed down here";
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    sched_setaffinity(0, sizeof(one), &one);
+    while (!stop) {
+    }
+  });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  bool ours = false;  // some thread is not theirs
+  while (!ours && std::chrono::steady_clock::now() < end) {
+    Threads seen;
+    parallel_for(1000, openmp_threads, [&](std::int64_t, int) { seen.add(); });
+    for (const pid_t id : seen.ids) ours |= !theirs.count(id);
+  }
+  stop = true;
+  busy.join();
+  EXPECT_TRUE(ours);
 }
 
 TEST_F(OpenMpTest, MoreThreadsThanItHas) { EXPECT_EQ(threads_of_call(openmp_threads + 3).size(), openmp_threads + 3); }

@@ -100,6 +100,44 @@ TEST(Parallel, ResultsAreVisibleAfterwards) {
   for (std::int64_t i = 0; i < 5000; ++i) ASSERT_EQ(squares[static_cast<std::size_t>(i)], i * i);
 }
 
+// Every task of a step sees what all the tasks of the steps before have written, without atomics.
+TEST(Parallel, StepsFollowEachOther) {
+  const std::vector<std::int64_t> counts{40, 1, 0, 300, 7};
+  for (int threads : {1, 2, 3, 8})
+    for (int repeat = 0; repeat < 50; ++repeat) {
+      std::vector<std::vector<std::int64_t>> written;
+      for (const std::int64_t count : counts) written.emplace_back(static_cast<std::size_t>(count));
+      std::vector<Step> steps;
+      for (std::size_t n = 0; n < counts.size(); ++n)
+        steps.push_back({counts[n], [&, n](std::int64_t i, int) {
+                           std::int64_t before = 0;
+                           for (std::size_t m = 0; m < n; ++m)
+                             for (const std::int64_t x : written[m]) before += x != 0;
+                           if (i % 5 == 0) std::this_thread::yield();
+                           written[n][static_cast<std::size_t>(i)] += 1 + before;
+                         }});
+      parallel_steps(steps, threads);
+      std::int64_t before = 0;
+      for (std::size_t n = 0; n < counts.size(); before += counts[n++])
+        for (const std::int64_t x : written[n])
+          ASSERT_EQ(x, 1 + before) << "step " << n << ", " << threads << " threads";
+    }
+}
+
+TEST(Parallel, NoStepAfterAnError) {
+  for (int threads : {1, 2, 5}) {
+    std::atomic<int> later{0};
+    const std::vector<Step> steps{{100,
+                                   [](std::int64_t i, int) {
+                                     if (i == 99) throw std::runtime_error("last");
+                                   }},
+                                  {100, [&](std::int64_t, int) { ++later; }}};
+    EXPECT_THROW(parallel_steps(steps, threads), std::runtime_error);
+    EXPECT_EQ(later, 0);
+  }
+  parallel_steps({}, 4);
+}
+
 TEST(Parallel, ThreadsAreResolved) {
   EXPECT_EQ(resolve_threads(5), 5);
   EXPECT_GE(resolve_threads(0), 1);

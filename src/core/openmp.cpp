@@ -85,14 +85,25 @@ Runtime runtime() {
   return found;
 }
 
-std::atomic<bool> in_use{false}, forked{false};
+std::atomic<bool> forked{false};
 
 // From the moment when the library is loaded: the runtime may have been used before the first call.
 [[maybe_unused]] const int watching_forks = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
+struct Region {
+  Time (*work)(void*);
+  void* context;
+  std::atomic<Time::rep> busy{0};
+};
+
+void take_part(void* argument) {
+  Region& region = *static_cast<Region*>(argument);
+  region.busy += region.work(region.context).count();
+}
+
 }  // namespace
 
-bool run_on_openmp(int threads, void (*work)(void*), void* context) {
+bool run_on_openmp(int threads, Time (*work)(void*), void* context) {
   static const bool allowed = [] {
     const char* wish = std::getenv("TESSERA_OPENMP");
     return !wish || std::strcmp(wish, "0") != 0;
@@ -102,9 +113,16 @@ bool run_on_openmp(int threads, void (*work)(void*), void* context) {
   const Runtime openmp = runtime();
   if (!openmp.parallel || openmp.max_threads() < threads || openmp.in_parallel()) return false;
   // A runtime has threads for each that calls it; two calls at once have better use for ours.
-  if (in_use.exchange(true)) return false;
-  openmp.parallel(work, context, 0, 0);  // as many as the caller's own regions: with fewer, gcc's ends the others
-  in_use = false;
+  static std::mutex region_mutex;
+  const std::unique_lock in_use(region_mutex, std::try_to_lock);
+  if (!in_use) return false;
+  static Patience patience;
+  const Time begin = time_now();
+  if (patience.ended(begin)) return false;
+  Region region{work, context};
+  openmp.parallel(take_part, &region, 0, 0);  // as many as the caller's own: with fewer, gcc's ends the others
+  const Time end = time_now();
+  patience.add(end, end - begin, Time(region.busy), threads);
   return true;
 }
 

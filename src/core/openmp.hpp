@@ -2,11 +2,42 @@
 // Included by core/parallel.cpp.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
+
 namespace tessera {
 
-// Calls work(context) on several threads at once, this one among them, and returns when all have returned. False, and
-// nothing is done: no runtime is loaded, it would use fewer than `threads` threads, it is busy with this thread or
-// with another call from here, the process is a forked child, in which such runtimes hang, or $TESSERA_OPENMP is 0.
-bool run_on_openmp(int threads, void (*work)(void*), void* context);
+using Time = std::chrono::steady_clock::duration;  // also of a moment: since the clock's beginning
+inline Time time_now() { return std::chrono::steady_clock::now().time_since_epoch(); }
+
+// Calls work(context) on several threads at once, this one among them, and returns when all have returned; work says
+// how long it was busy. False, and nothing is done: no runtime is loaded, it would use fewer than `threads` threads, it
+// is busy with this thread or with another call from here, waiting for its threads has not paid lately (Patience), the
+// process is a forked child, in which such runtimes hang, or $TESSERA_OPENMP is 0.
+bool run_on_openmp(int threads, Time (*work)(void*), void* context);
+
+// Whether to wait for threads of OpenMP. They stay on their processors and their region ends with the slowest; where
+// other programs or other guests of the machine take a processor away from one, with or without work, all wait for
+// milliseconds. Threads that sleep between calls wake where there is room, and who has not come is not waited for. So
+// when such waits have cost more than the work itself and a bit, no region is begun for a while.
+class Patience {
+ public:
+  static constexpr Time most_lost = std::chrono::milliseconds(20), rest = std::chrono::milliseconds(500),
+                        usual = std::chrono::microseconds(500);  // loss that has other reasons: a few long tasks
+
+  bool ended(Time now) const { return now < resume; }
+
+  // Of a region of that many threads, which ended at `now` after `duration`; busy: all their work together.
+  void add(Time now, Time duration, Time busy, int threads) {
+    const Time work = busy / threads;
+    lost = std::max(Time(0), lost + std::max(Time(0), duration - work - usual) - work);
+    if (lost < most_lost) return;
+    resume = now + rest;
+    lost = most_lost / 2;  // one more such wait will do next time
+  }
+
+ private:
+  Time lost{0}, resume{0};
+};
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// The pool behind parallel_for; see parallel.hpp. Workers sleep on a condition variable between calls. A call ("job")
-// hands out indices from an atomic counter; workers join any job that still has room. The caller never waits for a
+// The pool behind parallel_steps; see parallel.hpp. Workers sleep on a condition variable between calls. A call ("job")
+// hands out the indices of a step from an atomic counter; workers join any job that still has room. Nobody waits for a
 // worker that has not joined, so a forked child, whose pool is empty, still finishes every job by itself. Where the
 // process has threads of OpenMP, those take the workers' place.
 #include "core/parallel.hpp"
@@ -14,39 +14,85 @@
 #include <list>
 #include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/openmp.hpp"
 
 namespace tessera {
 namespace {
 
+// Tells the processor that this thread waits for another.
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// How far a step is: indices given out, and tasks done.
+struct Progress {
+  std::atomic<std::int64_t> next{0}, done{0};
+};
+
 struct Job {
-  const std::function<void(std::int64_t, int)>* task;
-  std::int64_t count;
+  const std::vector<Step>& steps;
   int workers;                 // that may take part
   std::atomic<int> joined{0};  // and do; with the pool, guarded by its mutex
   int active = 0;              // pool threads inside, guarded by the pool's mutex
-  std::atomic<std::int64_t> next{0};
+  std::vector<Progress> progress;
+  std::atomic<bool> failed{false};
   std::mutex error_mutex{};
   std::exception_ptr error{};
 
-  // As worker number `worker`, until no index is left.
-  void work(int worker) {
+  Job(const std::vector<Step>& steps, int workers) : steps(steps), workers(workers), progress(steps.size()) {}
+
+  bool has_tasks_left() const {
+    for (std::size_t n = 0; n < steps.size() && !failed; ++n)
+      if (progress[n].next.load(std::memory_order_relaxed) < steps[n].count) return true;
+    return false;
+  }
+
+  // As worker number `worker`, until no index is left. Returns how long it worked.
+  Time work(int worker) {
+    Time busy{0};
+    for (std::size_t n = 0; n < steps.size(); ++n) {
+      if (n > 0) wait_for(n - 1);
+      const Time begin = time_now();
+      work_on(n, worker);
+      busy += time_now() - begin;
+    }
+    return busy;
+  }
+
+ private:
+  void work_on(std::size_t step, int worker) {
+    const auto& [count, task] = steps[step];
+    auto& [next, done] = progress[step];
     try {
-      for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) (*task)(i, worker);
+      for (std::int64_t i; !failed && (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+        task(i, worker);
+        done.fetch_add(1, std::memory_order_release);
+      }
     } catch (...) {
       const std::lock_guard lock(error_mutex);
       if (!error) error = std::current_exception();
-      next.store(count, std::memory_order_relaxed);  // the rest is not worth computing
+      failed = true;  // the rest is not worth computing
     }
+  }
+
+  // All tasks of a step have been taken; those who took them are at work.
+  void wait_for(std::size_t step) const {
+    constexpr int patient = 1000;  // looks, some ten microseconds
+    for (int looks = 0; progress[step].done.load(std::memory_order_acquire) < steps[step].count && !failed; ++looks)
+      looks < patient ? relax() : std::this_thread::yield();
   }
 };
 
 // On a thread of OpenMP, of which there may be more than workers.
-void join(void* context) {
+Time join(void* context) {
   Job& job = *static_cast<Job*>(context);
   const int worker = job.joined.fetch_add(1, std::memory_order_relaxed);
-  if (worker < job.workers) job.work(worker);
+  return worker < job.workers ? job.work(worker) : Time(0);
 }
 
 class Pool {
@@ -80,9 +126,8 @@ class Pool {
   void serve() {
     std::unique_lock lock(mutex);
     for (;;) {
-      const auto open = std::find_if(jobs.begin(), jobs.end(), [](const Job* job) {
-        return job->joined < job->workers && job->next.load(std::memory_order_relaxed) < job->count;
-      });
+      const auto open = std::find_if(
+          jobs.begin(), jobs.end(), [](const Job* job) { return job->joined < job->workers && job->has_tasks_left(); });
       if (open == jobs.end()) {
         wake.wait(lock);
         continue;
@@ -125,12 +170,17 @@ int resolve_threads(int asked) {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-void parallel_for(std::int64_t count, int threads, const std::function<void(std::int64_t, int)>& task) {
-  if (threads <= 1 || count <= 1) {
-    for (std::int64_t i = 0; i < count; ++i) task(i, 0);
+void parallel_for(std::int64_t count, int threads, Task task) { parallel_steps({{count, std::move(task)}}, threads); }
+
+void parallel_steps(const std::vector<Step>& steps, int threads) {
+  std::int64_t widest = 0;
+  for (const Step& step : steps) widest = std::max(widest, step.count);
+  if (threads <= 1 || widest <= 1) {
+    for (const Step& step : steps)
+      for (std::int64_t i = 0; i < step.count; ++i) step.task(i, 0);
     return;
   }
-  Job job{.task = &task, .count = count, .workers = static_cast<int>(std::min<std::int64_t>(count, threads))};
+  Job job(steps, static_cast<int>(std::min<std::int64_t>(widest, threads)));
   if (!run_on_openmp(job.workers, join, &job)) pool().run(job);
   if (job.error) std::rethrow_exception(job.error);
 }

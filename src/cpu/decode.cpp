@@ -82,7 +82,7 @@ void run_decode(const Problem& p, const Isa& isa, const WorkspaceLayout& layout,
   std::vector<Int64> first{0};  // task of each sequence
   for (const Decoding& d : list) first.push_back(first.back() + d.chunks * ceil_div(p.Hk * d.passes, beside));
 
-  parallel_for(first.back(), threads, [&](Int64 index, int worker) {
+  const auto read_chunk = [&](Int64 index, int worker) {
     const auto at = static_cast<std::size_t>(std::upper_bound(first.begin(), first.end(), index) - first.begin()) - 1;
     const Decoding& d = list[at];
     const Int64 all = p.Hk * d.passes, groups = ceil_div(all, beside);
@@ -91,8 +91,8 @@ void run_decode(const Problem& p, const Isa& isa, const WorkspaceLayout& layout,
     for (Int64 pass = begin; pass < lesser(begin + beside, all); ++pass)
       jobs.push_back(decode_job(p, call, d, chunk, pass));
     isa.decode(jobs.data(), Int64(jobs.size()), d.chunk(chunk), scratch_of(call, layout, worker));
-  });
-  parallel_for(Int64(list.size()) * p.Hq, threads, [&](Int64 index, int) {
+  };
+  const auto merge_chunks = [&](Int64 index, int) {
     const Decoding& d = list[static_cast<std::size_t>(index / p.Hq)];
     const Sequence& s = *d.sequence;
     const Int64 h = index % p.Hq;
@@ -100,7 +100,8 @@ void run_decode(const Problem& p, const Isa& isa, const WorkspaceLayout& layout,
                          .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), h),
                          .lse = head_numbers(row_numbers(call.outputs.lse, p, s), h)};
     isa.finish_decode(job, d.partials + h * s.nq * d.chunks * (p.Dv + 2), d.chunks);
-  });
+  };
+  parallel_steps({{first.back(), read_chunk}, {Int64(list.size()) * p.Hq, merge_chunks}}, threads);
 }
 
 }  // namespace tessera::cpu

@@ -1,7 +1,8 @@
 // See cpu/packs.hpp.
 #include "cpu/packs.hpp"
 
-#include "core/parallel.hpp"
+#include <utility>
+
 #include "cpu/jobs.hpp"
 
 namespace tessera::cpu {
@@ -38,8 +39,8 @@ std::vector<std::vector<SharedKeys>> rounds_of(const Problem& p, const Isa& isa,
   return rounds;
 }
 
-void pack_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
-                const std::vector<SharedKeys>& round, int threads) {
+Step pack_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
+                const std::vector<SharedKeys>& round) {
   struct Block {
     const SharedKeys* keys;
     Int64 number;
@@ -49,13 +50,14 @@ void pack_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layout,
     const Range seen = keys.packs ? seen_blocks(*keys.sequence) : Range{};
     for (Int64 n = seen.begin; n < seen.end; ++n) blocks.push_back({&keys, n});
   }
-  parallel_for(Int64(blocks.size()), threads, [&](Int64 index, int worker) {
-    const Block& block = blocks[static_cast<std::size_t>(index)];
-    const HeadJob head = head_job(p, call, *block.keys->sequence, block.keys->kv * p.heads_per_kv());
-    float* out = block.keys->packs + block.number * isa.pack_bytes(p) / Int64(sizeof(float));
-    isa.pack_keys(head, {block.number * block_k, lesser((block.number + 1) * block_k, head.nk)}, out,
-                  scratch_of(call, layout, worker));
-  });
+  const auto count = Int64(blocks.size());
+  return {count, [&, blocks = std::move(blocks)](Int64 index, int worker) {
+            const Block& block = blocks[static_cast<std::size_t>(index)];
+            const HeadJob head = head_job(p, call, *block.keys->sequence, block.keys->kv * p.heads_per_kv());
+            float* out = block.keys->packs + block.number * isa.pack_bytes(p) / Int64(sizeof(float));
+            isa.pack_keys(head, {block.number * block_k, lesser((block.number + 1) * block_k, head.nk)}, out,
+                          scratch_of(call, layout, worker));
+          }};
 }
 
 }  // namespace tessera::cpu

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "core/parallel.hpp"
 #include "cpu/run.hpp"
 
 namespace tessera::cpu {
@@ -25,8 +26,8 @@ struct SharedKeys {
 std::vector<std::vector<SharedKeys>> rounds_of(const Problem& problem, const Isa& isa, const WorkspaceLayout& layout,
                                                const Call& call, const std::vector<Sequence>& sequences);
 
-// Packs what the tasks of a round will read. Nobody may read before it returns.
-void pack_round(const Problem& problem, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
-                const std::vector<SharedKeys>& round, int threads);
+// Packs what the tasks of a round will read. All arguments must live until it is done.
+Step pack_round(const Problem& problem, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
+                const std::vector<SharedKeys>& round);
 
 }  // namespace tessera::cpu

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "core/parallel.hpp"
@@ -57,6 +58,32 @@ int useful_threads(const Problem& p, const std::vector<Sequence>& sequences, int
   return static_cast<int>(std::clamp(operations / 2e6, 1.0, static_cast<double>(threads)));
 }
 
+// Attention of the KV heads of a round, `group` blocks of queries to a task. All arguments must live until it is done.
+Step attend_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
+                  const std::vector<SharedKeys>& round, Int64 group) {
+  struct Blocks {
+    const SharedKeys* keys;
+    Int64 head, first;
+  };
+  std::vector<Blocks> tasks;
+  for (const SharedKeys& keys : round)
+    for (Int64 h = 0; h < p.heads_per_kv(); ++h)
+      // Causal: later blocks see more keys; longest first.
+      for (Int64 n = ceil_div(query_blocks(keys.sequence->nq), group) - 1; n >= 0; --n)
+        tasks.push_back({&keys, keys.kv * p.heads_per_kv() + h, n * group});
+  const auto count = Int64(tasks.size());
+  return {count, [&, group, tasks = std::move(tasks)](Int64 index, int worker) {
+            const Blocks& blocks = tasks[static_cast<std::size_t>(index)];
+            const Sequence& s = *blocks.keys->sequence;
+            const ForwardJob job{.head = head_job(p, call, s, blocks.head),
+                                 .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), blocks.head),
+                                 .lse = head_numbers(row_numbers(call.outputs.lse, p, s), blocks.head),
+                                 .packs = blocks.keys->packs};
+            const Range range{blocks.first, lesser(blocks.first + group, query_blocks(s.nq))};
+            isa.forward(job, range, scratch_of(call, layout, worker));
+          }};
+}
+
 // Query blocks of all sequences together, at most.
 Int64 total_query_blocks(const Problem& p) { return p.packed ? p.Nq / block_q + p.B : p.B * query_blocks(p.Nq); }
 
@@ -96,28 +123,13 @@ void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout
   while (group > 1 && blocks < group * 4 * threads) group /= 2;
 
   std::stable_sort(sequences.begin(), sequences.end(), has_more_pairs);
-  for (const std::vector<SharedKeys>& round : rounds_of(p, isa, layout, call, sequences)) {
-    pack_round(p, isa, layout, call, round, threads);
-    struct Task {
-      const SharedKeys* keys;
-      Int64 head, first;  // first of its blocks of queries
-    };
-    std::vector<Task> tasks;
-    for (const SharedKeys& keys : round)
-      for (Int64 h = 0; h < p.heads_per_kv(); ++h)
-        // Causal: later blocks see more keys; longest first.
-        for (Int64 n = ceil_div(query_blocks(keys.sequence->nq), group) - 1; n >= 0; --n)
-          tasks.push_back({&keys, keys.kv * p.heads_per_kv() + h, n * group});
-    parallel_for(Int64(tasks.size()), threads, [&](Int64 index, int worker) {
-      const Task& task = tasks[static_cast<std::size_t>(index)];
-      const Sequence& s = *task.keys->sequence;
-      const ForwardJob job{.head = head_job(p, call, s, task.head),
-                           .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), task.head),
-                           .lse = head_numbers(row_numbers(call.outputs.lse, p, s), task.head),
-                           .packs = task.keys->packs};
-      isa.forward(job, {task.first, lesser(task.first + group, query_blocks(s.nq))}, scratch_of(call, layout, worker));
-    });
+  const auto rounds = rounds_of(p, isa, layout, call, sequences);
+  std::vector<Step> steps;
+  for (const std::vector<SharedKeys>& round : rounds) {
+    steps.push_back(pack_round(p, isa, layout, call, round));
+    steps.push_back(attend_round(p, isa, layout, call, round, group));
   }
+  parallel_steps(steps, threads);
 }
 
 // --- backward
@@ -152,10 +164,11 @@ class Backward {
 
   void run() {
     clear_unused_rows(p, call);
-    prepare();
-    if (p.dq || p.dk || p.dv) key_groups_of_all();
-    if (p.dq) finish_dq();
-    if (p.dbias) bias_gradient();
+    std::vector<Step> steps{prepare()};
+    if (p.dq || p.dk || p.dv) steps.push_back(key_groups_of_all());
+    if (p.dq) steps.push_back(finish_dq());
+    if (p.dbias) steps.push_back(bias_gradient());
+    parallel_steps(steps, threads);
     if (p.dsinks) sink_gradient();
   }
 
@@ -165,41 +178,42 @@ class Backward {
   }
 
   // step(job, sequence, head, block, worker) for every block of queries.
-  template <class Step>
-  void for_query_blocks(Step step) const {
+  template <class Block>
+  Step for_query_blocks(Block step) const {
     const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hq * query_blocks(s.nq); });
-    parallel_for(tasks.count(), threads, [&](Int64 index, int worker) {
-      const auto task = tasks[index];
-      const Int64 blocks = query_blocks(sequences[task.sequence].nq), h = task.index / blocks;
-      step(job(task.sequence, h), sequences[task.sequence], h, task.index % blocks, worker);
-    });
+    return {tasks.count(), [this, step, tasks](Int64 index, int worker) {
+              const auto task = tasks[index];
+              const Int64 blocks = query_blocks(sequences[task.sequence].nq), h = task.index / blocks;
+              step(job(task.sequence, h), sequences[task.sequence], h, task.index % blocks, worker);
+            }};
   }
 
-  void prepare() const {
-    for_query_blocks([&](const BackwardJob& j, const Sequence&, Int64, Int64 block, int) { isa.prepare(j, block); });
+  Step prepare() const {
+    return for_query_blocks(
+        [this](const BackwardJob& j, const Sequence&, Int64, Int64 block, int) { isa.prepare(j, block); });
   }
 
   // dK, dV and the images of dQ: one task per KV head and group of keys. Causal: earlier keys are seen by more queries.
-  void key_groups_of_all() const {
+  Step key_groups_of_all() const {
     const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hk * key_groups(s.nk); });
-    parallel_for(tasks.count(), threads, [&](Int64 index, int worker) {
-      const auto task = tasks[index];
-      const Sequence& s = sequences[task.sequence];
-      const Int64 group = task.index / p.Hk, kv = task.index % p.Hk;
-      isa.key_group({.jobs = &job(task.sequence, kv * p.heads_per_kv()),
-                     .heads = p.heads_per_kv(),
-                     .group = group,
-                     .block_begin = group_begin(s.nk, group),
-                     .block_end = group_begin(s.nk, group + 1),
-                     .dk = head_rows(token_rows(call.gradients.dk, p, s.b, s.k_begin), kv),
-                     .dv = head_rows(token_rows(call.gradients.dv, p, s.b, s.k_begin), kv),
-                     .accumulate = p.options.accumulate},
-                    scratch_of(call, layout, worker));
-    });
+    return {tasks.count(), [this, tasks](Int64 index, int worker) {
+              const auto task = tasks[index];
+              const Sequence& s = sequences[task.sequence];
+              const Int64 group = task.index / p.Hk, kv = task.index % p.Hk;
+              isa.key_group({.jobs = &job(task.sequence, kv * p.heads_per_kv()),
+                             .heads = p.heads_per_kv(),
+                             .group = group,
+                             .block_begin = group_begin(s.nk, group),
+                             .block_end = group_begin(s.nk, group + 1),
+                             .dk = head_rows(token_rows(call.gradients.dk, p, s.b, s.k_begin), kv),
+                             .dv = head_rows(token_rows(call.gradients.dv, p, s.b, s.k_begin), kv),
+                             .accumulate = p.options.accumulate},
+                            scratch_of(call, layout, worker));
+            }};
   }
 
-  void finish_dq() const {
-    for_query_blocks([&](const BackwardJob& j, const Sequence& s, Int64 h, Int64 block, int worker) {
+  Step finish_dq() const {
+    return for_query_blocks([this](const BackwardJob& j, const Sequence& s, Int64 h, Int64 block, int worker) {
       const Rows dq = head_rows(token_rows(call.gradients.dq, p, s.b, s.q_begin), h);
       isa.finish_dq(j, dq, p.options.accumulate, block, scratch_of(call, layout, worker));
     });
@@ -207,34 +221,34 @@ class Backward {
 
   // One task per element of bias's leading dimensions and tile of the last two. A dimension of size 1 that stands for
   // many is summed over inside the task.
-  void bias_gradient() const {
-    const auto& shape = p.bias->shape;
+  Step bias_gradient() const {
+    const auto shape = p.bias->shape;
     const bool sum_batch = shape[0] == 1, sum_heads = shape[1] == 1;
     const bool sum_rows = shape[2] == 1, sum_keys = shape[3] == 1;
     const Int64 row_tiles = sum_rows ? 1 : query_blocks(shape[2]), key_tiles = sum_keys ? 1 : key_blocks(shape[3]);
     const Int64 everything = std::numeric_limits<Int64>::max();
-    parallel_for(shape[0] * shape[1] * row_tiles * key_tiles, threads, [&](Int64 index, int worker) {
-      const Int64 key_tile = index % key_tiles, row_tile = index / key_tiles % row_tiles;
-      const Int64 lead = index / key_tiles / row_tiles, h = lead % shape[1], b = lead / shape[1];
-      std::vector<const BackwardJob*> terms;
-      for (Int64 x = sum_batch ? 0 : b; x < (sum_batch ? p.B : b + 1); ++x)
-        for (Int64 y = sum_heads ? 0 : h; y < (sum_heads ? p.Hq : h + 1); ++y)
-          terms.push_back(&job(static_cast<std::size_t>(x), y));
-      Sequence place;
-      place.b = b;
-      isa.bias_gradient(
-          {.jobs = terms.data(),
-           .heads = static_cast<Int64>(terms.size()),
-           .rows = sum_rows ? Range{0, everything}
-                            : Range{row_tile * block_q, std::min((row_tile + 1) * block_q, Int64(shape[2]))},
-           .keys = sum_keys ? Range{0, everything}
-                            : Range{key_tile * block_k, std::min((key_tile + 1) * block_k, Int64(shape[3]))},
-           .sum_rows = sum_rows,
-           .sum_keys = sum_keys,
-           .dbias = head_pairs(pair_numbers(call.gradients.dbias, place), h),
-           .accumulate = p.options.accumulate},
-          p.D, p.Dv, scratch_of(call, layout, worker));
-    });
+    return {shape[0] * shape[1] * row_tiles * key_tiles, [=, this](Int64 index, int worker) {
+              const Int64 key_tile = index % key_tiles, row_tile = index / key_tiles % row_tiles;
+              const Int64 lead = index / key_tiles / row_tiles, h = lead % shape[1], b = lead / shape[1];
+              std::vector<const BackwardJob*> terms;
+              for (Int64 x = sum_batch ? 0 : b; x < (sum_batch ? p.B : b + 1); ++x)
+                for (Int64 y = sum_heads ? 0 : h; y < (sum_heads ? p.Hq : h + 1); ++y)
+                  terms.push_back(&job(static_cast<std::size_t>(x), y));
+              Sequence place;
+              place.b = b;
+              isa.bias_gradient(
+                  {.jobs = terms.data(),
+                   .heads = static_cast<Int64>(terms.size()),
+                   .rows = sum_rows ? Range{0, everything}
+                                    : Range{row_tile * block_q, std::min((row_tile + 1) * block_q, Int64(shape[2]))},
+                   .keys = sum_keys ? Range{0, everything}
+                                    : Range{key_tile * block_k, std::min((key_tile + 1) * block_k, Int64(shape[3]))},
+                   .sum_rows = sum_rows,
+                   .sum_keys = sum_keys,
+                   .dbias = head_pairs(pair_numbers(call.gradients.dbias, place), h),
+                   .accumulate = p.options.accumulate},
+                  p.D, p.Dv, scratch_of(call, layout, worker));
+            }};
   }
 
   // dSink_h = - sum over b, i of exp(sink_h - LSE_i) delta_i, in f64 and in order.
