@@ -41,56 +41,77 @@ HWY_NOINLINE void prepare_block(const BackwardJob& job, Int64 query_block) {
 }
 
 // P = 2^(S - lse2), in place, of scores that lack `factor` unless they are `scaled`.
-template <bool scaled>
-HWY_INLINE void probabilities(const Tile& tile, const float* lse2, float factor, float* S) {
+template <bool scaled, class Beside>
+HWY_INLINE void probabilities(const Tile& tile, const float* lse2, float factor, Beside& beside, float* S) {
   TESSERA_FOR_TILE(tile, j, i) {
     float* at = S + j * block_q + i;
     const Vec base = load(lse2 + tile.i0 + i);
     store(exp2_any(scaled ? hn::Sub(load(at), base) : hn::MulSub(load(at), set(factor), base)), at);
+    if (i == 0) beside.advance();
   }
 }
 
 // dS = P (dP - delta), in place of dP.
-HWY_INLINE void score_gradients(const Tile& tile, const float* P, const float* delta, float* dP) {
+template <class Beside>
+HWY_INLINE void score_gradients(const Tile& tile, const float* P, const float* delta, Beside& beside, float* dP) {
   TESSERA_FOR_TILE(tile, j, i) {
     const Int64 at = j * block_q + i;
     store(hn::Mul(load(P + at), hn::Sub(load(dP + at), load(delta + tile.i0 + i))), dP + at);
+    if (i == 0) beside.advance();
   }
 }
 
 // P (times the dropout factors) and dS of one tile, before the softcap's derivative. The tile's keys begin at row
 // `first` of those loaded.
-HWY_INLINE void recompute(const BackwardJob& job, const Tile& tile, Int64 first, const BackwardScratch& s) {
+template <class Beside>
+HWY_INLINE void recompute(const BackwardJob& job, const Tile& tile, Int64 first, const BackwardScratch& s,
+                          Beside& beside) {
   const HeadJob& head = job.head;
   s.products.scores(head, tile, first, s.P);
   const float factor = finish_scores<true>(head, tile, s.P, s.derivative);
-  probabilities<true>(tile, job.lse2, factor, s.P);
+  probabilities<true>(tile, job.lse2, factor, beside, s.P);
   s.products.value_products(head, tile, first, s.dS);
   if (head.threshold > 0) {
     dropout_factors(head, tile, s.Z);
     multiply_tile(tile, s.Z, s.dS);
   }
-  score_gradients(tile, s.P, job.delta, s.dS);
+  score_gradients(tile, s.P, job.delta, beside, s.dS);
   if (head.threshold > 0) multiply_tile(tile, s.Z, s.P);
+}
+
+// What a group of keys adds to dQ of a block of queries, transposed.
+HWY_INLINE float* image_of(const KeyGroupJob& group, const BackwardJob& job, Int64 query_block) {
+  return job.dq_images + (group.group * query_blocks(job.head.nq) + query_block) * job.image_rows * block_q;
+}
+
+// A block of queries, if the head has one, and its image of dQ.
+HWY_INLINE Upcoming queries_ahead(const KeyGroupJob& group, const BackwardJob& job, Int64 query_block) {
+  const Range rows = query_range(job.head, query_block);
+  if (rows.empty()) return {};
+  Upcoming upcoming{3, {{job.head.q, rows, job.head.D}, {job.d_o, rows, job.head.Dv}}};
+  if (job.dq_images) {
+    char* image = reinterpret_cast<char*>(image_of(group, job, query_block));
+    upcoming.rows[2] = {{Type::f32, image, block_q}, {0, job.head.D}, block_q};
+  }
+  return upcoming;
 }
 
 // One block of queries, which is loaded, against one block of keys: adds to dK, dV (which start at the block's first
 // key) and dQ's image.
 HWY_INLINE void backward_tile(const KeyGroupJob& group, const BackwardJob& job, Range queries, Int64 key_block,
-                              const BackwardScratch& s, float* dK, float* dV) {
+                              const BackwardScratch& s, Upcoming& upcoming, float* dK, float* dV) {
   const HeadJob& head = job.head;
   const Range keys = key_range(head, queries, key_block);
   if (keys.empty()) return;
   const Tile tile = tile_of(queries, keys);
   const Int64 first = tile.j0 - key_block * block_k;
 
-  recompute(job, tile, first, s);
+  recompute(job, tile, first, s, upcoming);
   if (group.dv) s.products.add_dv(head, tile, s.P, dV + first * VectorBackward::padded(head.Dv));
   if (head.softcap > 0) multiply_tile(tile, s.derivative, s.dS);
   if (group.dk) s.products.add_dk(head, tile, s.dS, dK + first * VectorBackward::padded(head.D));
   if (job.dq_images) {
-    const Int64 query_block = queries.begin / block_q;
-    float* image = job.dq_images + (group.group * query_blocks(head.nq) + query_block) * job.image_rows * block_q;
+    float* image = image_of(group, job, queries.begin / block_q);
     // The group's first tile of these queries replaces what the workspace held before.
     const Int64 first_block = greater(group.block_begin, visible_keys(head.mask, queries).begin / block_k);
     s.products.add_dq(head, tile, first, s.dS, key_block == first_block, image);
@@ -121,11 +142,13 @@ HWY_INLINE void backward_key_blocks(const KeyGroupJob& group, Int64 begin, Int64
   const Range seeing = visible_queries(any.mask, {begin * block_k, lesser(end * block_k, any.nk)});
   for (Int64 h = 0; h < group.heads; ++h)
     for (Int64 q = seeing.begin / block_q; q * block_q < seeing.end; ++q) {
+      const BackwardJob& job = group.jobs[h];
       const Range queries = query_range(any, q);
-      s.products.load_queries(group.jobs[h], tile_of(queries, {}));
+      Upcoming upcoming = queries_ahead(group, job, q + 1);
+      s.products.load_queries(job, tile_of(queries, {}));
       for (Int64 n = 0; n < end - begin; ++n) {
         s.products.use_keys(keys[n]);
-        backward_tile(group, group.jobs[h], queries, begin + n, s, s.dK[n], s.dV[n]);
+        backward_tile(group, job, queries, begin + n, s, upcoming, s.dK[n], s.dV[n]);
       }
     }
   for (Int64 n = 0; n < end - begin; ++n) {

@@ -47,6 +47,7 @@ HWY_NOINLINE void bias_gradient(const BiasGradientJob& job, Int64 D, Int64 Dv, f
   BackwardScratch s(D, Dv, pieces);
   BiasSums sums{.tile = pieces.take(block_k * block_q)};
   fill(sums.tile, block_k * block_q, 0);
+  Nothing nothing;
   for (Int64 n = 0; n < job.heads; ++n) {
     const BackwardJob& head_job = *job.jobs[n];
     const HeadJob& head = head_job.head;
@@ -58,7 +59,7 @@ HWY_NOINLINE void bias_gradient(const BiasGradientJob& job, Int64 D, Int64 Dv, f
         const Tile tile = tile_of(queries, keys);
         s.products.load_queries(head_job, tile);
         s.products.use_keys(s.products.load_keys(head, keys, false, 0));
-        recompute(head_job, tile, 0, s);
+        recompute(head_job, tile, 0, s, nothing);
         add_tile(job, tile, s.dS, sums);
       }
     }

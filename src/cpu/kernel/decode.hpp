@@ -55,8 +55,6 @@ HWY_INLINE void widen_two(const PairedBF16* p, Vec (&out)[2]) {
 HWY_INLINE Vec widen_vector(const PairedBF16*) { return hn::Zero(FloatTag()); }
 
 HWY_INLINE bool is_paired(Type type, Int64 width) { return type == Type::bf16 && width % pair_width == 0; }
-// Where number d of a row is kept.
-HWY_INLINE Int64 paired_place(Int64 d) { return d / pair_width * pair_width + d % 2 * lanes + d % pair_width / 2; }
 
 // The products of a few keys with a few rows of Q, which fill a vector: out[row][key].
 template <class T, int rows>
@@ -277,21 +275,33 @@ HWY_INLINE void decode_scores(const DecodeJob& job, Range keys, Int64 rows, floa
   }
 }
 
-// One row's scores become P; as softmax_columns, across lanes. Returns what O must be multiplied by.
-HWY_INLINE float decode_softmax(Int64 count, float* S, float& m, double& l) {
-  Vec top = set(-infinity), total = hn::Zero(FloatTag());
-  for (Int64 j = 0; j < count; j += lanes) top = hn::Max(top, load(S + j));
-  const float before = m, here = hn::GetLane(hn::MaxOfLanes(FloatTag(), top));
-  m = here > before + slack ? here : before;
-  const Vec base = set(m == -infinity ? 0 : m);
-  for (Int64 j = 0; j < count; j += lanes) {
-    const Vec P = exp2_bounded(hn::Sub(load(S + j), base));
-    store(P, S + j);
-    total = hn::Add(total, P);
+// The scores of a few rows become P; as softmax_columns, across lanes. Row r of O must be multiplied by alpha[r].
+template <int rows>
+HWY_INLINE void decode_softmax(Int64 count, float* S, float* m, double* l, float* alpha) {
+  Vec top[rows], base[rows], total[rows];
+  TESSERA_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    top[r] = set(-infinity), total[r] = hn::Zero(FloatTag());
+    for (Int64 j = 0; j < count; j += lanes) top[r] = hn::Max(top[r], load(S + r * block_q + j));
+    top[r] = hn::MaxOfLanes(FloatTag(), top[r]);
   }
-  const float alpha = hn::GetLane(exp2_bounded(hn::Sub(set(before), base)));
-  l = l * double(alpha) + double(hn::GetLane(hn::SumOfLanes(FloatTag(), total)));
-  return alpha;
+  TESSERA_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    const float before = m[r], here = hn::GetLane(top[r]);
+    m[r] = here > before + slack ? here : before;
+    base[r] = set(m[r] == -infinity ? 0 : m[r]);
+    alpha[r] = m[r] == before && before != -infinity ? 1 : hn::GetLane(exp2_bounded(hn::Sub(set(before), base[r])));
+  }
+  for (Int64 j = 0; j < count; j += lanes) TESSERA_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    float* at = S + r * block_q + j;
+    const Vec P = exp2_bounded(hn::Sub(load(at), base[r]));
+    store(P, at);
+    total[r] = hn::Add(total[r], P);
+  }
+  TESSERA_UNROLL
+  for (int r = 0; r < rows; ++r)
+    l[r] = l[r] * double(alpha[r]) + double(hn::GetLane(hn::SumOfLanes(FloatTag(), total[r])));
 }
 
 // O += P V
@@ -327,7 +337,12 @@ HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
     }
     HWY_ALIGN float in_order[576];
     widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.q_factor, in_order);
-    for (Int64 d = 0; d < any.D; ++d) Q[paired_place(d)] = in_order[d];
+    for (Int64 d = 0; d < any.D; d += pair_width) {
+      Vec even, odd;
+      hn::LoadInterleaved2(FloatTag(), in_order + d, even, odd);
+      store(even, Q + d);
+      store(odd, Q + d + lanes);
+    }
   }
 }
 
@@ -336,13 +351,16 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const Ahead& ah
   const Int64 rows = job.count * any.nq;
   decode_products(job, keys, rows, ahead, s);
   decode_scores(job, keys, rows, s.S);
-  for (Int64 row = 0; row < rows; ++row) {
-    const float alpha = decode_softmax(keys.size(), s.S + row * block_q, s.m[row], s.l[row]);
-    for (Int64 d = 0; d < s.O_stride && alpha != 1; d += lanes) {
+  float alpha[decode_rows];
+  Int64 row = 0;
+  for (; row + 4 <= rows; row += 4)
+    decode_softmax<4>(keys.size(), s.S + row * block_q, s.m + row, s.l + row, alpha + row);
+  for (; row < rows; ++row) decode_softmax<1>(keys.size(), s.S + row * block_q, s.m + row, s.l + row, alpha + row);
+  for (row = 0; row < rows; ++row)
+    for (Int64 d = 0; d < s.O_stride && alpha[row] != 1; d += lanes) {
       float* at = s.O + row * s.O_stride + d;
-      store(hn::Mul(load(at), set(alpha)), at);
+      store(hn::Mul(load(at), set(alpha[row])), at);
     }
-  }
   decode_values(any, keys, rows, ahead, s);
 }
 
@@ -353,8 +371,11 @@ HWY_INLINE void store_partials(const DecodeJob& job, const DecodeBlock& s) {
     float* out = job.partials + row * job.row_stride;
     out[0] = s.m[row], out[1] = static_cast<float>(s.l[row]);
     const float* O = s.O + row * s.O_stride;
-    const bool paired = is_paired(any.v.type, any.Dv);
-    for (Int64 d = 0; d < any.Dv; ++d) out[2 + d] = O[paired ? paired_place(d) : d];
+    if (is_paired(any.v.type, any.Dv))
+      for (Int64 d = 0; d < any.Dv; d += pair_width)
+        hn::StoreInterleaved2(load(O + d), load(O + d + lanes), FloatTag(), out + 2 + d);
+    else
+      for (Int64 d = 0; d < any.Dv; ++d) out[2 + d] = O[d];
   }
 }
 

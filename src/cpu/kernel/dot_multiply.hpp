@@ -83,8 +83,10 @@ class ProductsBeside {
  public:
   HWY_INLINE void add(const Product<pieces>& product) { list[count++] = product; }
   HWY_INLINE void start(Int64) {}
-  HWY_INLINE void fetch(const float*, Int64) {}
-  HWY_INLINE void advance() {}
+  HWY_INLINE void fetch(Upcoming& what) { upcoming = &what; }
+  HWY_INLINE void advance() {
+    if (upcoming) upcoming->advance();
+  }
   HWY_INLINE void finish() {
     for (int n = 0; n < count; ++n) list[n].finish();
     count = 0;
@@ -93,4 +95,5 @@ class ProductsBeside {
  private:
   Product<pieces> list[5];
   int count = 0;
+  Upcoming* upcoming = nullptr;
 };

@@ -155,13 +155,19 @@ HWY_INLINE void softmax_tile(const HeadJob& head, const Tile& tile, const Kept& 
   }
 }
 
+// K and V of the next keys, or, if there are none, the rows of O.
+HWY_INLINE Upcoming after_keys(const ForwardJob& job, Range next, Range queries) {
+  const HeadJob& head = job.head;
+  if (next.empty()) return {2, {{job.o, queries, head.Dv}}};
+  return {2, {{head.k, next, head.D}, {head.v, next, head.Dv}}};
+}
+
 // Block n of the task's queries against keys that are loaded, from row `first` on.
-HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, Int64 n, Int64 first,
+HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, Int64 n, Int64 first, Upcoming& upcoming,
                              const ForwardScratch<VectorForward>& scratch) {
   const auto s = scratch.block(n, head.Dv);
-  Nothing nothing;
   scratch.products.scores(head, tile, n, first, s.S);
-  softmax_tile<true>(head, tile, InPlace{s.S}, s, nothing);
+  softmax_tile<true>(head, tile, InPlace{s.S}, s, upcoming);
   rescale(tile, head.Dv, s.alpha, s.O);
   scratch.products.add_values(head, tile, first, s.S, s.O);
 }
@@ -175,14 +181,16 @@ HWY_NOINLINE void forward_blocks_of(const ForwardJob& job, Range blocks, float* 
     all.products.load_queries(head, tile_of(query_range(head, n), {}), n - blocks.begin);
     start_block(head, head.Dv, all.block(n - blocks.begin, head.Dv));
   }
-  const Range seen = visible_keys(head.mask, {blocks.begin * block_q, lesser(blocks.end * block_q, head.nq)});
+  const Range queries{blocks.begin * block_q, lesser(blocks.end * block_q, head.nq)};
+  const Range seen = visible_keys(head.mask, queries);
   for (Int64 block = seen.begin / block_k; block * block_k < seen.end; ++block) {
     const Range loaded{greater(seen.begin, block * block_k), lesser(seen.end, (block + 1) * block_k)};
     all.products.load_keys(head, loaded, blocks.size() > 1);
+    Upcoming upcoming = after_keys(job, {loaded.end, lesser(seen.end, (block + 2) * block_k)}, queries);
     for (Int64 n = blocks.begin; n < blocks.end; ++n) {
-      const Range queries = query_range(head, n), keys = key_range(head, queries, block);
+      const Range rows = query_range(head, n), keys = key_range(head, rows, block);
       if (keys.empty()) continue;
-      forward_tile(head, tile_of(queries, keys), n - blocks.begin, keys.begin - loaded.begin, all);
+      forward_tile(head, tile_of(rows, keys), n - blocks.begin, keys.begin - loaded.begin, upcoming, all);
     }
   }
   for (Int64 n = blocks.begin; n < blocks.end; ++n)

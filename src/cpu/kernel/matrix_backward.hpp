@@ -112,12 +112,13 @@ template <int pieces>
 HWY_NOINLINE void gradients_with_options(const BackwardJob& job, const Tile& tile, float factor,
                                          const TileOperands<pieces>& s, const float* derivative, float* Z) {
   const HeadJob& head = job.head;
-  probabilities<false>(tile, job.lse2, factor, s.S);
+  Nothing nothing;
+  probabilities<false>(tile, job.lse2, factor, nothing, s.S);
   if (head.threshold > 0) {
     dropout_factors(head, tile, Z);
     multiply_tile(tile, Z, s.dP);
   }
-  score_gradients(tile, s.S, job.delta, s.dP);
+  score_gradients(tile, s.S, job.delta, nothing, s.dP);
   if (head.threshold > 0) multiply_tile(tile, Z, s.S);
   if (head.softcap > 0) multiply_tile(tile, derivative, s.dP);
   split_keys<pieces>(tile, s.S, s.P);
@@ -191,7 +192,7 @@ struct MatrixKeyGroup {
       out.add({Result::add, Terms::most, s.P, queries.dOp, keys.dV + first(place) * Dv, Dv, rows, Dv, width});
     if (group.dk) out.add({Result::add, Terms::most, s.dS, queries.Qp, keys.dK + first(place) * D, D, rows, D, width});
     if (!job.dq_images) return;
-    float* image = job.dq_images + (group.group * query_blocks(any.nq) + place.query_block) * job.image_rows * block_q;
+    float* image = image_of(group, job, place.query_block);
     // The group's first tile of these queries replaces what the workspace held before.
     const Range seen = visible_keys(any.mask, query_range(any, place.query_block));
     const bool is_first = blocks.begin + place.beside == greater(group.block_begin, seen.begin / block_k);
@@ -221,6 +222,7 @@ struct MatrixKeyGroup {
     bool more = walk.next(place);
     if (!more) return;
     memory.load_queries(group.jobs[place.head], place.tile, memory.queries[0]);
+    Upcoming upcoming = queries_ahead(group, group.jobs[place.head], place.query_block + 1);
     ProductsBeside<pieces> pending;  // the gradients of the tile before
     add_recomputed(place, memory.queries[0], 0, pending);
     pending.finish();
@@ -228,8 +230,11 @@ struct MatrixKeyGroup {
     for (int turn = 0; more; turn ^= 1, place = next) {
       const QueryOperands<pieces>& queries = memory.queries[loaded % 3];
       more = walk.next(next);
-      if (more && (next.head != place.head || next.query_block != place.query_block))
+      if (more && (next.head != place.head || next.query_block != place.query_block)) {
         memory.load_queries(group.jobs[next.head], next.tile, memory.queries[++loaded % 3]);
+        upcoming = queries_ahead(group, group.jobs[next.head], next.query_block + 1);
+      }
+      pending.fetch(upcoming);
       if (more) add_recomputed(next, memory.queries[loaded % 3], turn ^ 1, pending);
       vector_part(place, turn, pending);
       pending.finish();

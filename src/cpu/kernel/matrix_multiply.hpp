@@ -107,8 +107,8 @@ class Product {
   Int64 m = 0, n = 0, k = 0, sweep = 0;  // where the next step is
 };
 
-// Products that run one after the other beside other work, spread evenly over its calls of advance(). Meanwhile memory
-// that will be read next is asked for, a line each time.
+// Products that run one after the other beside other work, spread evenly over its calls of advance(). Meanwhile what
+// comes next may be asked for.
 template <int pieces>
 class ProductsBeside {
  public:
@@ -119,10 +119,10 @@ class ProductsBeside {
     work += product.steps();
   }
   HWY_INLINE void start(Int64 advances) { slots = greater(advances, 1); }
-  HWY_INLINE void fetch(const float* begin, Int64 lines) { ahead = begin, ahead_end = begin + lines * 16; }
+  HWY_INLINE void fetch(Upcoming& what) { upcoming = &what; }
 
   HWY_INLINE void advance() {
-    if (ahead < ahead_end) __builtin_prefetch(ahead, 0, 2), ahead += 16;
+    if (upcoming) upcoming->advance();
     for (owed += work; owed >= slots; owed -= slots) step();
   }
   HWY_INLINE void finish() {
@@ -140,5 +140,5 @@ class ProductsBeside {
   Product<pieces> list[most];
   int count = 0, at = 0;
   Int64 work = 0, slots = 1, owed = 0;
-  const float *ahead = nullptr, *ahead_end = nullptr;
+  Upcoming* upcoming = nullptr;
 };

@@ -55,6 +55,41 @@ HWY_INLINE void fetch_row(const Rows& rows, Int64 i, Int64 width) {
 }
 inline constexpr Int64 rows_ahead = 24;  // far enough to hide the way to memory
 
+// Rows that will be read or written soon, asked for a line at a time.
+class RowsAhead {
+ public:
+  RowsAhead() = default;
+  RowsAhead(const Rows& rows, Range range, Int64 width) :
+      row(rows.base + range.begin * rows.stride * bytes_each(rows.type)), stride(rows.stride * bytes_each(rows.type)),
+      bytes(width * bytes_each(rows.type)), left(range.size()) {}
+
+  // False: there was none left.
+  HWY_INLINE bool fetch_line() {
+    if (left <= 0) return false;
+    __builtin_prefetch(row + at, 0, 2);
+    at += 64;
+    if (at >= bytes) at = 0, row += stride, --left;
+    return true;
+  }
+
+ private:
+  const char* row = nullptr;
+  Int64 stride = 0, bytes = 0, left = 0, at = 0;
+};
+
+// What comes after the work at hand, asked for between its steps, a few lines each time: while they compute, memory has
+// nothing to do.
+struct Upcoming {
+  int lines = 0;  // each time
+  RowsAhead rows[3] = {};
+  int now = 0;
+
+  HWY_INLINE void advance() {
+    for (int n = 0; n < lines; ++n)
+      if (!rows[now].fetch_line() && ++now == 3) lines = now = 0;
+  }
+};
+
 // Rows of K or V as f32, a row every `stride` floats.
 struct Panel {
   const float* rows;
