@@ -18,16 +18,10 @@
 #include <vector>
 
 #include "core/openmp.hpp"
+#include "core/spin.hpp"
 
 namespace tessera {
 namespace {
-
-// Tells the processor that this thread waits for another.
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 // How far a step is: indices given out, and tasks done.
 struct Progress {
@@ -82,9 +76,7 @@ struct Job {
 
   // All tasks of a step have been taken; those who took them are at work.
   void wait_for(std::size_t step) const {
-    constexpr int patient = 1000;  // looks, some ten microseconds
-    for (int looks = 0; progress[step].done.load(std::memory_order_acquire) < steps[step].count && !failed; ++looks)
-      looks < patient ? relax() : std::this_thread::yield();
+    spin_until([&] { return progress[step].done.load(std::memory_order_acquire) == steps[step].count || failed; });
   }
 };
 

@@ -66,17 +66,23 @@ struct BackwardJob {
   float* lse2;
   float* dq_images;  // [groups][query_blocks][image_rows][block_q]; null: dQ is not asked for
   Int64 image_rows;  // D, and perhaps some that nobody reads
+  int* turns;        // [groups][query_blocks]: how many spans of the group have added to that part of its image
 };
 
-// One KV head's keys [key_begin, key_end): dK and dV are summed over the heads jobs[0 .. heads).
-struct KeyGroupJob {
+// One KV head's blocks of keys [block_begin, block_end), a span of a group: dK and dV are summed over the heads
+// jobs[0 .. heads).
+struct KeySpanJob {
   const BackwardJob* jobs;
   Int64 heads;
-  Int64 group;
-  Int64 block_begin, block_end;  // of keys
-  Rows dk, dv;                   // null: not asked for
+  Int64 group, first_block;  // of the group
+  Int64 block_begin, block_end;
+  Rows dk, dv;  // null: not asked for
   bool accumulate;
 };
+
+// The spans of a group add to its image one after the other, block of queries by block of queries. Waits until `turn`
+// spans have added; they were begun before and are at work.
+void await_turn(const int* turns, int turn);
 
 // One element of dBias's leading dimensions and one tile of its last two: the sum of ds over `heads` jobs.
 struct BiasGradientJob {
@@ -109,7 +115,7 @@ struct Isa {
   // Rows of an image of dQ.
   Int64 (*image_rows)(Int64 D);
   void (*prepare)(const BackwardJob& job, Int64 query_block);
-  void (*key_group)(const KeyGroupJob& job, float* scratch);
+  void (*key_span)(const KeySpanJob& job, float* scratch);
   void (*finish_dq)(const BackwardJob& job, const Rows& dq, bool accumulate, Int64 query_block, float* scratch);
   void (*bias_gradient)(const BiasGradientJob& job, Int64 D, Int64 Dv, float* scratch);
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/parallel.hpp"
+#include "core/spin.hpp"
 #include "cpu/decode.hpp"
 #include "cpu/jobs.hpp"
 #include "cpu/packs.hpp"
@@ -58,29 +59,36 @@ int useful_threads(const Problem& p, const std::vector<Sequence>& sequences, int
   return static_cast<int>(std::clamp(operations / 2e6, 1.0, static_cast<double>(threads)));
 }
 
-// Attention of the KV heads of a round, `group` blocks of queries to a task. All arguments must live until it is done.
+// Attention of the KV heads of a round, `group` blocks of queries to a task. The last tasks are smaller, so that slower
+// threads have less to finish alone. All arguments must live until it is done.
 Step attend_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
-                  const std::vector<SharedKeys>& round, Int64 group) {
+                  const std::vector<SharedKeys>& round, Int64 group, int threads) {
   struct Blocks {
     const SharedKeys* keys;
-    Int64 head, first;
+    Int64 head;
+    Range range;
   };
+  Int64 left = 0;
+  for (const SharedKeys& keys : round) left += p.heads_per_kv() * ceil_div(query_blocks(keys.sequence->nq), group);
   std::vector<Blocks> tasks;
   for (const SharedKeys& keys : round)
     for (Int64 h = 0; h < p.heads_per_kv(); ++h)
       // Causal: later blocks see more keys; longest first.
-      for (Int64 n = ceil_div(query_blocks(keys.sequence->nq), group) - 1; n >= 0; --n)
-        tasks.push_back({&keys, keys.kv * p.heads_per_kv() + h, n * group});
+      for (Int64 n = ceil_div(query_blocks(keys.sequence->nq), group) - 1; n >= 0; --n, --left) {
+        const Int64 begin = n * group, end = lesser(begin + group, query_blocks(keys.sequence->nq));
+        const Int64 each = left <= 2 * threads ? ceil_div(group, 4) : group;
+        for (Int64 at = begin; at < end; at += each)
+          tasks.push_back({&keys, keys.kv * p.heads_per_kv() + h, {at, lesser(at + each, end)}});
+      }
   const auto count = Int64(tasks.size());
-  return {count, [&, group, tasks = std::move(tasks)](Int64 index, int worker) {
+  return {count, [&, tasks = std::move(tasks)](Int64 index, int worker) {
             const Blocks& blocks = tasks[static_cast<std::size_t>(index)];
             const Sequence& s = *blocks.keys->sequence;
             const ForwardJob job{.head = head_job(p, call, s, blocks.head),
                                  .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), blocks.head),
                                  .lse = head_numbers(row_numbers(call.outputs.lse, p, s), blocks.head),
                                  .packs = blocks.keys->packs};
-            const Range range{blocks.first, lesser(blocks.first + group, query_blocks(s.nq))};
-            isa.forward(job, range, scratch_of(call, layout, worker));
+            isa.forward(job, blocks.range, scratch_of(call, layout, worker));
           }};
 }
 
@@ -127,7 +135,7 @@ void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout
   std::vector<Step> steps;
   for (const std::vector<SharedKeys>& round : rounds) {
     steps.push_back(pack_round(p, isa, layout, call, round));
-    steps.push_back(attend_round(p, isa, layout, call, round, group));
+    steps.push_back(attend_round(p, isa, layout, call, round, group, threads));
   }
   parallel_steps(steps, threads);
 }
@@ -146,6 +154,10 @@ class Backward {
     auto* delta = reinterpret_cast<float*>(workspace + layout.delta);
     auto* lse2 = reinterpret_cast<float*>(workspace + layout.lse2);
     auto* image = reinterpret_cast<float*>(workspace + layout.images);
+    Int64 parts = 0;  // of images
+    for (const Sequence& s : sequences) parts += p.Hq * query_blocks(s.nq) * key_groups(s.nk);
+    turns.resize(static_cast<std::size_t>(parts));
+    int* turn = turns.data();
     for (const Sequence& s : sequences)
       for (Int64 h = 0; h < p.Hq; ++h) {
         jobs.push_back({.head = head_job(p, call, s, h),
@@ -156,7 +168,9 @@ class Backward {
                         .delta = delta,
                         .lse2 = lse2,
                         .dq_images = p.dq ? image : nullptr,
-                        .image_rows = isa.image_rows(p.D)});
+                        .image_rows = isa.image_rows(p.D),
+                        .turns = turn});
+        turn += query_blocks(s.nq) * key_groups(s.nk);
         const Int64 rows = query_blocks(s.nq) * block_q;
         delta += rows, lse2 += rows, image += rows * isa.image_rows(p.D) * key_groups(s.nk);
       }
@@ -165,7 +179,7 @@ class Backward {
   void run() {
     clear_unused_rows(p, call);
     std::vector<Step> steps{prepare()};
-    if (p.dq || p.dk || p.dv) steps.push_back(key_groups_of_all());
+    if (p.dq || p.dk || p.dv) steps.push_back(key_spans());
     if (p.dq) steps.push_back(finish_dq());
     if (p.dbias) steps.push_back(bias_gradient());
     parallel_steps(steps, threads);
@@ -193,22 +207,29 @@ class Backward {
         [this](const BackwardJob& j, const Sequence&, Int64, Int64 block, int) { isa.prepare(j, block); });
   }
 
-  // dK, dV and the images of dQ: one task per KV head and group of keys. Causal: earlier keys are seen by more queries.
-  Step key_groups_of_all() const {
-    const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hk * key_groups(s.nk); });
+  // dK, dV and the images of dQ: one task per KV head and span of keys. All first spans of the groups come before the
+  // second ones, so that those hardly have to wait for their turn, and each before the one that waits for it. Causal:
+  // earlier keys are seen by more queries.
+  Step key_spans() const {
+    const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hk * key_groups(s.nk) * most_spans(s.nk); });
     return {tasks.count(), [this, tasks](Int64 index, int worker) {
               const auto task = tasks[index];
               const Sequence& s = sequences[task.sequence];
-              const Int64 group = task.index / p.Hk, kv = task.index % p.Hk;
-              isa.key_group({.jobs = &job(task.sequence, kv * p.heads_per_kv()),
-                             .heads = p.heads_per_kv(),
-                             .group = group,
-                             .block_begin = group_begin(s.nk, group),
-                             .block_end = group_begin(s.nk, group + 1),
-                             .dk = head_rows(token_rows(call.gradients.dk, p, s.b, s.k_begin), kv),
-                             .dv = head_rows(token_rows(call.gradients.dv, p, s.b, s.k_begin), kv),
-                             .accumulate = p.options.accumulate},
-                            scratch_of(call, layout, worker));
+              const Int64 kv = task.index % p.Hk, group = task.index / p.Hk % key_groups(s.nk);
+              const Int64 span = task.index / p.Hk / key_groups(s.nk);
+              const Int64 first = group_begin(s.nk, group), end = group_begin(s.nk, group + 1);
+              const Int64 begin = first + span * key_blocks_beside;
+              if (begin >= end) return;
+              isa.key_span({.jobs = &job(task.sequence, kv * p.heads_per_kv()),
+                            .heads = p.heads_per_kv(),
+                            .group = group,
+                            .first_block = first,
+                            .block_begin = begin,
+                            .block_end = lesser(begin + key_blocks_beside, end),
+                            .dk = head_rows(token_rows(call.gradients.dk, p, s.b, s.k_begin), kv),
+                            .dv = head_rows(token_rows(call.gradients.dv, p, s.b, s.k_begin), kv),
+                            .accumulate = p.options.accumulate},
+                           scratch_of(call, layout, worker));
             }};
   }
 
@@ -275,9 +296,14 @@ class Backward {
   std::vector<Sequence> sequences;
   int threads;
   std::vector<BackwardJob> jobs;
+  std::vector<int> turns;  // the jobs' own
 };
 
 }  // namespace
+
+void await_turn(const int* turns, int turn) {
+  spin_until([&] { return __atomic_load_n(turns, __ATOMIC_ACQUIRE) >= turn; });
+}
 
 void run_backward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call) {
   Backward(p, isa, layout, call).run();

@@ -16,12 +16,12 @@ inline constexpr Int64 block_k = 192;
 // gives the same bits.
 inline constexpr Int64 forward_blocks = 8;
 
-// The backward pass splits a sequence's keys into groups, one task each, with a dQ image per group that is summed in
-// order at the end. More groups: more parallelism, more memory. Counted from the sequence's own length.
+// The backward pass splits a sequence's keys into groups, with a dQ image per group that is summed in order at the end.
+// More groups: more parallelism, more memory. Counted from the sequence's own length.
 inline constexpr Int64 max_groups = 4;
 inline constexpr Int64 min_blocks_per_group = 2;
-// Of these a task takes so many blocks at a time, which share what it loads of Q and dO. Any number gives the same
-// bits.
+// A group's keys are split into spans of so many blocks, one task each, which share what it loads of Q and dO. The
+// spans of a group take turns at its image. Any number gives the same bits.
 inline constexpr Int64 key_blocks_beside = 2;
 
 // Sequences with few queries: rows (queries of several heads) that share a pass over K and V, keys to a step, passes
@@ -38,5 +38,9 @@ constexpr Int64 query_blocks(Int64 queries) { return ceil_div(queries, block_q);
 constexpr Int64 key_groups(Int64 keys) { return clamp(key_blocks(keys) / min_blocks_per_group, 1, max_groups); }
 // First block of group g; group g holds [group_begin(g), group_begin(g + 1)).
 constexpr Int64 group_begin(Int64 keys, Int64 g) { return key_blocks(keys) * g / key_groups(keys); }
+// Spans of the largest group.
+constexpr Int64 most_spans(Int64 keys) {
+  return ceil_div(ceil_div(key_blocks(keys), key_groups(keys)), key_blocks_beside);
+}
 
 }  // namespace tessera::cpu

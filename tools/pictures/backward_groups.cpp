@@ -57,8 +57,8 @@ Sheet backward_groups() {
   sheet.arrow({sum - 34, top + side / 2 - 5}, {sum - 8, top + side / 2 - 5}, colour::ink);
   sheet.rect(sum, top, image, side, colour::ink);
   sheet.text(sum + image / 2, top - 12, "dQ", "middle", colour::ink, 13, true);
-  sheet.text(images, top + side + 30, "Each block of an image has one writer. The last step adds", "start",
-             colour::faint);
+  sheet.text(images, top + side + 30, "A group's tasks add to a block of its image in turn. The last step adds",
+             "start", colour::faint);
   sheet.text(images, top + side + 48, "a block's images in the order of the groups, multiplies by", "start",
              colour::faint);
   sheet.text(images, top + side + 66, "the scale and rounds once. Grey: never written or read.", "start",

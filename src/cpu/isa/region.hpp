@@ -88,7 +88,7 @@ const Isa TESSERA_ISA{.name = TESSERA_TEXT(TESSERA_ISA),
                       .finish_decode = TESSERA_NAMESPACE::finish_decode,
                       .image_rows = TESSERA_NAMESPACE::image_rows,
                       .prepare = TESSERA_NAMESPACE::prepare_block,
-                      .key_group = TESSERA_NAMESPACE::key_group,
+                      .key_span = TESSERA_NAMESPACE::key_span,
                       .finish_dq = TESSERA_NAMESPACE::finish_dq_block,
                       .bias_gradient = TESSERA_NAMESPACE::bias_gradient};
 

@@ -79,18 +79,44 @@ HWY_INLINE void recompute(const BackwardJob& job, const Tile& tile, Int64 first,
   if (head.threshold > 0) multiply_tile(tile, s.Z, s.P);
 }
 
-// What a group of keys adds to dQ of a block of queries, transposed.
-HWY_INLINE float* image_of(const KeyGroupJob& group, const BackwardJob& job, Int64 query_block) {
-  return job.dq_images + (group.group * query_blocks(job.head.nq) + query_block) * job.image_rows * block_q;
+// What the span's group adds to dQ of a block of queries, transposed.
+HWY_INLINE float* image_of(const KeySpanJob& span, const BackwardJob& job, Int64 query_block) {
+  return job.dq_images + (span.group * query_blocks(job.head.nq) + query_block) * job.image_rows * block_q;
+}
+
+HWY_INLINE Range keys_of(const KeySpanJob& span) {
+  return {span.block_begin * block_k, lesser(span.block_end * block_k, span.jobs[0].head.nk)};
+}
+
+// The spans of a group add to a part of its image one after the other. This one's turn comes when all that see these
+// queries, and whose keys come before, have added.
+struct Turn {
+  int* turns;  // null: this span adds nothing
+  int before;
+};
+HWY_INLINE Turn turn_of(const KeySpanJob& span, const BackwardJob& job, Int64 query_block) {
+  const Range seen = visible_keys(job.head.mask, query_range(job.head, query_block)), keys = keys_of(span);
+  if (!job.dq_images || greater(seen.begin, keys.begin) >= lesser(seen.end, keys.end)) return {nullptr, 0};
+  const Int64 first = greater(seen.begin / block_k, span.first_block) - span.first_block;
+  const Int64 before = (span.block_begin - span.first_block) / key_blocks_beside - first / key_blocks_beside;
+  return {job.turns + span.group * query_blocks(job.head.nq) + query_block, static_cast<int>(before)};
+}
+HWY_INLINE void begin_turn(const KeySpanJob& span, const BackwardJob& job, Int64 query_block) {
+  if (const Turn turn = turn_of(span, job, query_block); turn.turns) await_turn(turn.turns, turn.before);
+}
+// This span has added all it will.
+HWY_INLINE void end_turn(const KeySpanJob& span, const BackwardJob& job, Int64 query_block) {
+  if (const Turn turn = turn_of(span, job, query_block); turn.turns)
+    __atomic_store_n(turn.turns, turn.before + 1, __ATOMIC_RELEASE);
 }
 
 // A block of queries, if the head has one, and its image of dQ.
-HWY_INLINE Upcoming queries_ahead(const KeyGroupJob& group, const BackwardJob& job, Int64 query_block) {
+HWY_INLINE Upcoming queries_ahead(const KeySpanJob& span, const BackwardJob& job, Int64 query_block) {
   const Range rows = query_range(job.head, query_block);
   if (rows.empty()) return {};
   Upcoming upcoming{3, {{job.head.q, rows, job.head.D}, {job.d_o, rows, job.head.Dv}}};
   if (job.dq_images) {
-    char* image = reinterpret_cast<char*>(image_of(group, job, query_block));
+    char* image = reinterpret_cast<char*>(image_of(span, job, query_block));
     upcoming.rows[2] = {{Type::f32, image, block_q}, {0, job.head.D}, block_q};
   }
   return upcoming;
@@ -98,7 +124,7 @@ HWY_INLINE Upcoming queries_ahead(const KeyGroupJob& group, const BackwardJob& j
 
 // One block of queries, which is loaded, against one block of keys: adds to dK, dV (which start at the block's first
 // key) and dQ's image.
-HWY_INLINE void backward_tile(const KeyGroupJob& group, const BackwardJob& job, Range queries, Int64 key_block,
+HWY_INLINE void backward_tile(const KeySpanJob& span, const BackwardJob& job, Range queries, Int64 key_block,
                               const BackwardScratch& s, Upcoming& upcoming, float* dK, float* dV) {
   const HeadJob& head = job.head;
   const Range keys = key_range(head, queries, key_block);
@@ -107,13 +133,14 @@ HWY_INLINE void backward_tile(const KeyGroupJob& group, const BackwardJob& job, 
   const Int64 first = tile.j0 - key_block * block_k;
 
   recompute(job, tile, first, s, upcoming);
-  if (group.dv) s.products.add_dv(head, tile, s.P, dV + first * VectorBackward::padded(head.Dv));
+  if (span.dv) s.products.add_dv(head, tile, s.P, dV + first * VectorBackward::padded(head.Dv));
   if (head.softcap > 0) multiply_tile(tile, s.derivative, s.dS);
-  if (group.dk) s.products.add_dk(head, tile, s.dS, dK + first * VectorBackward::padded(head.D));
+  if (span.dk) s.products.add_dk(head, tile, s.dS, dK + first * VectorBackward::padded(head.D));
   if (job.dq_images) {
-    float* image = image_of(group, job, queries.begin / block_q);
+    begin_turn(span, job, queries.begin / block_q);
+    float* image = image_of(span, job, queries.begin / block_q);
     // The group's first tile of these queries replaces what the workspace held before.
-    const Int64 first_block = greater(group.block_begin, visible_keys(head.mask, queries).begin / block_k);
+    const Int64 first_block = greater(span.first_block, visible_keys(head.mask, queries).begin / block_k);
     s.products.add_dq(head, tile, first, s.dS, key_block == first_block, image);
   }
 }
@@ -129,40 +156,36 @@ HWY_INLINE void store_gradient(const Rows& out, Range keys, Int64 width, Int64 p
   }
 }
 
-// Blocks of keys [begin, end), side by side.
-HWY_INLINE void backward_key_blocks(const KeyGroupJob& group, Int64 begin, Int64 end, BackwardScratch& s) {
-  const HeadJob& any = group.jobs[0].head;
+HWY_NOINLINE void backward_key_span(const KeySpanJob& span, float* memory) {
+  const HeadJob& any = span.jobs[0].head;
   const Int64 D_padded = VectorBackward::padded(any.D), Dv_padded = VectorBackward::padded(any.Dv);
+  const Int64 begin = span.block_begin, count = span.block_end - begin;
+  Scratch pieces(memory);
+  BackwardScratch s(any.D, any.Dv, pieces);
   VectorBackward::Keys keys[key_blocks_beside];
-  for (Int64 n = 0; n < end - begin; ++n) {
+  for (Int64 n = 0; n < count; ++n) {
     keys[n] = s.products.load_keys(any, key_block_range(any, begin + n), true, n);
     fill(s.dK[n], block_k * D_padded, 0);
     fill(s.dV[n], block_k * Dv_padded, 0);
   }
-  const Range seeing = visible_queries(any.mask, {begin * block_k, lesser(end * block_k, any.nk)});
-  for (Int64 h = 0; h < group.heads; ++h)
+  const Range seeing = visible_queries(any.mask, keys_of(span));
+  for (Int64 h = 0; h < span.heads; ++h)
     for (Int64 q = seeing.begin / block_q; q * block_q < seeing.end; ++q) {
-      const BackwardJob& job = group.jobs[h];
+      const BackwardJob& job = span.jobs[h];
       const Range queries = query_range(any, q);
-      Upcoming upcoming = queries_ahead(group, job, q + 1);
+      Upcoming upcoming = queries_ahead(span, job, q + 1);
       s.products.load_queries(job, tile_of(queries, {}));
-      for (Int64 n = 0; n < end - begin; ++n) {
+      for (Int64 n = 0; n < count; ++n) {
         s.products.use_keys(keys[n]);
-        backward_tile(group, job, queries, begin + n, s, upcoming, s.dK[n], s.dV[n]);
+        backward_tile(span, job, queries, begin + n, s, upcoming, s.dK[n], s.dV[n]);
       }
+      end_turn(span, job, q);
     }
-  for (Int64 n = 0; n < end - begin; ++n) {
+  for (Int64 n = 0; n < count; ++n) {
     const Range range = key_block_range(any, begin + n);
-    store_gradient(group.dk, range, any.D, D_padded, any.scale, group.accumulate, s.dK[n]);
-    store_gradient(group.dv, range, any.Dv, Dv_padded, 1.0f, group.accumulate, s.dV[n]);
+    store_gradient(span.dk, range, any.D, D_padded, any.scale, span.accumulate, s.dK[n]);
+    store_gradient(span.dv, range, any.Dv, Dv_padded, 1.0f, span.accumulate, s.dV[n]);
   }
-}
-
-HWY_NOINLINE void backward_key_group(const KeyGroupJob& group, float* memory) {
-  Scratch pieces(memory);
-  BackwardScratch s(group.jobs[0].head.D, group.jobs[0].head.Dv, pieces);
-  for (Int64 block = group.block_begin; block < group.block_end; block += key_blocks_beside)
-    backward_key_blocks(group, block, lesser(block + key_blocks_beside, group.block_end), s);
 }
 
 // dQ of one block of queries: the groups' images, summed in order.

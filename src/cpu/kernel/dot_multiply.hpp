@@ -83,6 +83,7 @@ class ProductsBeside {
  public:
   HWY_INLINE void add(const Product<pieces>& product) { list[count++] = product; }
   HWY_INLINE void start(Int64) {}
+  HWY_INLINE void fetch(const float*, Int64) {}
   HWY_INLINE void fetch(Upcoming& what) { upcoming = &what; }
   HWY_INLINE void advance() {
     if (upcoming) upcoming->advance();

@@ -43,7 +43,7 @@ HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
 
 HWY_INLINE Int64 image_rows(Int64 D) { return tiled(D); }
 
-HWY_INLINE void key_group(const KeyGroupJob& job, float* scratch) {
-  if (is_bf16(job.jobs[0].head) && job.jobs[0].d_o.type == Type::bf16) return matrix_key_group<1>(job, scratch);
-  backward_key_group(job, scratch);
+HWY_INLINE void key_span(const KeySpanJob& job, float* scratch) {
+  if (is_bf16(job.jobs[0].head) && job.jobs[0].d_o.type == Type::bf16) return matrix_key_span<1>(job, scratch);
+  backward_key_span(job, scratch);
 }

@@ -135,40 +135,38 @@ struct BackwardPlace {
 // The tiles of some blocks of keys: head by head, block of queries by block of queries.
 class BackwardWalk {
  public:
-  HWY_INLINE BackwardWalk(const KeyGroupJob& group, Range blocks) :
-      group(group), any(group.jobs[0].head), blocks(blocks),
-      queries(visible_queries(any.mask, {blocks.begin * block_k, lesser(blocks.end * block_k, any.nk)})),
-      query_block(queries.begin / block_q), block(blocks.begin) {}
+  HWY_INLINE explicit BackwardWalk(const KeySpanJob& span) :
+      span(span), any(span.jobs[0].head), queries(visible_queries(any.mask, keys_of(span))),
+      query_block(queries.begin / block_q), block(span.block_begin) {}
 
   HWY_INLINE bool next(BackwardPlace& place) {
-    for (; head < group.heads; ++head, query_block = queries.begin / block_q)
-      for (; query_block * block_q < queries.end; ++query_block, block = blocks.begin)
-        while (block < blocks.end) {
+    for (; head < span.heads; ++head, query_block = queries.begin / block_q)
+      for (; query_block * block_q < queries.end; ++query_block, block = span.block_begin)
+        while (block < span.block_end) {
           const Range rows = query_range(any, query_block), keys = key_range(any, rows, block++);
           if (keys.empty()) continue;
-          place = {tile_of(rows, keys), head, query_block, block - 1 - blocks.begin};
+          place = {tile_of(rows, keys), head, query_block, block - 1 - span.block_begin};
           return true;
         }
     return false;
   }
 
  private:
-  const KeyGroupJob& group;
+  const KeySpanJob& span;
   const HeadJob& any;
-  Range blocks, queries;
+  Range queries;
   Int64 head = 0, query_block, block;
 };
 
-// Some blocks of keys of a task against all the queries that see them. What is made in one turn is read in the next.
+// The keys of a task against all the queries that see them. What is made in one turn is read in the next.
 template <int pieces>
-struct MatrixKeyGroup {
-  const KeyGroupJob& group;
+struct MatrixKeySpan {
+  const KeySpanJob& span;
   const HeadJob& any;
   const MatrixBackward<pieces>& memory;
-  Range blocks;  // of keys
 
   HWY_INLINE Int64 first(const BackwardPlace& place) const {
-    return place.tile.j0 - (blocks.begin + place.beside) * block_k;
+    return place.tile.j0 - (span.block_begin + place.beside) * block_k;
   }
   // S^T = K Q^T and dP^T = V dO^T
   HWY_INLINE void add_recomputed(const BackwardPlace& place, const QueryOperands<pieces>& queries, int turn,
@@ -186,22 +184,23 @@ struct MatrixKeyGroup {
                                 ProductsBeside<pieces>& out) const {
     const KeyOperands<pieces>& keys = memory.keys[place.beside];
     const TileOperands<pieces>& s = memory.turns[turn];
-    const BackwardJob& job = group.jobs[place.head];
+    const BackwardJob& job = span.jobs[place.head];
     const Int64 rows = tiled(place.tile.nj), width = place.tile.width, D = tiled(any.D), Dv = tiled(any.Dv);
-    if (group.dv)
+    if (span.dv)
       out.add({Result::add, Terms::most, s.P, queries.dOp, keys.dV + first(place) * Dv, Dv, rows, Dv, width});
-    if (group.dk) out.add({Result::add, Terms::most, s.dS, queries.Qp, keys.dK + first(place) * D, D, rows, D, width});
+    if (span.dk) out.add({Result::add, Terms::most, s.dS, queries.Qp, keys.dK + first(place) * D, D, rows, D, width});
     if (!job.dq_images) return;
-    float* image = image_of(group, job, place.query_block);
+    begin_turn(span, job, place.query_block);
+    float* image = image_of(span, job, place.query_block);
     // The group's first tile of these queries replaces what the workspace held before.
     const Range seen = visible_keys(any.mask, query_range(any, place.query_block));
-    const bool is_first = blocks.begin + place.beside == greater(group.block_begin, seen.begin / block_k);
+    const bool is_first = span.block_begin + place.beside == greater(span.first_block, seen.begin / block_k);
     out.add({is_first ? Result::replace : Result::add, Terms::most, from_column(keys.Kt, first(place)), s.dSt, image,
              block_q, D, width, rows});
   }
 
   HWY_INLINE void vector_part(const BackwardPlace& place, int turn, ProductsBeside<pieces>& beside) const {
-    const BackwardJob& job = group.jobs[place.head];
+    const BackwardJob& job = span.jobs[place.head];
     const TileOperands<pieces>& s = memory.turns[turn];
     const float factor = finish_scores<false>(job.head, place.tile, s.S, memory.derivative);
     if (job.head.softcap > 0 || job.head.threshold > 0) {
@@ -216,13 +215,13 @@ struct MatrixKeyGroup {
   }
 
   HWY_INLINE void run() const {
-    BackwardWalk walk(group, blocks);
-    BackwardPlace place{}, next{};
-    Int64 loaded = 0;  // blocks of queries so far; the last three are there
-    bool more = walk.next(place);
+    BackwardWalk walk(span);
+    BackwardPlace place{}, next{}, before{};
+    Int64 loaded = 0;                             // blocks of queries so far; the last three are there
+    bool more = walk.next(place), added = false;  // added: the gradients of the tile `before`
     if (!more) return;
-    memory.load_queries(group.jobs[place.head], place.tile, memory.queries[0]);
-    Upcoming upcoming = queries_ahead(group, group.jobs[place.head], place.query_block + 1);
+    memory.load_queries(span.jobs[place.head], place.tile, memory.queries[0]);
+    Upcoming upcoming = queries_ahead(span, span.jobs[place.head], place.query_block + 1);
     ProductsBeside<pieces> pending;  // the gradients of the tile before
     add_recomputed(place, memory.queries[0], 0, pending);
     pending.finish();
@@ -231,33 +230,39 @@ struct MatrixKeyGroup {
       const QueryOperands<pieces>& queries = memory.queries[loaded % 3];
       more = walk.next(next);
       if (more && (next.head != place.head || next.query_block != place.query_block)) {
-        memory.load_queries(group.jobs[next.head], next.tile, memory.queries[++loaded % 3]);
-        upcoming = queries_ahead(group, group.jobs[next.head], next.query_block + 1);
+        memory.load_queries(span.jobs[next.head], next.tile, memory.queries[++loaded % 3]);
+        upcoming = queries_ahead(span, span.jobs[next.head], next.query_block + 1);
       }
       pending.fetch(upcoming);
       if (more) add_recomputed(next, memory.queries[loaded % 3], turn ^ 1, pending);
       vector_part(place, turn, pending);
       pending.finish();
       pending = {};
+      if (added && (before.head != place.head || before.query_block != place.query_block)) end_turn_of(before);
       add_gradients(place, queries, turn, pending);
+      before = place, added = true;
     }
     pending.finish();
+    end_turn_of(before);
+  }
+
+ private:
+  HWY_INLINE void end_turn_of(const BackwardPlace& place) const {
+    end_turn(span, span.jobs[place.head], place.query_block);
   }
 };
 
 template <int pieces>
-HWY_NOINLINE void matrix_key_group(const KeyGroupJob& group, float* room) {
-  const HeadJob& any = group.jobs[0].head;
+HWY_NOINLINE void matrix_key_span(const KeySpanJob& span, float* room) {
+  const HeadJob& any = span.jobs[0].head;
+  const Int64 begin = span.block_begin, count = span.block_end - begin;
   Scratch scratch(room);
   const MatrixBackward<pieces> memory(any.D, any.Dv, scratch);
-  for (Int64 begin = group.block_begin; begin < group.block_end; begin += key_blocks_beside) {
-    const Range blocks{begin, lesser(begin + key_blocks_beside, group.block_end)};
-    for (Int64 n = 0; n < blocks.size(); ++n) memory.load_keys(any, key_block_range(any, begin + n), memory.keys[n]);
-    MatrixKeyGroup<pieces>{group, any, memory, blocks}.run();
-    for (Int64 n = 0; n < blocks.size(); ++n) {
-      const Range keys = key_block_range(any, begin + n);
-      store_gradient(group.dk, keys, any.D, tiled(any.D), any.scale, group.accumulate, memory.keys[n].dK);
-      store_gradient(group.dv, keys, any.Dv, tiled(any.Dv), 1.0f, group.accumulate, memory.keys[n].dV);
-    }
+  for (Int64 n = 0; n < count; ++n) memory.load_keys(any, key_block_range(any, begin + n), memory.keys[n]);
+  MatrixKeySpan<pieces>{span, any, memory}.run();
+  for (Int64 n = 0; n < count; ++n) {
+    const Range keys = key_block_range(any, begin + n);
+    store_gradient(span.dk, keys, any.D, tiled(any.D), any.scale, span.accumulate, memory.keys[n].dK);
+    store_gradient(span.dv, keys, any.Dv, tiled(any.Dv), 1.0f, span.accumulate, memory.keys[n].dV);
   }
 }

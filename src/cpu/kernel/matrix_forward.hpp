@@ -128,15 +128,6 @@ struct MatrixTask {
     pack_keys_of<pieces>(head, key_block_range(head, place.block), memory.products.packs[place.block % 2],
                          memory.products.pack_room);
   }
-  // What is asked for during a tile: its share of the next pack, or its rows of O, which the last one makes.
-  HWY_INLINE Upcoming after(const ForwardJob& job, const Place& place, Range blocks) const {
-    const Range rows = query_range(head, blocks.begin + place.n);
-    if (key_range(head, rows, place.block + 1).empty()) return {1, {{job.o, rows, head.Dv}}};
-    if (!packs) return {};
-    const Int64 lines = pack_floats() / 16 / blocks.size();
-    char* pack = reinterpret_cast<char*>(packs + (place.block + 1) * pack_floats());
-    return {1, {{{Type::f32, pack, 16}, {place.n * lines, (place.n + 1) * lines}, 16}}};
-  }
   HWY_INLINE typename ForwardScratch<Products>::Block block(Int64 n, int turn) const {
     auto s = memory.block(n, head.Dv);
     if (turn == 1) s.S = memory.products.S;
@@ -172,6 +163,7 @@ HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* mem
     task.memory.products.load_queries(head, tile_of(query_range(head, blocks.begin + n), {}), n);
     start_block(head, tiled(head.Dv), task.block(n, 0));
   }
+  const Int64 lines = task.pack_floats() / 16 / blocks.size();  // of the next pack, asked for during each tile
 
   Walk walk(head, blocks);
   Place place{}, next{};
@@ -191,8 +183,8 @@ HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* mem
     beside.add(pending);
     if (more) beside.add(task.scores(next, turn ^ 1));
     beside.start(softmax_steps(place.tile));
-    Upcoming upcoming = task.after(job, place, blocks);
-    beside.fetch(upcoming);
+    const Int64 next_pack = (place.block + 1) * block_k < head.nk ? place.block + 1 : place.block;
+    if (task.packs) beside.fetch(task.packs + next_pack * task.pack_floats() + place.n * lines * 16, lines);
     const auto s = task.block(place.n, turn);
     const AsPairs<pieces> kept{task.memory.products.P[turn]};
     softmax_tile<false>(head, place.tile, kept, s, beside);

@@ -62,10 +62,10 @@ HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
 
 HWY_INLINE Int64 image_rows(Int64 D) { return tiled(D); }
 
-HWY_INLINE void key_group(const KeyGroupJob& job, float* scratch) {
+HWY_INLINE void key_span(const KeySpanJob& job, float* scratch) {
   const Session session;
   const int count = static_cast<int>(greater(pieces_of(job.jobs[0].head), pieces_of(job.jobs[0].d_o.type)));
-  if (count == 1) matrix_key_group<1>(job, scratch);
-  if (count == 2) matrix_key_group<2>(job, scratch);
-  if (count == 3) matrix_key_group<3>(job, scratch);
+  if (count == 1) matrix_key_span<1>(job, scratch);
+  if (count == 2) matrix_key_span<2>(job, scratch);
+  if (count == 3) matrix_key_span<3>(job, scratch);
 }

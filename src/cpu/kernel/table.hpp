@@ -29,4 +29,4 @@ HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
 
 HWY_INLINE Int64 image_rows(Int64 D) { return D; }
 
-HWY_INLINE void key_group(const KeyGroupJob& job, float* scratch) { backward_key_group(job, scratch); }
+HWY_INLINE void key_span(const KeySpanJob& job, float* scratch) { backward_key_span(job, scratch); }
