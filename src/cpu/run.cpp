@@ -60,7 +60,8 @@ int useful_threads(const Problem& p, const std::vector<Sequence>& sequences, int
 }
 
 // Attention of the KV heads of a round, `group` blocks of queries to a task. The last tasks are smaller, so that slower
-// threads have less to finish alone. All arguments must live until it is done.
+// threads have less to finish alone; not where they read packs, which they would read more often. All arguments must
+// live until it is done.
 Step attend_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
                   const std::vector<SharedKeys>& round, Int64 group, int threads) {
   struct Blocks {
@@ -76,7 +77,7 @@ Step attend_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layou
       // Causal: later blocks see more keys; longest first.
       for (Int64 n = ceil_div(query_blocks(keys.sequence->nq), group) - 1; n >= 0; --n, --left) {
         const Int64 begin = n * group, end = lesser(begin + group, query_blocks(keys.sequence->nq));
-        const Int64 each = left <= 2 * threads ? ceil_div(group, 4) : group;
+        const Int64 each = left <= 2 * threads && !keys.packs ? ceil_div(group, 4) : group;
         for (Int64 at = begin; at < end; at += each)
           tasks.push_back({&keys, keys.kv * p.heads_per_kv() + h, {at, lesser(at + each, end)}});
       }

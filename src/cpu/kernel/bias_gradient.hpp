@@ -66,3 +66,8 @@ HWY_NOINLINE void bias_gradient(const BiasGradientJob& job, Int64 D, Int64 Dv, f
   }
   write_sums(job, sums);
 }
+
+// dBias comes by multiply-adds, whatever computes the other gradients.
+HWY_INLINE Int64 bias_gradient_bytes(const Problem& p) {
+  return bytes_of<BackwardScratch>(p) + block_k * block_q * Int64(sizeof(float));
+}

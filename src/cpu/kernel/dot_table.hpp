@@ -11,22 +11,13 @@ HWY_INLINE bool is_bf16(const HeadJob& head) {
   return head.q.type == Type::bf16 && head.k.type == Type::bf16 && head.v.type == Type::bf16;
 }
 
-template <class Layout>
-HWY_INLINE Int64 bytes_of(const Problem& p) {
-  Scratch scratch(nullptr);
-  const Layout layout(p.D, p.Dv, scratch);
-  (void)layout;
-  return scratch.bytes();
-}
-
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   const bool paired = pieces(p) > 0;
   if (p.pass == Pass::forward)
     return greater(paired ? bytes_of<ForwardScratch<MatrixForward<1>>>(p) : bytes_of<ForwardScratch<VectorForward>>(p),
                    bytes_of<DecodeScratch>(p));
-  // dBias and its tile of sums come by multiply-adds.
-  const Int64 bias = bytes_of<BackwardScratch>(p) + block_k * block_q * Int64(sizeof(float));
-  return paired && !p.dbias ? bytes_of<MatrixBackward<1>>(p) : greater(bytes_of<MatrixBackward<1>>(p), bias);
+  const Int64 products = greater(bytes_of<MatrixBackward<1>>(p), paired ? 0 : bytes_of<BackwardScratch>(p));
+  return p.dbias ? greater(products, bias_gradient_bytes(p)) : products;
 }
 
 HWY_INLINE Int64 pack_bytes(const Problem& p) {

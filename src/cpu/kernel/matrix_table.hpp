@@ -9,14 +9,6 @@ HWY_INLINE int pieces_of(const HeadJob& head) {
   return static_cast<int>(greater(greater(pieces_of(head.q.type), pieces_of(head.k.type)), pieces_of(head.v.type)));
 }
 
-template <class Layout>
-HWY_INLINE Int64 bytes_of(const Problem& p) {
-  Scratch scratch(nullptr);
-  const Layout layout(p.D, p.Dv, scratch);
-  (void)layout;
-  return scratch.bytes();
-}
-
 HWY_INLINE int pieces(const Problem& p) {
   const Int64 inputs = greater(pieces_of(p.q_type), pieces_of(p.kv_type));
   return static_cast<int>(p.d_o ? greater(inputs, pieces_of(*p.d_o)) : inputs);
@@ -32,9 +24,7 @@ HWY_INLINE Int64 pass_bytes(const Problem& p) {
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   const int count = pieces(p);
   const Int64 bytes = count == 1 ? pass_bytes<1>(p) : count == 2 ? pass_bytes<2>(p) : pass_bytes<3>(p);
-  // dBias and its tile of sums come by multiply-adds.
-  const Int64 bias = bytes_of<BackwardScratch>(p) + block_k * block_q * Int64(sizeof(float));
-  return p.dbias ? greater(bytes, bias) : bytes;
+  return p.dbias ? greater(bytes, bias_gradient_bytes(p)) : bytes;
 }
 
 HWY_INLINE Int64 pack_bytes(const Problem& p) {

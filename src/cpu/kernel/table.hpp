@@ -5,18 +5,9 @@
 inline constexpr const char* unit = nullptr;
 HWY_INLINE int pieces(const Problem&) { return 0; }
 
-template <class Layout>
-HWY_INLINE Int64 bytes_of(const Problem& p) {
-  Scratch scratch(nullptr);
-  const Layout layout(p.D, p.Dv, scratch);
-  (void)layout;
-  if (p.dbias) scratch.take(block_k * block_q);  // bias_gradient's sums
-  return scratch.bytes();
-}
-
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
-  return p.pass == Pass::forward ? greater(bytes_of<ForwardScratch<VectorForward>>(p), bytes_of<DecodeScratch>(p))
-                                 : bytes_of<BackwardScratch>(p);
+  if (p.pass == Pass::forward) return greater(bytes_of<ForwardScratch<VectorForward>>(p), bytes_of<DecodeScratch>(p));
+  return p.dbias ? bias_gradient_bytes(p) : bytes_of<BackwardScratch>(p);
 }
 
 // The task's own loading serves as well.

@@ -43,6 +43,15 @@ class Scratch {
   float* next;
 };
 
+// Bytes that a layout takes of it.
+template <class Layout>
+HWY_INLINE Int64 bytes_of(const Problem& p) {
+  Scratch scratch(nullptr);
+  const Layout layout(p.D, p.Dv, scratch);
+  (void)layout;
+  return scratch.bytes();
+}
+
 // Bytes of a number of an input. (core's size_of is a function elsewhere; calling it would save every register.)
 HWY_INLINE Int64 bytes_each(Type type) { return type == Type::f32 ? 4 : 2; }
 
