@@ -169,6 +169,15 @@ std::uint32_t read_baseline(const int* words, std::size_t count) { return read_w
 
 }  // namespace
 
+OneProcessor::OneProcessor(int part, int parts) : before(allowed_processors()) {
+  if (!before.empty())
+    run_on({before[before.size() * static_cast<std::size_t>(part) / static_cast<std::size_t>(parts)]});
+}
+
+OneProcessor::~OneProcessor() {
+  if (!before.empty()) run_on(before);
+}
+
 double measure_fma_rate(int threads, double seconds) {
   const Method method = best_method();
   constexpr std::int64_t rounds = 1 << 15;

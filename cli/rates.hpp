@@ -4,8 +4,22 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 namespace tessera::cli {
+
+// Keeps the calling thread on one of its processors, number `part` of `parts` spread over all of them: they are not
+// equally fast where other guests of the machine share them, and what is compared should run on the same one.
+class OneProcessor {
+ public:
+  OneProcessor(int part, int parts);
+  ~OneProcessor();
+  OneProcessor(const OneProcessor&) = delete;
+  OneProcessor& operator=(const OneProcessor&) = delete;
+
+ private:
+  std::vector<int> before;
+};
 
 // Operations per second (a fused multiply-add counts as two) of `threads` threads at once, each running for about
 // `seconds`. With the widest vectors that the machine has.
