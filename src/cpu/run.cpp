@@ -77,7 +77,7 @@ Step attend_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layou
       // Causal: later blocks see more keys; longest first.
       for (Int64 n = ceil_div(query_blocks(keys.sequence->nq), group) - 1; n >= 0; --n, --left) {
         const Int64 begin = n * group, end = lesser(begin + group, query_blocks(keys.sequence->nq));
-        const Int64 each = left <= 2 * threads && !keys.packs ? ceil_div(group, 4) : group;
+        const Int64 each = left <= 2 * (threads - 1) && !keys.packs ? ceil_div(group, 4) : group;
         for (Int64 at = begin; at < end; at += each)
           tasks.push_back({&keys, keys.kv * p.heads_per_kv() + h, {at, lesser(at + each, end)}});
       }
