@@ -141,7 +141,9 @@ class Problem:
 def disturb(processors):
     """A process for each of so many processors, spread out, that takes it for 3 of every 12 ms until this one ends."""
     allowed = sorted(os.sched_getaffinity(0))
-    for number in range(min(processors, len(allowed))):
+    if not 0 <= processors <= len(allowed):
+        sys.exit(f"cpu_peers.py: --disturb is {processors}: it must lie between 0 and the {len(allowed)} processors here")
+    for number in range(processors):
         if os.fork() == 0:
             parent = os.getppid()
             os.sched_setaffinity(0, {allowed[number * len(allowed) // processors]})
