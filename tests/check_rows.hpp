@@ -189,11 +189,49 @@ inline const Row rows[] = {
     {"last_stride_of_d_o", Entry::backward, [](Arguments& a) { a.saved.d_o.strides[3] = 0; },
      "d_o: last dimension has stride 0; it must be 1"},
     {"overlapping_o", Entry::forward, [](Arguments& a) { a.out.o.strides[1] = 0; },
-     "o: dimension 1 of shape [2,5,4,6] has stride 0; outputs must not overlap themselves"},
+     "o: elements of shape [2,5,4,6] with strides [120,0,6,1] share memory; outputs must not overlap themselves"},
+    {"overlapping_o_by_one_element", Entry::forward, [](Arguments& a) { a.out.o.strides[1] = 23; },
+     "o: elements of shape [2,5,4,6] with strides [120,23,6,1] share memory; outputs must not overlap themselves"},
     {"overlapping_lse", Entry::forward, [](Arguments& a) { a.out.lse.strides[2] = 0; },
-     "lse: dimension 2 of shape [2,4,5] has stride 0; outputs must not overlap themselves"},
+     "lse: elements of shape [2,4,5] with strides [20,5,0] share memory; outputs must not overlap themselves"},
     {"overlapping_dbias", Entry::backward, [](Arguments& a) { a.grads.dbias.strides[0] = 0; },
-     "dbias: dimension 0 of shape [2,4,5,7] has stride 0; outputs must not overlap themselves"},
+     "dbias: elements of shape [2,4,5,7] with strides [0,35,7,1] share memory; outputs must not overlap themselves"},
+
+    // Memory that is shared
+    {"o_in_v", Entry::forward, [](Arguments& a) { a.out.o.data = a.in.v.data; },
+     "o: shares memory with v; outputs must not overlap inputs or each other"},
+    {"o_begins_in_lengths", Entry::packed,
+     [](Arguments& a) { a.q_lengths.resize(200), a.out.o.data = a.q_lengths.data() + 2; },
+     "o: shares memory with cu_seqlens_q; outputs must not overlap inputs or each other"},
+    {"lse_in_o", Entry::forward, [](Arguments& a) { a.out.lse.data = a.out.o.data; },
+     "lse: shares memory with o; outputs must not overlap inputs or each other"},
+    {"dq_is_q", Entry::backward, [](Arguments& a) { a.grads.dq.data = a.in.q.data; },
+     "dq: shares memory with q; outputs must not overlap inputs or each other"},
+    {"dv_in_d_o", Entry::packed_backward, [](Arguments& a) { a.grads.dv.data = a.saved.d_o.data; },
+     "dv: shares memory with d_o; outputs must not overlap inputs or each other"},
+    {"dsinks_in_lse", Entry::backward, [](Arguments& a) { a.grads.dsinks.data = a.saved.lse.data; },
+     "dsinks: shares memory with lse; outputs must not overlap inputs or each other"},
+    {"dk_in_dq", Entry::backward, [](Arguments& a) { a.grads.dk.data = a.grads.dq.data; },
+     "dk: shares memory with dq; outputs must not overlap inputs or each other"},
+    {"workspace_in_q", Entry::backward,
+     [](Arguments& a) { a.execution.workspace = a.in.q.data, a.execution.workspace_bytes = huge; },
+     "workspace: shares memory with q; it must lie apart from every tensor of the call"},
+    {"workspace_in_dv", Entry::backward,
+     [](Arguments& a) {
+       static std::byte room[1 << 22];
+       a.grads.dv.data = a.execution.workspace = room, a.execution.workspace_bytes = sizeof room;
+       a.execution.threads = 1, a.execution.kernel = TESSERA_TEST_KERNEL;
+     },
+     "workspace: shares memory with dv; it must lie apart from every tensor of the call"},
+    {"merge_into_a_neighbour", Entry::merge,
+     [](Arguments& a) { a.out.o.data = static_cast<float*>(a.parts[1].o.data) + 6; },
+     "merged.o: shares memory with partials[1].o; outputs must not overlap inputs or each other"},
+    {"merge_lse_in_o", Entry::merge, [](Arguments& a) { a.out.lse.data = a.out.o.data; },
+     "merged.lse: shares memory with merged.o; outputs must not overlap inputs or each other"},
+    {"merge_lse_in_a_part", Entry::merge, [](Arguments& a) { a.out.lse.data = a.parts[0].o.data; },
+     "merged.lse: shares memory with partials[0].o; outputs must not overlap inputs or each other"},
+    {"mask_in_rng", Entry::dropout_mask, [](Arguments& a) { a.dropout_mask.data = a.rng.data; },
+     "mask: shares memory with rng; outputs must not overlap inputs or each other"},
 
     // Options and execution
     {"scale", Entry::forward, [](Arguments& a) { a.options.scale = nan; },
@@ -261,6 +299,7 @@ inline const Row rows[] = {
        const Tensor row(fake_memory, Type::f32, {1, huge, 1, 64}), key(fake_memory, Type::f32, {1, 1, 1, 64});
        a.in = {}, a.grads = {}, a.saved.d_lse = {};
        a.in.q = a.saved.o = a.saved.d_o = a.grads.dq = row, a.in.k = a.in.v = key;
+       a.grads.dq.data = reinterpret_cast<void*>(std::uintptr_t{1} << 60);
        a.saved.lse = Tensor(fake_memory, Type::f32, {1, 1, huge});
        a.execution.threads = 1, a.execution.kernel = TESSERA_TEST_KERNEL;
      },
@@ -298,7 +337,7 @@ inline const Row rows[] = {
     {"merge_lse_shape", Entry::merge, [](Arguments& a) { a.out.lse.shape[1] = 3; },
      "merged.lse: has shape [2,3,5]; must be [batch, heads, queries] = [2,4,5]"},
     {"merge_overlap", Entry::merge, [](Arguments& a) { a.out.lse.strides[0] = 0; },
-     "merged.lse: dimension 0 of shape [2,4,5] has stride 0; outputs must not overlap themselves"},
+     "merged.lse: elements of shape [2,4,5] with strides [0,5,1] share memory; outputs must not overlap themselves"},
     {"merge_null", Entry::merge, [](Arguments& a) { a.parts[1].o.data = nullptr; },
      "partials[1].o: data is null but its shape is [2,5,4,6]; null is allowed only without elements"},
     {"mask_missing", Entry::dropout_mask, [](Arguments& a) { a.dropout_mask = {}; },

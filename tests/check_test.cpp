@@ -138,6 +138,16 @@ TEST(Inside, ChecksStandWithoutTheCAbi) {
             "n: is 0; merging needs at least one partial result");
 }
 
+// A remembered plan must not answer for a name that was never one.
+TEST(Inside, AnEmptyNameIsNoKernel) {
+  Prepared prepared(false);
+  prepared.place_lengths(false);
+  const Arguments& a = prepared.a;
+  forward(a.in, a.out);
+  EXPECT_EQ(sentence([&] { forward(a.in, a.out, {}, {.kernel = ""}); }),
+            with_kernels("kernel: is ''; must be one of KERNELS"));
+}
+
 // A device's memory is its caller's to give. No device is needed to see that: the plan is never run.
 TEST(Inside, NothingIsAllocatedOnADevice) {
   class Hungry : public KernelPlan {
@@ -146,7 +156,8 @@ TEST(Inside, NothingIsAllocatedOnADevice) {
     void run(const Call&) const override { ADD_FAILURE() << "was run without its workspace"; }
   };
   Call call;
-  call.inputs.q = call.inputs.k = call.inputs.v = call.outputs.o = Tensor(fake_memory, Type::f32, {1, 1, 1, 4}, gpu);
+  call.inputs.q = call.inputs.k = call.inputs.v = Tensor(fake_memory, Type::f32, {1, 1, 1, 4}, gpu);
+  call.outputs.o = Tensor(fake_memory + 16, Type::f32, {1, 1, 1, 4}, gpu);
   const Problem problem = check_forward(call.inputs, call.outputs, {}, {});
   const api::Planned planned{problem, nullptr, std::make_unique<Hungry>(), ""};
   EXPECT_EQ(sentence([&] { api::run(planned, problem, call); }),

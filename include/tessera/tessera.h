@@ -7,6 +7,9 @@
  * - A call returns TESSERA_OK or a status; tessera_last_error() then holds one sentence that names
  *   the argument, its value and the rule. When a call fails, no output has been written.
  * - Tensors are views: the library never owns, frees or keeps a pointer beyond the call.
+ * - Inputs may share memory. A tensor that a call writes must not overlap an input, another output,
+ *   itself or the workspace, nor the workspace any tensor; that is checked (docs/algorithm.md,
+ *   "Memory that is shared"). Views that interleave are legal, such as slices of one [B,N,3,H,D].
  * - Every function may be called from several threads at once. Nothing prints, exits or aborts. */
 #ifndef TESSERA_H
 #define TESSERA_H
@@ -175,7 +178,8 @@ TESSERA_API tessera_status tessera_backward(const tessera_inputs* inputs, const 
                                             const tessera_gradients* gradients, const tessera_options* options,
                                             const tessera_execution* execution);
 
-/* n partial results (o, lse) over disjoint key sets, in index order, become that of the union. */
+/* n partial results (o, lse) over disjoint key sets, in index order, become that of the union. merged->o
+ * may be the same view as a partial's o, and merged->lse as a partial's lse: merging in place. */
 TESSERA_API tessera_status tessera_merge(const tessera_outputs* partials, int64_t n, const tessera_outputs* merged,
                                          const tessera_execution* execution);
 

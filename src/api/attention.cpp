@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 
 #include "api/kernels.hpp"
 #include "core/check.hpp"
@@ -49,11 +50,11 @@ std::shared_ptr<const Planned> choose_cached(const Problem& problem, const Execu
   struct Entry {
     std::shared_ptr<const Planned> planned;
     int threads = 0;
-    std::string kernel;
+    std::optional<std::string> kernel;
   };
   thread_local std::array<Entry, 8> entries;
   thread_local std::size_t oldest = 0;
-  const char* kernel = execution.kernel ? execution.kernel : "";
+  const auto kernel = execution.kernel ? std::optional<std::string>(execution.kernel) : std::nullopt;
   for (const Entry& e : entries)
     if (e.planned && e.threads == execution.threads && e.kernel == kernel && e.planned->problem == problem)
       return e.planned;
@@ -96,6 +97,7 @@ void run(const Planned& planned, const Problem& asked, Call call) {
   const std::size_t bytes = planned.workspace_bytes();
   if (e.workspace && e.workspace_bytes < bytes)
     invalid("workspace_bytes: is ", e.workspace_bytes, " but this plan needs ", bytes);
+  if (e.workspace) check_workspace(call, bytes);
   std::unique_ptr<void, decltype(&std::free)> owned(nullptr, &std::free);
   if (!e.workspace && bytes > 0) {
     if (asked.device.type != DeviceType::cpu)

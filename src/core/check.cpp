@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/failure.hpp"
+#include "core/overlap.hpp"
 #include "core/rules.hpp"
 #include "core/tensor.hpp"
 

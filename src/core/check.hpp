@@ -14,9 +14,12 @@ Problem check_forward(const Inputs& inputs, const Outputs& outputs, const Option
 Problem check_backward(const Inputs& inputs, const Saved& saved, const Gradients& gradients, const Options& options,
                        const Execution& execution);
 
-// What only a run needs: pointers that are there and aligned to their elements, and, where the lengths lie in host
-// memory, lengths that make sense. (On a device they are not read, that would synchronise; kernels clamp them.)
+// What only a run needs: pointers that are there and aligned to their elements, outputs that overlap nothing, and,
+// where the lengths lie in host memory, lengths that make sense. (On a device they are not read, that would
+// synchronise; kernels clamp them.)
 void check_run(const Problem& problem, const Call& call);
+// The caller's workspace, of which `bytes` are used, overlaps no tensor.
+void check_workspace(const Call& call, std::size_t bytes);
 
 void check_merge(std::span<const Outputs> partials, const Outputs& merged, const Execution& execution);
 void check_dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, const Execution& execution);

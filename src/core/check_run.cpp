@@ -1,8 +1,11 @@
 // What only a run needs to check, and the two calls that have no plan: merge and the dropout mask; see check.hpp.
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include "core/check.hpp"
 #include "core/failure.hpp"
+#include "core/overlap.hpp"
 #include "core/rules.hpp"
 #include "core/tensor.hpp"
 
@@ -46,32 +49,54 @@ void check_host_broadcast(const char* name, const Tensor& t, const Inputs& in, c
   }
 }
 
+struct Named {
+  const char* name;
+  const Tensor* tensor;  // perhaps not given
+};
+
+// All tensors of a call, by what it does to them.
+struct Tensors {
+  std::array<Named, 16> read;
+  std::array<Named, 7> written;
+
+  explicit Tensors(const Call& c) :
+      read{{{"q", &c.inputs.q},
+            {"k", &c.inputs.k},
+            {"v", &c.inputs.v},
+            {"bias", &c.inputs.bias},
+            {"mask", &c.inputs.mask},
+            {"slopes", &c.inputs.slopes},
+            {"sinks", &c.inputs.sinks},
+            {"cu_seqlens_q", &c.inputs.cu_seqlens_q},
+            {"cu_seqlens_k", &c.inputs.cu_seqlens_k},
+            {"seqused_q", &c.inputs.seqused_q},
+            {"seqused_k", &c.inputs.seqused_k},
+            {"rng", &c.inputs.rng},
+            {"o", &c.saved.o},
+            {"lse", &c.saved.lse},
+            {"d_o", &c.saved.d_o},
+            {"d_lse", &c.saved.d_lse}}},
+      written{{{"o", &c.outputs.o},
+               {"lse", &c.outputs.lse},
+               {"dq", &c.gradients.dq},
+               {"dk", &c.gradients.dk},
+               {"dv", &c.gradients.dv},
+               {"dbias", &c.gradients.dbias},
+               {"dsinks", &c.gradients.dsinks}}} {}
+};
+
 }  // namespace
 
 void check_run(const Problem& p, const Call& call) {
-  const auto& in = call.inputs;
-  for (const auto& [name, t] : {std::pair{"q", &in.q},
-                                {"k", &in.k},
-                                {"v", &in.v},
-                                {"bias", &in.bias},
-                                {"mask", &in.mask},
-                                {"slopes", &in.slopes},
-                                {"sinks", &in.sinks},
-                                {"cu_seqlens_q", &in.cu_seqlens_q},
-                                {"cu_seqlens_k", &in.cu_seqlens_k},
-                                {"seqused_q", &in.seqused_q},
-                                {"seqused_k", &in.seqused_k},
-                                {"rng", &in.rng},
-                                {"o", p.pass == Pass::forward ? &call.outputs.o : &call.saved.o},
-                                {"lse", p.pass == Pass::forward ? &call.outputs.lse : &call.saved.lse},
-                                {"d_o", &call.saved.d_o},
-                                {"d_lse", &call.saved.d_lse},
-                                {"dq", &call.gradients.dq},
-                                {"dk", &call.gradients.dk},
-                                {"dv", &call.gradients.dv},
-                                {"dbias", &call.gradients.dbias},
-                                {"dsinks", &call.gradients.dsinks}})
-    check_data(name, *t);
+  const Inputs& in = call.inputs;
+  const Tensors all(call);
+  for (const auto& [name, t] : all.read) check_data(name, *t);
+  for (const auto& [name, t] : all.written) check_data(name, *t);
+  for (auto output = all.written.begin(); output != all.written.end(); ++output) {
+    for (const auto& [name, t] : all.read) check_apart(output->name, *output->tensor, name, *t);
+    for (auto other = all.written.begin(); other != output; ++other)
+      check_apart(output->name, *output->tensor, other->name, *other->tensor);
+  }
   if (p.device.type != DeviceType::cpu) return;
   check_host_lengths("cu_seqlens_q", in.cu_seqlens_q, "seqused_q", in.seqused_q, "max_seqlen_q", p.options.max_seqlen_q,
                      p, p.Nq);
@@ -79,6 +104,17 @@ void check_run(const Problem& p, const Call& call) {
                      p, p.Nk);
   check_host_broadcast("bias", in.bias, in, p);
   check_host_broadcast("mask", in.mask, in, p);
+}
+
+void check_workspace(const Call& call, std::size_t bytes) {
+  const Tensor workspace(call.execution.workspace, Type::u8, {static_cast<std::int64_t>(bytes)}, call.inputs.q.device);
+  const Tensors all(call);
+  const auto check = [&](const Named& tensor) {
+    if (overlap(workspace, *tensor.tensor))
+      invalid("workspace: shares memory with ", tensor.name, "; it must lie apart from every tensor of the call");
+  };
+  std::for_each(all.read.begin(), all.read.end(), check);
+  std::for_each(all.written.begin(), all.written.end(), check);
 }
 
 namespace {
@@ -121,8 +157,16 @@ void check_merge(std::span<const Outputs> partials, const Outputs& merged, const
   check_partial("merged.", merged, merged.o, false);
   check_writable("merged.o", merged.o);
   if (merged.lse) check_writable("merged.lse", merged.lse);
-  for (std::size_t i = 0; i < partials.size(); ++i)
-    check_partial(text("partials[", i, "]."), partials[i], merged.o, true);
+  if (merged.lse) check_apart("merged.lse", merged.lse, "merged.o", merged.o);
+  for (std::size_t i = 0; i < partials.size(); ++i) {
+    const std::string name = text("partials[", i, "]."), o = name + "o", lse = name + "lse";
+    check_partial(name, partials[i], merged.o, true);
+    // A row is read in every partial before it is written: a result may replace a partial, element by element.
+    if (!same_view(merged.o, partials[i].o)) check_apart("merged.o", merged.o, o.c_str(), partials[i].o);
+    if (!same_view(merged.lse, partials[i].lse)) check_apart("merged.lse", merged.lse, lse.c_str(), partials[i].lse);
+    check_apart("merged.o", merged.o, lse.c_str(), partials[i].lse);
+    check_apart("merged.lse", merged.lse, o.c_str(), partials[i].o);
+  }
 }
 
 void check_dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, const Execution& execution) {
@@ -136,6 +180,7 @@ void check_dropout_mask(const Tensor& mask, const Tensor& rng, const Options& op
   if (rng) {
     check_view("rng", rng, mask.device);
     check_data("rng", rng);
+    check_apart("mask", mask, "rng", rng);
   }
   check_dropout(options, rng);
 }

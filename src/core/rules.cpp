@@ -59,13 +59,6 @@ void check_rows(const char* name, const Tensor& t) {
     invalid(name, ": last dimension has stride ", t.strides[static_cast<std::size_t>(last)], "; it must be 1");
 }
 
-void check_writable(const char* name, const Tensor& t) {
-  for (int i = 0; i < t.ndim; ++i)
-    if (dim(t, i) > 1 && t.strides[static_cast<std::size_t>(i)] == 0)
-      invalid(name, ": dimension ", i, " of shape ", shape_text(t),
-              " has stride 0; outputs must not overlap themselves");
-}
-
 // Tensors that follow another one's type, or are f32.
 void check_follows(const char* name, Type type, const char* leader, Type leader_type) {
   if (type == leader_type || type == Type::f32) return;

@@ -18,8 +18,7 @@ void check_given(const char* name, const Tensor& t);
 void check_view(const char* name, const Tensor& t, Device device);  // holds for every tensor, whatever its part
 void check_ndim(const char* name, const Tensor& t, int ndim, const char* layout);
 void check_shape(const char* name, const Tensor& t, Shape expected, const char* meaning);
-void check_rows(const char* name, const Tensor& t);      // the last dimension has stride 1
-void check_writable(const char* name, const Tensor& t);  // no stride 0
+void check_rows(const char* name, const Tensor& t);  // the last dimension has stride 1
 void check_type(const char* name, const Tensor& t, Type expected);
 void check_follows(const char* name, Type type, const char* leader, Type leader_type);  // the leader's type, or f32
 void check_single(const char* name, const Tensor& t, Type q_type);                      // f32; f64 beside f64 inputs

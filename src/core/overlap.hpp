@@ -1,0 +1,18 @@
+// Do views share memory? Exact arithmetic on addresses and strides; no memory is read. And the rules that rest on it.
+// Included by core/check.cpp, core/check_run.cpp and tests. Implements docs/algorithm.md, "Memory that is shared".
+#pragma once
+
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+// The answer is exact for all views that nest, which is all that slicing and transposing one buffer yields, and for
+// most others. Where strides are so unrelated that a bounded search does not decide, it is yes.
+bool overlaps_itself(const Tensor& t);  // two elements share memory. Reads no address
+bool overlap(const Tensor& a, const Tensor& b);
+bool same_view(const Tensor& a, const Tensor& b);  // element for element the same memory, of the same type
+
+void check_writable(const char* name, const Tensor& t);  // does not overlap itself
+void check_apart(const char* name, const Tensor& output, const char* other_name, const Tensor& other);
+
+}  // namespace tessera
