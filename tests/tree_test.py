@@ -187,8 +187,50 @@ def check_sentences():
         fail("tests/tree_test.py", 0, f"found only {rules} rules; has the way of refusing changed?")
 
 
+def check_environment():
+    """Variables are read where a privileged program's are left alone, by names that stand in the document's table."""
+    table = re.search(r"## Environment variables\n(.*?)\n## ", (ROOT / "docs/architecture.md").read_text(), re.S)
+    documented = set(re.findall(r"^\| `(\w+)`", table[1] if table else "", re.M))
+    read = set()
+    for path in files(SOURCE_ENDINGS, "include", "src", "cli"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(r"getenv\(", line) and path != ROOT / "src/core/environment.cpp":
+                fail(path, number, "reads the environment by itself; call environment() of core/environment.hpp")
+            for name in re.findall(r"\benvironment\(([^)]*)\)", line):
+                if name.startswith("const char*"):
+                    continue
+                read.add(name.strip('"'))
+                if name.strip('"') not in documented:
+                    fail(path, number, f"reads {name}, which docs/architecture.md, Environment variables, does not list")
+    for path in files({".py"}, "python/tessera"):
+        for name in re.findall(r"environ(?:\.get\(|\[)\"(\w+)\"", path.read_text()):
+            read.add(name)
+            if name not in documented:
+                fail(path, 0, f"reads {name}, which docs/architecture.md, Environment variables, does not list")
+    for name in sorted(documented - read):
+        fail("docs/architecture.md", 0, f"lists the variable {name}, which nobody reads")
+
+
+# What cannot throw: they fill in a struct, or read what a plan or a thread already holds.
+NEVER_THROW = {"tessera_plan_destroy", "tessera_plan_workspace_size", "tessera_plan_kernel", "tessera_plan_describe",
+               "tessera_last_error", "tessera_version"}
+
+
+def check_c_abi():
+    """No exception leaves the C ABI: every function goes through guarded(), or is known to throw nothing."""
+    source = (ROOT / "src/api/c_api.cpp").read_text()
+    block = source[source.index('extern "C" {'):source.index('}  // extern "C"')]
+    declared = set(re.findall(r"TESSERA_API[^;(]*?\b(tessera_\w+)\(", (ROOT / "include/tessera/tessera.h").read_text()))
+    bodies = dict(re.findall(r"^[a-z][^;{}]*?\b(tessera_\w+)\([^{;]*\) (\{.*?\})(?=\n(?:[a-z}]|\n|\Z))", block, re.M | re.S))
+    for name in sorted(declared):
+        if name not in bodies:
+            fail("src/api/c_api.cpp", 0, f"{name} was not found; is it defined in another way?")
+        elif "guarded(" not in bodies[name] and name not in NEVER_THROW and not name.endswith("_init"):
+            fail("src/api/c_api.cpp", 0, f"{name} lets exceptions out; see guarded()")
+
+
 def main():
-    for check in [check_includes, check_text, check_headers, check_sentences]:
+    for check in [check_includes, check_text, check_headers, check_sentences, check_environment, check_c_abi]:
         before = len(failures)
         check()
         print(f"{check.__name__}: {'ok' if len(failures) == before else f'{len(failures) - before} failures'}")

@@ -223,7 +223,8 @@ TESSERA_API tessera_status tessera_plan_run_backward(const tessera_plan* plan, c
 TESSERA_API const char* tessera_last_error(void);
 /* major * 10000 + minor * 100 + patch of the library that is running. */
 TESSERA_API int tessera_version(void);
-/* A few lines for people: CPU, instruction sets, kernels. The text lives as long as the process. */
+/* A few lines for people: CPU, instruction sets, kernels. The text lives as long as the process. "" where there is no
+ * memory for it; tessera_last_error() then says so. */
 TESSERA_API const char* tessera_info(void);
 
 #ifdef __cplusplus

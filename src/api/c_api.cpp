@@ -309,8 +309,12 @@ int tessera_version(void) {
 }
 
 const char* tessera_info(void) {
-  static const std::string lines = api::info();
-  return lines.c_str();
+  const char* lines = "";
+  guarded([&] {
+    static const std::string known = api::info();
+    lines = known.c_str();
+  });
+  return lines;
 }
 
 }  // extern "C"

@@ -1,6 +1,4 @@
 // What `tessera info` and tessera_info() tell of this machine: one fact a line, a name of at most 10 letters first.
-#include <cstdlib>
-
 #include "api/attention.hpp"
 #include "api/kernels.hpp"
 #include "core/failure.hpp"
@@ -34,13 +32,18 @@ std::string nvrtc_text() {
 
 std::string cache_text() {
   const std::string folder = cuda::cache_folder();
-  return folder.empty() ? "none: TESSERA_CACHE is empty, or there is no home folder" : folder;
+  return folder.empty()
+             ? "none: TESSERA_CACHE is empty, there is no home folder, or this program has more rights than its user"
+             : folder;
 }
 
-std::string packs_text() {
+// What cannot be found out (a damaged $TESSERA_PACK, a driver that fails) is told in its place, and is not a reason to
+// tell nothing else.
+template <class Fact>
+std::string fact_or_failure(const Fact& fact) {
   try {
-    return cuda::packs_summary();
-  } catch (const Failure& failure) {  // of $TESSERA_PACK; told here, not a reason to tell nothing else
+    return fact();
+  } catch (const Failure& failure) {
     return failure.what();
   }
 }
@@ -55,8 +58,9 @@ std::string kernel_names() {
 
 std::string info() {
   return text("processor  ", cpu::processor(), "\nisa        ", cpu::instruction_sets(), "\nthreads    ",
-              resolve_threads(0), "\nkernels    ", kernel_names(), "\nGPU        ", gpu_text(), "\nNVRTC      ",
-              nvrtc_text(), "\npacked     ", packs_text(), "\ncache      ", cache_text(), "\n");
+              resolve_threads(0), "\nkernels    ", kernel_names(), "\nGPU        ", fact_or_failure(gpu_text),
+              "\nNVRTC      ", nvrtc_text(), "\npacked     ", fact_or_failure(cuda::packs_summary), "\ncache      ",
+              cache_text(), "\n");
 }
 
 }  // namespace tessera::api

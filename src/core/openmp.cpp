@@ -11,11 +11,12 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "core/environment.hpp"
 
 namespace tessera {
 namespace {
@@ -105,7 +106,7 @@ void take_part(void* argument) {
 
 bool run_on_openmp(int threads, Time (*work)(void*), void* context) {
   static const bool allowed = [] {
-    const char* wish = std::getenv("TESSERA_OPENMP");
+    const char* wish = environment("TESSERA_OPENMP");
     return !wish || std::strcmp(wish, "0") != 0;
   }();
   if (!allowed) return false;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <set>
 
+#include "core/environment.hpp"
 #include "core/failure.hpp"
 #include "simt/unit.hpp"
 
@@ -63,7 +64,7 @@ std::string spelled(const OnePassConfig& c) {
 std::string beginning(const std::set<int>& shapes, Element element, bool halves_S = false) {
   std::string out;
   // For development: waits end with a message, not never.
-  if (const char* tries = std::getenv("TESSERA_BOUNDED_WAITS"))
+  if (const char* tries = environment("TESSERA_BOUNDED_WAITS"))
     out += text("#define TESSERA_BOUNDED_WAITS ", std::strtoul(tries, nullptr, 10), "\n");
   out += "#include \"sm90/ptx/wgmma.cuh\"\n";
   for (const int n : shapes) out += wgmma_text(n, element, halves_S);

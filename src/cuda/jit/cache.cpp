@@ -1,22 +1,23 @@
 // The caches of compiled kernels; see cache.hpp.
 #include "cuda/jit/cache.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
+#include <dirent.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
+#include <chrono>
+#include <cstring>
 #include <fstream>
 #include <future>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 
+#include "core/environment.hpp"
 #include "core/failure.hpp"
 #include "cuda/device.hpp"
+#include "cuda/jit/file.hpp"
 #include "cuda/jit/nvrtc.hpp"
 #include "cuda/jit/pack.hpp"
 #include "cuda/jit/sha256.hpp"
@@ -33,10 +34,10 @@ std::string unit_key(const Unit& unit) {
 }
 
 std::string cache_folder() {
-  if (const char* folder = std::getenv("TESSERA_CACHE")) return folder;
-  const char* xdg = std::getenv("XDG_CACHE_HOME");
+  if (const char* folder = environment("TESSERA_CACHE")) return folder;
+  const char* xdg = environment("XDG_CACHE_HOME");
   if (xdg && *xdg) return text(xdg, "/tessera");
-  const char* home = std::getenv("HOME");
+  const char* home = environment("HOME");
   return home && *home ? text(home, "/.cache/tessera") : "";
 }
 
@@ -57,47 +58,74 @@ bool make_folders(const std::string& path) {
   return mkdir(path.c_str(), 0700) == 0 || errno == EEXIST;
 }
 
-bool write_all(int file, const char* bytes, std::size_t count) {
-  while (count > 0) {
-    const ssize_t written = ::write(file, bytes, count);
-    if (written <= 0) return false;
-    bytes += written, count -= static_cast<std::size_t>(written);
+// A file or folder that nobody else could have made or can change.
+bool is_ours_alone(const struct stat& status) { return status.st_uid == geteuid() && (status.st_mode & 0022) == 0; }
+
+// Entries are reached through the open folder: whoever can rename its parents cannot put another in its place.
+Descriptor open_folder(const std::string& path) {
+  Descriptor folder(path.empty() ? -1 : open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status {};
+  if (folder && (fstat(folder.get(), &status) != 0 || !is_ours_alone(status) || (status.st_mode & 0077) != 0))
+    folder.close();
+  return folder;
+}
+
+// "KEY.cubin" is an entry, "KEY.cubin.PROCESS.NUMBER" one that is being written.
+constexpr const char *ending = ".cubin", *being_written = ".cubin.";
+
+// A process that is killed while it writes leaves its temporary file behind. Writing takes milliseconds, so those of an
+// hour ago are nobody's. `now` is the file system's own clock.
+void remove_leftovers(const Descriptor& folder, const timespec& now) {
+  const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const list = again < 0 ? nullptr : fdopendir(again);
+  if (!list) {
+    Descriptor(again).close();
+    return;
   }
-  return true;
+  while (const dirent* const entry = readdir(list)) {
+    struct stat status {};
+    if (std::strstr(entry->d_name, being_written) &&
+        fstatat(folder.get(), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+        status.st_mtim.tv_sec < now.tv_sec - 3600)
+      unlinkat(folder.get(), entry->d_name, 0);
+  }
+  closedir(list);
 }
 
 }  // namespace
 
-bool DiskCache::usable(bool create) const {
-  if (folder.empty()) return false;
-  if (create && !make_folders(folder)) return false;
-  struct stat status;
-  if (lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) return false;
-  return status.st_uid == geteuid() && (status.st_mode & 0077) == 0;
-}
-
 std::optional<std::vector<char>> DiskCache::read(const std::string& key) const {
-  if (!usable(false)) return {};
-  std::ifstream file(path(key), std::ios::binary);
-  if (!file) return {};
-  const std::string content{std::istreambuf_iterator<char>(file), {}};
-  if (content.size() < 65 || content[64] != '\n') return {};
-  std::vector<char> cubin(content.begin() + 65, content.end());
-  if (content.substr(0, 64) != content_hash(cubin)) return {};
+  const Descriptor folder = open_folder(path);
+  if (!folder) return {};
+  const Descriptor file(openat(folder.get(), (key + ending).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat status {};
+  if (!file || fstat(file.get(), &status) != 0 || !is_ours_alone(status)) return {};
+  std::string reason;
+  const std::optional<std::string> content = read_content(file, reason);
+  if (!content || content->size() < 65 || (*content)[64] != '\n') return {};
+  std::vector<char> cubin(content->begin() + 65, content->end());
+  if (content->compare(0, 64, content_hash(cubin)) != 0) return {};
   return cubin;
 }
 
 void DiskCache::write(const std::string& key, const std::vector<char>& cubin) const {
-  if (!usable(true)) return;
+  if (path.empty() || !make_folders(path)) return;
+  const Descriptor folder = open_folder(path);
+  if (!folder) return;
   static std::atomic<int> count{0};
-  const std::string temporary = text(path(key), ".", getpid(), ".", count++);
-  const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (file < 0) return;
-  const std::string head = content_hash(cubin) + "\n";
+  const std::string entry = key + ending, head = content_hash(cubin) + "\n";
+  // The clock keeps apart processes of one number, which containers have.
+  const auto clock = std::chrono::system_clock::now().time_since_epoch().count();
+  const std::string temporary = text(entry, ".", getpid(), "-", clock, ".", count++);
+  Descriptor file(openat(folder.get(), temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file) return;
+  struct stat status {};
   bool good = write_all(file, head.data(), head.size()) && write_all(file, cubin.data(), cubin.size());
-  good = fsync(file) == 0 && good;
-  close(file);
-  if (!good || rename(temporary.c_str(), path(key).c_str()) != 0) unlink(temporary.c_str());
+  good = good && fsync(file.get()) == 0 && fstat(file.get(), &status) == 0;
+  good = file.close() && good;
+  if (!good || renameat(folder.get(), temporary.c_str(), folder.get(), entry.c_str()) != 0)
+    unlinkat(folder.get(), temporary.c_str(), 0);
+  if (good) remove_leftovers(folder, status.st_mtim);
 }
 
 // --- dump, and the way to a cubin
@@ -106,7 +134,7 @@ namespace {
 
 // $TESSERA_DUMP: a folder for everything about each unit that is compiled.
 void dump(const Unit& unit, const Compiled& compiled) {
-  const char* folder = std::getenv("TESSERA_DUMP");
+  const char* folder = environment("TESSERA_DUMP");
   if (!folder || !*folder || !make_folders(folder)) return;
   const std::string stem = text(folder, "/", unit_key(unit).substr(0, 16), ".", unit.architecture);
   std::ofstream(stem + ".cu") << unit.text;
@@ -119,7 +147,7 @@ void dump(const Unit& unit, const Compiled& compiled) {
 }  // namespace
 
 std::vector<char> find_cubin(const Unit& unit) {
-  const bool wants_dump = std::getenv("TESSERA_DUMP") != nullptr;
+  const bool wants_dump = environment("TESSERA_DUMP") != nullptr;
   if (!wants_dump)
     if (auto packed = find_in_packs(unit_key(unit))) return *packed;
   const NvrtcOrReason& found = find_nvrtc();

@@ -22,21 +22,23 @@ std::vector<char> find_cubin(const Unit& unit);
 std::string unit_key(const Unit& unit);
 
 // The user's cache folder: $TESSERA_CACHE, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera. Empty: none (the
-// variable is set and empty, or there is no home). An unusable folder is not an error; the cache is then skipped.
+// variable is set and empty, there is no home, or the environment is not to be trusted; see core/environment.hpp). An
+// unusable folder is not an error; the cache is then skipped.
 std::string cache_folder();
 
-// One folder of entries. An entry is written to a temporary file, synced and renamed, so that readers see all of it or
-// nothing, and begins with the hash of its content, which is checked on reading.
+// One folder of entries, used only if it is ours and closed to others. An entry is written to a temporary file, synced
+// and renamed, so that readers see all of it or nothing, and begins with the hash of its content, which is checked on
+// reading. Nothing here throws but std::bad_alloc: an entry that cannot be written is compiled again next time.
 class DiskCache {
  public:
-  explicit DiskCache(std::string folder) : folder(std::move(folder)) {}
-  std::optional<std::vector<char>> read(const std::string& key) const;  // a damaged entry counts as missing
+  explicit DiskCache(std::string folder) : path(std::move(folder)) {}
+  // An entry that is damaged, somebody else's, or no regular file at all counts as missing.
+  std::optional<std::vector<char>> read(const std::string& key) const;
+  // Also removes what writers left that were killed an hour ago or earlier.
   void write(const std::string& key, const std::vector<char>& cubin) const;
 
  private:
-  bool usable(bool create) const;  // it is a folder, ours, and closed to others
-  std::string path(const std::string& key) const { return folder + "/" + key + ".cubin"; }
-  std::string folder;
+  std::string path;
 };
 
 }  // namespace tessera::cuda

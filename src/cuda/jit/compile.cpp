@@ -1,10 +1,10 @@
 // Compiling units with NVRTC; see compile.hpp.
 #include "cuda/jit/compile.hpp"
 
-#include <cstdlib>
 #include <ctime>
 #include <regex>
 
+#include "core/environment.hpp"
 #include "core/failure.hpp"
 #include "cuda/jit/nvrtc.hpp"
 #include "cuda/jit/source.hpp"
@@ -42,7 +42,7 @@ const std::vector<std::string>& compile_flags() {
   // the source, for profilers, would make the cubins three times as large: only on demand.
   static const std::vector<std::string> flags = [] {
     std::vector<std::string> list{"-std=c++20", "-default-device", "--ptxas-options=-v"};
-    if (const char* wanted = std::getenv("TESSERA_LINEINFO"); wanted && *wanted) list.emplace_back("-lineinfo");
+    if (const char* wanted = environment("TESSERA_LINEINFO"); wanted && *wanted) list.emplace_back("-lineinfo");
     return list;
   }();
   return flags;
@@ -91,7 +91,7 @@ Compiled compile(const Unit& unit) {
     throw Failure(TESSERA_DEVICE_ERROR, text("NVRTC gave no cubin for ", unit.architecture, ":\n", out.log));
   out.cubin.resize(bytes);
   nvrtc.get_cubin(program, out.cubin.data());
-  if (std::getenv("TESSERA_DUMP") && nvrtc.get_ptx_size(program, &bytes) == 0) {
+  if (environment("TESSERA_DUMP") && nvrtc.get_ptx_size(program, &bytes) == 0) {
     out.ptx.resize(bytes);
     nvrtc.get_ptx(program, out.ptx.data());
     if (!out.ptx.empty()) out.ptx.pop_back();  // the terminator

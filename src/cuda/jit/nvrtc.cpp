@@ -3,9 +3,9 @@
 
 #include <glob.h>
 
-#include <cstdlib>
 #include <vector>
 
+#include "core/environment.hpp"
 #include "core/failure.hpp"
 #include "cuda/library.hpp"
 
@@ -25,16 +25,16 @@ void add_matches(const std::string& pattern, std::vector<std::string>& paths) {
 // $TESSERA_NVRTC (a file) first, then the loader's own search, toolkit folders, and the folders of Python's wheels.
 std::vector<std::string> candidates() {
   std::vector<std::string> paths, folders;
-  if (const char* file = std::getenv("TESSERA_NVRTC"); file && *file) return {file};
+  if (const char* file = environment("TESSERA_NVRTC"); file && *file) return {file};
   for (const char* name : library_names) paths.emplace_back(name);
-  for (const char* variable : {"CUDA_HOME", "CUDA_PATH"})
-    if (const char* root = std::getenv(variable)) folders.push_back(text(root, "/lib64"));
+  for (const char* root : {environment("CUDA_HOME"), environment("CUDA_PATH")})
+    if (root) folders.push_back(text(root, "/lib64"));
   for (const char* folder : {"/usr/local/cuda/lib64", "/usr/local/cuda-1[23]*/lib64", "/opt/cuda/lib64"})
     folders.emplace_back(folder);
   std::vector<std::string> prefixes{"/usr/local", "/usr"};
-  if (const char* root = std::getenv("VIRTUAL_ENV")) prefixes.insert(prefixes.begin(), root);
-  if (const char* root = std::getenv("CONDA_PREFIX")) prefixes.insert(prefixes.begin(), root);
-  if (const char* home = std::getenv("HOME")) prefixes.push_back(text(home, "/.local"));
+  if (const char* root = environment("VIRTUAL_ENV")) prefixes.insert(prefixes.begin(), root);
+  if (const char* root = environment("CONDA_PREFIX")) prefixes.insert(prefixes.begin(), root);
+  if (const char* home = environment("HOME")) prefixes.push_back(text(home, "/.local"));
   for (const std::string& prefix : prefixes)
     for (const char* packages : {"site-packages", "dist-packages"})
       for (const char* wheel : {"cu13", "cuda_nvrtc"})

@@ -3,15 +3,17 @@
 
 #include <unistd.h>
 
+#include <cerrno>
+#include <charconv>
 #include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
+#include <cstring>
 #include <mutex>
 
+#include "core/environment.hpp"
 #include "core/failure.hpp"
 #include "core/parallel.hpp"
 #include "cuda/jit/cache.hpp"
+#include "cuda/jit/file.hpp"
 #include "cuda/jit/sha256.hpp"
 
 namespace tessera::cuda {
@@ -66,8 +68,11 @@ std::string_view take(std::string_view& bytes, std::size_t count) {
 }
 
 std::string_view take_field(std::string_view& bytes) {
-  const std::string digits(take(bytes, size_digits));
-  return take(bytes, std::strtoull(digits.c_str(), nullptr, 16));
+  const std::string_view digits = take(bytes, size_digits);
+  std::size_t count = 0;
+  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), count, 16);
+  if (error != std::errc{} || end != digits.end()) damaged();
+  return take(bytes, count);
 }
 
 // The library's own pack is as sound as its code is, and is not summed up at every start.
@@ -79,7 +84,9 @@ Pack parse(std::string_view bytes, Trust trust) {
   if (trust == Trust::checked && hash != Sha256().add(bytes).hex()) damaged();
   Pack pack;
   while (!bytes.empty()) {
-    PackedKernel& kernel = pack[std::string(take_field(bytes))];
+    const auto [place, is_new] = pack.try_emplace(std::string(take_field(bytes)));
+    if (!is_new) damaged();
+    PackedKernel& kernel = place->second;
     kernel.architecture = take_field(bytes), kernel.kernel = take_field(bytes), kernel.variant = take_field(bytes);
     const std::string_view cubin = take_field(bytes);
     kernel.cubin.assign(cubin.begin(), cubin.end());
@@ -101,23 +108,29 @@ std::string write_pack(const Pack& pack) {
 Pack read_pack(std::string_view bytes) { return parse(bytes, Trust::checked); }
 
 Pack read_pack_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Failure(TESSERA_DEVICE_ERROR, text("pack ", path, ": cannot be read"));
-  const std::string content{std::istreambuf_iterator<char>(file), {}};
+  std::string reason;
+  const std::optional<std::string> content = read_file(path, reason);
+  if (!content) throw Failure(TESSERA_DEVICE_ERROR, text("pack ", path, ": cannot be read: ", reason));
   try {
-    return read_pack(content);
+    return read_pack(*content);
   } catch (const Failure& failure) {
     throw Failure(failure.status, text("pack ", path, ": ", failure.what()));
   }
 }
 
 void write_pack_file(const std::string& path, const Pack& pack) {
-  const std::string temporary = text(path, ".", getpid());
-  std::ofstream file(temporary, std::ios::binary);
-  file << write_pack(pack) << std::flush;
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    std::remove(temporary.c_str());
-    throw Failure(TESSERA_DEVICE_ERROR, text("pack ", path, ": cannot be written"));
+  const std::string temporary = text(path, ".", getpid()), content = write_pack(pack);
+  const auto refuse = [&](const char* reason) {
+    throw Failure(TESSERA_DEVICE_ERROR, text("pack ", path, ": cannot be written: ", reason));
+  };
+  unlink(temporary.c_str());  // of a process that had this number and was killed
+  Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!file) refuse(std::strerror(errno));
+  const bool good = write_all(file, content.data(), content.size()) && fsync(file.get()) == 0 && file.close();
+  if (!good || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    unlink(temporary.c_str());
+    refuse(std::strerror(error));
   }
 }
 
@@ -135,7 +148,7 @@ const std::vector<Place>& places() {
   static const std::vector<Place> list = [] {
     std::vector<Place> out;
     if (!embedded_pack().empty()) out.push_back({"the library", parse(embedded_pack(), Trust::unchecked)});
-    if (const char* path = std::getenv("TESSERA_PACK"); path && *path) out.push_back({path, read_pack_file(path)});
+    if (const char* path = environment("TESSERA_PACK"); path && *path) out.push_back({path, read_pack_file(path)});
     return out;
   }();
   return list;

@@ -2,12 +2,11 @@
 #include "cuda/jit/source.hpp"
 
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <string_view>
 
+#include "core/environment.hpp"
 #include "core/failure.hpp"
+#include "cuda/jit/file.hpp"
 
 namespace tessera::cuda {
 
@@ -16,18 +15,20 @@ extern const char* const embedded_sources[];
 
 namespace {
 
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    throw Failure(TESSERA_DEVICE_ERROR, text("device text ", path, " cannot be read; see TESSERA_DEVICE_SOURCE"));
-  return {std::istreambuf_iterator<char>(file), {}};
+std::string read_text(const std::string& path) {
+  std::string reason;
+  std::optional<std::string> content = read_file(path, reason);
+  if (!content)
+    throw Failure(TESSERA_DEVICE_ERROR,
+                  text("device text ", path, " cannot be read: ", reason, "; see TESSERA_DEVICE_SOURCE"));
+  return *std::move(content);
 }
 
 std::vector<SourceFile> collect() {
-  const char* tree = std::getenv("TESSERA_DEVICE_SOURCE");
+  const char* tree = environment("TESSERA_DEVICE_SOURCE");
   std::vector<SourceFile> files;
   for (const char* const* p = embedded_sources; *p; p += 2)
-    files.push_back({p[0], tree ? read_file(text(tree, "/", p[0])) : p[1]});
+    files.push_back({p[0], tree ? read_text(text(tree, "/", p[0])) : p[1]});
   return files;
 }
 

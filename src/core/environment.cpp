@@ -1,0 +1,10 @@
+// See environment.hpp.
+#include "core/environment.hpp"
+
+#include <cstdlib>
+
+namespace tessera {
+
+const char* environment(const char* name) noexcept { return secure_getenv(name); }
+
+}  // namespace tessera
