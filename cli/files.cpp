@@ -1,8 +1,9 @@
 // Implements cli/files.hpp.
 // Nobody includes this.
-// Temporary names carry the process id, so that two runs into one folder do not meet.
+// What happens inside a folder is cli/replacement.cpp's.
 #include "cli/files.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -24,11 +25,23 @@ namespace {
 
 std::string system_reason() { return errno != 0 ? std::strerror(errno) : "the system gave no reason"; }
 
+bool is_stream(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error) && !fs::is_regular_file(path, error) && !fs::is_directory(path, error);
+}
+
+// Where a file lies or will lie, however it is spelled. A link that leads nowhere is itself the place.
+fs::path place_of(const fs::path& path) {
+  std::error_code error;
+  const fs::path place = fs::weakly_canonical(fs::absolute(path), error);
+  return error ? fs::absolute(path).lexically_normal() : place;
+}
+
 }  // namespace
 
 Files::~Files() {
+  replacements.clear();
   std::error_code ignored;
-  for (const Pending& file : pending) fs::remove(file.temporary, ignored);
   for (auto folder = created_folders.rbegin(); folder != created_folders.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
@@ -36,15 +49,29 @@ void Files::create_folder(const fs::path& folder) {
   std::error_code error;
   if (fs::is_directory(folder, error)) return;
   if (fs::exists(folder, error)) cannot("write into", folder, "it is not a folder");
-  if (folder.has_parent_path() && folder.parent_path() != folder) create_folder(folder.parent_path());
+  const fs::path parent = folder.parent_path();
+  if (!parent.empty() && parent != folder) create_folder(parent);
   if (fs::create_directory(folder, error)) created_folders.push_back(folder);
   if (error) cannot("create the folder", folder, error.message());
+  const int descriptor = open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return;  // a folder that may be written but not read cannot be synced
+  errno = 0;
+  const bool synced = fsync(descriptor) == 0 || errno == EINVAL;
+  const std::string reason = system_reason();
+  close(descriptor);
+  if (!synced) cannot("create the folder", folder, reason);
+}
+
+Replacement& Files::replacement_in(const fs::path& folder) {
+  for (const auto& replacement : replacements)
+    if (replacement->is_of(folder)) return *replacement;
+  return *replacements.emplace_back(std::make_unique<Replacement>(folder));
 }
 
 void Files::add(const fs::path& path, const std::function<void(std::ostream&)>& write) {
   std::error_code error;
   if (fs::is_directory(path, error)) cannot("write", path, "it is a folder");
-  if (fs::exists(path, error) && !fs::is_regular_file(path, error)) {
+  if (is_stream(path)) {
     std::ostringstream content;
     write(content);
     streams.push_back({path, content.str()});
@@ -52,26 +79,10 @@ void Files::add(const fs::path& path, const std::function<void(std::ostream&)>& 
   }
   // A link is followed, so that what it points to is replaced and the link stays.
   const fs::path target = fs::exists(path, error) ? fs::canonical(path, error) : path;
-  std::string name(".");
-  name += target.filename().string() + "." + std::to_string(getpid()) + ".tmp";
-  const fs::path temporary = target.parent_path() / name;
-  errno = 0;
-  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-  if (!out) cannot("write", path, system_reason());
-  pending.push_back({temporary, target});
-  write(out);
-  out.close();
-  if (!out) cannot("write", path, system_reason());
+  replacement_in(target.parent_path()).write(target.filename().string(), write);
 }
 
-void Files::commit() {
-  for (const Pending& file : pending) {
-    std::error_code error;
-    fs::rename(file.temporary, file.final, error);
-    if (error) cannot("write", file.final, error.message());
-  }
-  pending.clear();
-  created_folders.clear();
+void Files::write_streams() const {
   std::fflush(stdout);  // what was printed so far comes first if the stream is the same terminal or pipe
   for (const Stream& stream : streams) {
     errno = 0;
@@ -79,7 +90,39 @@ void Files::commit() {
     out << stream.content << std::flush;
     if (!out) cannot("write", stream.path, system_reason());
   }
+}
+
+void Files::commit(const std::function<void()>& last) {
+  for (const auto& replacement : replacements) replacement->place();
+  write_streams();
+  last();
+  for (const auto& replacement : replacements) replacement->finish();
+  for (const auto& replacement : replacements) replacement->forget_old();
+  replacements.clear();
   streams.clear();
+  created_folders.clear();
+}
+
+void recover_folder(const fs::path& folder) {
+  std::error_code error;
+  if (fs::is_directory(folder, error)) Replacement{folder};
+}
+
+void require_distinct(const std::vector<NamedPath>& outputs, const std::vector<NamedPath>& inputs) {
+  std::vector<NamedPath> places;
+  for (const NamedPath& output : outputs) {
+    if (output.path.empty() || is_stream(output.path)) continue;
+    const fs::path place = place_of(output.path);
+    for (const NamedPath& other : places)
+      if (other.path == place)
+        throw Failure(output.name + ": is " + output.path.string() + ", which is the place of " + other.name +
+                      "; every output must have a place of its own.");
+    for (const NamedPath& input : inputs)
+      if (!input.path.empty() && place_of(input.path) == place)
+        throw Failure(output.name + ": is " + output.path.string() + ", which is the file of " + input.name +
+                      "; an output must not replace an input.");
+    places.push_back({output.name, place});
+  }
 }
 
 }  // namespace tessera::cli

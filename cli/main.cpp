@@ -1,8 +1,13 @@
 // The `tessera` program: parses the command line, runs one command, turns every error into one sentence.
 // Nobody includes this.
 // Implements the command line described in docs/tour.md. Exit status: 0 fine, 1 failed, 2 wrong usage.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <utility>
@@ -45,9 +50,29 @@ int run_chosen(const std::vector<std::pair<CLI::App*, Action>>& actions) {
   return 0;
 }
 
+// A standard descriptor that is closed would be given to the next file that is opened, and what is printed would go
+// into that file. These ends of /dev/null refuse whatever is read or printed.
+void occupy_standard_descriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (fcntl(descriptor, F_GETFD) == -1) open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
+// Only now does it turn out whether everything that was printed has arrived.
+int end(int status) {
+  try {
+    require_stdout();
+  } catch (const std::exception& error) {
+    return status == 0 ? fail(error.what(), 1) : status;
+  }
+  if (close(STDOUT_FILENO) != 0 && status == 0)
+    return fail(std::string("cannot write to standard output: ") + std::strerror(errno) + ".", 1);
+  return status;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  occupy_standard_descriptors();
   CLI::App program("Exact attention, forward and backward, tile by tile.", "tessera");
   use_plain_help(program);
   program.require_subcommand(1);
@@ -68,7 +93,7 @@ int main(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& help) {
-    return program.exit(help);
+    return end(program.exit(help));
   } catch (const CLI::ParseError& error) {
     if (argc == 1) {  // nothing was asked for: the help is the best answer
       std::fputs(program.help().c_str(), stderr);
@@ -76,5 +101,5 @@ int main(int argc, char** argv) {
     }
     return usage_error(program, error, argv[1]);
   }
-  return run_chosen(actions);
+  return end(run_chosen(actions));
 }

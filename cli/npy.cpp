@@ -256,10 +256,9 @@ void write_npy(std::ostream& out, const Array& array) {
   header.append(alignment - (prefix + header.size() + 1) % alignment, ' ');
   header += '\n';
 
-  out.write(magic.data(), static_cast<std::streamsize>(magic.size()));
-  out.put(1).put(0);
-  out.put(static_cast<char>(header.size() & 0xFF)).put(static_cast<char>(header.size() >> 8));
-  out << header;
+  const char version[] = {1, 0},
+             length[] = {static_cast<char>(header.size() & 0xFF), static_cast<char>(header.size() >> 8)};
+  out << std::string(magic).append(version, 2).append(length, 2) + header;
   out.write(array.data<char>(), static_cast<std::streamsize>(array.bytes()));
 }
 

@@ -3,10 +3,12 @@
 // Implements docs/architecture.md, "Compiling kernels".
 #include <cstdio>
 #include <memory>
+#include <ostream>
 
 #include "api/units.hpp"
 #include "cli/command.hpp"
 #include "cli/failure.hpp"
+#include "cli/files.hpp"
 #include "cli/flags.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
@@ -44,16 +46,20 @@ std::vector<cuda::NamedUnit> units_of(const Arguments& a) {
   return api::plain_units(cuda::target_named(a.architecture), types, dims);
 }
 
-void list(const std::vector<cuda::NamedUnit>& units, Json& json) {
+void list(const Arguments& a, const std::vector<cuda::NamedUnit>& units) {
+  Json json = Json::array();
   const Table table({{"kernel", 26, true}, {"problem", 20, true}, {"GPU", 8, true}});
   std::printf("%s", table.heading().c_str());
   for (const cuda::NamedUnit& u : units) {
     std::printf("%s", table.row({u.kernel, u.variant, u.unit.architecture}).c_str());
     json.push_back({{"kernel", u.kernel}, {"problem", u.variant}, {"architecture", u.unit.architecture}});
   }
+  save_json(a.json, json);
 }
 
-void compile(const Arguments& a, const std::vector<cuda::NamedUnit>& units, Json& json) {
+void compile(const Arguments& a, const std::vector<cuda::NamedUnit>& units) {
+  require_distinct({{"--out", a.out}, {"--json", a.json}}, {});
+  Json json = Json::array();
   const Table table({{"kernel", 26, true}, {"problem", 20, true}, {"registers", 9}, {"size", 10}, {"time", 10}});
   std::printf("%s", table.heading().c_str());
   Progress progress(static_cast<double>(units.size()));
@@ -73,18 +79,22 @@ void compile(const Arguments& a, const std::vector<cuda::NamedUnit>& units, Json
                     {"seconds", c.seconds}});
   };
   const cuda::Pack pack = cuda::make_pack(units, {}, resolve_threads(a.jobs), on_compiled);
-  cuda::write_pack_file(a.out, pack);
-  progress.hide();
-  std::printf("%zu kernels are in %s. The library reads it when TESSERA_PACK names it.\n", pack.size(), a.out.c_str());
+  Files files;
+  files.add(a.out, [&](std::ostream& out) { out << cuda::write_pack(pack); });
+  if (!a.json.empty()) files.add(a.json, [&](std::ostream& out) { out << text_of(json); });
+  files.commit([&] {
+    progress.hide();
+    std::printf("%zu kernels are in %s. The library reads it when TESSERA_PACK names it.\n", pack.size(),
+                a.out.c_str());
+    require_stdout();
+  });
 }
 
 int pack(const Arguments& a) {
   const std::vector<cuda::NamedUnit> units = units_of(a);
-  Json json = Json::array();
-  if (a.list) list(units, json);
+  if (a.list) list(a, units);
   if (!a.list && a.out.empty()) throw Failure("--out: is missing; name the file to write, or ask for --list.");
-  if (!a.list) compile(a, units, json);
-  save_json(a.json, json);
+  if (!a.list) compile(a, units);
   return 0;
 }
 

@@ -7,11 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <ostream>
 
+#include "cli/failure.hpp"
 #include "cli/files.hpp"
 #include "cli/isa.hpp"
 #include "tessera/tessera.hpp"
@@ -98,6 +101,13 @@ Json machine() {
 }
 
 std::string text_of(const Json& json) { return json.dump(2) + "\n"; }
+
+void require_stdout() {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;
+  throw Failure(std::string("cannot write to standard output: ") +
+                (errno != 0 ? std::strerror(errno) : "an earlier part of it was refused") + ".");
+}
 
 void save_json(const std::string& path, const Json& json) {
   if (path.empty()) return;

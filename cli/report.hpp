@@ -45,6 +45,9 @@ std::string version();
 
 std::string text_of(const Json& json);
 
+// Throws Failure where something that was printed did not reach standard output: a full disk, a closed descriptor.
+void require_stdout();
+
 // Complete or absent. Nothing happens when the path is empty.
 void save_json(const std::string& path, const Json& json);
 

@@ -116,15 +116,42 @@ class Run {
 
   bool has_backward() const { return static_cast<bool>(d_o); }
 
-  // All files, the JSON included, appear together.
-  void write() const {
+  // Before anything is computed.
+  void check_places() const {
+    const Arguments& a = arguments;
+    std::vector<NamedPath> outputs;
+    for (const Output& output : results) outputs.push_back({output.name + ".npy", place_of(output)});
+    outputs.push_back({"--json", a.json});
+    require_distinct(outputs, {{"--q", a.q},
+                               {"--k", a.k},
+                               {"--v", a.v},
+                               {"--do", a.d_o},
+                               {"--dlse", a.d_lse},
+                               {"--bias", a.bias},
+                               {"--mask", a.mask},
+                               {"--slopes", a.slopes},
+                               {"--sinks", a.sinks},
+                               {"--rng", a.rng},
+                               {"--cu-seqlens-q", a.cu_seqlens_q},
+                               {"--cu-seqlens-k", a.cu_seqlens_k},
+                               {"--seqused-q", a.seqused_q},
+                               {"--seqused-k", a.seqused_k}});
+  }
+
+  // All files, the JSON included, appear together, and only if what is printed arrives too: whoever sees the run fail
+  // may repeat it, with --accumulate too.
+  void write(Progress& progress) const {
     Files files;
     const std::filesystem::path folder(arguments.out);
     files.create_folder(folder);
     for (const Output& output : results)
-      files.add(folder / (output.name + ".npy"), [&](std::ostream& out) { write_npy(out, output.array); });
+      files.add(place_of(output), [&](std::ostream& out) { write_npy(out, output.array); });
     if (!arguments.json.empty()) files.add(arguments.json, [&](std::ostream& out) { out << cli::text_of(json()); });
-    files.commit();
+    files.commit([&] {
+      progress.hide();
+      print();
+      require_stdout();
+    });
   }
 
   void print() const {
@@ -144,6 +171,10 @@ class Run {
     bool rows;  // has the layout of Q, K, V
     Array array{};
   };
+
+  std::filesystem::path place_of(const Output& output) const {
+    return std::filesystem::path(arguments.out) / (output.name + ".npy");
+  }
 
   // Null data while only planning.
   Tensor view(const Array& array, bool rows) const {
@@ -204,7 +235,8 @@ class Run {
 
   // --accumulate: what an earlier run left in the folder is added to.
   void add_earlier(Output& output) const {
-    const auto path = std::filesystem::path(arguments.out) / (output.name + ".npy");
+    const auto path = place_of(output);
+    recover_folder(std::filesystem::weakly_canonical(path).parent_path());
     if (!std::filesystem::exists(path)) return;
     Array earlier = read_npy(path);
     if (earlier.shape() != output.shape || earlier.type() != output.type)
@@ -245,6 +277,7 @@ int run(const Arguments& arguments) {
   progress.step("reading");
   Run run(arguments);
   run.plan();
+  run.check_places();
   run.allocate();
   progress.step("forward");
   run.run_forward();
@@ -253,9 +286,7 @@ int run(const Arguments& arguments) {
   if (run.has_backward()) run.run_backward();
   progress.advance(2.5);
   progress.step("writing");
-  run.write();
-  progress.hide();
-  run.print();
+  run.write(progress);
   return 0;
 }
 

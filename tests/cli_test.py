@@ -9,54 +9,10 @@ import pty
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 
+from cli_case import SLOW, TESSERA, Case, tessera
 from npy_arrays import Array, attention
-
-TESSERA = ""
-SLOW = bool(os.environ.get("TESSERA_SANITIZE"))  # sanitizers: skip what only measures speed
-
-
-def tessera(*arguments, **options):
-    return subprocess.run([TESSERA, *map(str, arguments)], capture_output=True, text=True, timeout=500, **options)
-
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_cli_")
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-        self.out = self.path("out")
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def save(self, name, array):
-        return array.save(self.path(name + ".npy"))
-
-    def files(self, shape=(1, 5, 2, 3), descr="<f4"):
-        """Flags for random q, k, v of one shape."""
-        self.arrays = [Array.normal(shape, seed, descr) for seed in range(4)]
-        paths = [self.save(name, array) for name, array in zip(("q", "k", "v", "do"), self.arrays)]
-        return ["--q", paths[0], "--k", paths[1], "--v", paths[2], "--out", self.out]
-
-    def assert_sentence(self, result, status, part=""):
-        self.assertEqual(result.returncode, status, result)
-        self.assertTrue(result.stderr.startswith("tessera: "), result.stderr)
-        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
-        self.assertIn(part, result.stderr)
-
-    def assert_failed_cleanly(self, part, *arguments, status=1):
-        """One sentence, and not a single new file or folder."""
-        before = sorted(os.listdir(self.folder))
-        self.assert_sentence(tessera("run", *arguments), status, part)
-        self.assertEqual(sorted(os.listdir(self.folder)), before)
-
-    def assert_close(self, got, expected, tolerance):
-        self.assertEqual(len(got), len(expected))
-        for g, e in zip(got, expected):
-            self.assertAlmostEqual(g, e, delta=tolerance)
 
 
 class Run(Case):
@@ -403,5 +359,5 @@ class Terminal(Case):
 
 
 if __name__ == "__main__":
-    TESSERA = os.path.abspath(sys.argv.pop(1))
+    del sys.argv[1]  # cli_case has read it
     unittest.main()

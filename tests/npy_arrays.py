@@ -1,5 +1,5 @@
 # Arrays in .npy files, and attention in float64 over plain lists: what cli_test.py compares the program with.
-# Included by tests/cli_test.py.
+# Imported by tests/cli_case.py, cli_test.py and cli_files_test.py.
 # Uses nothing but Python's standard library; the formulas are those of docs/algorithm.md.
 import math
 import random
