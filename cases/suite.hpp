@@ -67,8 +67,8 @@ std::vector<Case> suite(const std::string& name);
 // A case of any table by its name; throws std::invalid_argument.
 Case find_case(const std::string& name);
 
-// Names among {"reference", "sse4", "avx2", "avx512", "avx512bf16", "amx"}, or those that the environment's
-// TESSERA_TEST_KERNELS lists, that run here.
+// "reference" and the CPU's instruction sets, or the names that the environment's TESSERA_TEST_KERNELS lists: those
+// that run here. Never none, with which a test would pass that tests nothing: throws std::runtime_error.
 std::vector<std::string> available_kernels();
 
 std::string to_text(const CaseReport& report);  // several lines: name, text, every output, messages, command

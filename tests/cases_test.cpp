@@ -21,7 +21,6 @@ class Tables : public testing::TestWithParam<Part> {};
 TEST_P(Tables, AgreeWithFloat64) {
   const Part part = GetParam();
   const std::vector<std::string> kernels = available_kernels();
-  if (cpu_kernels().empty()) std::cout << "SKIPPED: no kernel but the reference runs on this machine\n";
   std::vector<Execution> executions;
   for (const std::string& kernel : kernels) executions.push_back({.kernel = kernel.c_str()});
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -256,6 +257,27 @@ class Commands(Case):
         self.assertGreaterEqual(machine["threads"], 1)
         for word in ("version", "processor", "kernels", "reference", "GPU", "NVRTC", "packed", "cache"):
             self.assertIn(word, text)
+
+    def test_instruction_sets_may_be_hidden(self):
+        if os.uname().machine != "x86_64":
+            self.skipTest("these are the names of x86-64")
+
+        def told(limit, *arguments):
+            return tessera(*arguments, env={**os.environ, "TESSERA_ISA": limit})
+
+        def sets(limit):
+            return re.search(r"^isa +(.*)$", told(limit, "info").stdout, re.M)[1]
+
+        ascending = ["sse4", "avx2", "avx512", "avx512bf16", "amx"]
+        for limit in ascending:
+            left = [name for name in sets("").split() if name in ascending[:ascending.index(limit) + 1]]
+            self.assertEqual(sets(limit), " ".join(left) + ", limited by TESSERA_ISA=" + limit)
+        plan = told("sse4", "plan", "--pass", "forward").stdout
+        self.assertRegex(plan, r"kernel +sse4\n")
+        self.assertRegex(plan, r"not avx2 +refused: TESSERA_ISA is sse4, which hides it\n")
+        rule = "TESSERA_ISA: is 'avx'; must be empty or one of sse4, avx2, avx512, avx512bf16, amx"
+        self.assertEqual(sets("avx"), "none: " + rule)
+        self.assert_sentence(told("avx", "plan"), 1, rule)
 
     def test_plan(self):
         shape = ["--q-shape", "2,256,6,64", "--kv-heads", "2"]

@@ -47,7 +47,7 @@ inline bool is_general(const std::string& rung) {
   return std::find(names.begin(), names.end(), rung) != names.end();
 }
 
-// Why there is nothing to test here; empty: there is. ctest looks for the words with which a skipped test begins.
+// Why there is nothing to test here; empty: there is.
 inline std::string what_is_missing() {
   const std::string& driver = cuda::find_driver().reason;
   return driver.empty() ? cuda::find_nvrtc().reason : driver;

@@ -41,7 +41,7 @@ endforeach()
 # Headers of src/math stand alone, and so does their test.
 add_executable(mask_test mask_test.cpp)
 target_include_directories(mask_test PRIVATE ${PROJECT_SOURCE_DIR}/src)
-target_link_libraries(mask_test PRIVATE GTest::gtest GTest::gtest_main)
+target_link_libraries(mask_test PRIVATE test_main)
 add_test(NAME mask_test COMMAND mask_test --gtest_brief=1)
 
 # The shared library alone, from C99: whatever is not exported does not link.

@@ -54,7 +54,8 @@ class CpuKernel : public Kernel {
   PlanOrReason plan(const Problem& p, const Execution& execution) const override {
     if (p.device.type != DeviceType::cpu)
       return {nullptr, text("device is ", name_of(p.device), "; this kernel runs on cpu")};
-    if (!choice.here) return {nullptr, text("this processor lacks ", choice.needs)};
+    if (!isa_choices().fault.empty()) invalid(isa_choices().fault);
+    if (!choice.missing.empty()) return {nullptr, choice.missing};
     if (p.q_type == Type::f64) return {nullptr, "type is f64; this kernel takes f32, f16 and bf16"};
     if (p.q_type == Type::f32 && choice.isa->pieces(p) > 0 && !execution.kernel)
       return {nullptr, "type is f32, which takes six products of bf16 for one; only by name"};
@@ -70,7 +71,7 @@ class CpuKernel : public Kernel {
 }  // namespace
 
 std::vector<const Kernel*> kernels() {
-  static const std::vector<CpuKernel> list(isa_choices().begin(), isa_choices().end());
+  static const std::vector<CpuKernel> list(isa_choices().list.begin(), isa_choices().list.end());
   std::vector<const Kernel*> pointers;
   for (const CpuKernel& kernel : list) pointers.push_back(&kernel);
   return pointers;

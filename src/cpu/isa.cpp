@@ -1,10 +1,12 @@
 // Instruction sets and the processor's name; see isa.hpp and kernels.hpp.
 #include "cpu/isa.hpp"
 
+#include <cstdlib>
 #include <fstream>
-#include <string>
+#include <span>
 #include <utility>
 
+#include "core/failure.hpp"
 #include "cpu/amx.hpp"
 #include "cpu/kernels.hpp"
 #if defined(__x86_64__)
@@ -12,56 +14,93 @@
 #endif
 
 namespace tessera::cpu {
+namespace {
+
+struct Known {
+  const Isa* isa;
+  bool (*here)();     // this processor and its operating system can run it
+  const char* needs;  // for the sentence that refuses it
+};
 
 #if defined(__x86_64__)
 
+bool has_sse4() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("ssse3") && __builtin_cpu_supports("aes") &&
+         __builtin_cpu_supports("pclmul");
+}
+
 // g++ 12 does not know "f16c" here, and Highway's AVX2 target includes it.
-static bool has_f16c() {
+bool has_f16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
 }
 
-static bool has_avx512_bf16() {
-  unsigned a, b, c, d;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5));
+bool has_avx2() {
+  return has_sse4() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c();
 }
 
-const std::vector<IsaChoice>& isa_choices() {
-  static const std::vector<IsaChoice> list = [] {
-    __builtin_cpu_init();
-    const bool has_sse4 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("ssse3") &&
-                          __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
-    const bool has_avx2 = has_sse4 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                          __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c();
-    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    std::vector<IsaChoice> all{{&amx, has_avx512 && amx_usable(), "AMX with bf16, or the system's leave to use it"},
-                               {&avx512bf16, has_avx512 && has_avx512_bf16(), "AVX512_BF16"},
-                               {&avx512, has_avx512, "AVX-512 F, BW, DQ and VL"},
-                               {&avx2, has_avx2, "AVX2, FMA, BMI2 and F16C"},
-                               {&sse4, has_sse4, "SSE4.2, AES and PCLMUL"}};
-    // Intel's processors do half as much by dot products of bf16 as by multiply-adds in f32.
-    if (__builtin_cpu_is("intel")) std::swap(all[1], all[2]);
-    return all;
-  }();
-  return list;
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+
+bool has_avx512_bf16() {
+  unsigned a, b, c, d;
+  return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5));
+}
+
+bool has_amx() { return has_avx512() && amx_usable(); }
+
+constexpr Known known[] = {{&sse4, has_sse4, "SSE4.2, AES and PCLMUL"},
+                           {&avx2, has_avx2, "AVX2, FMA, BMI2 and F16C"},
+                           {&avx512, has_avx512, "AVX-512 F, BW, DQ and VL"},
+                           {&avx512bf16, has_avx512_bf16, "AVX512_BF16"},
+                           {&amx, has_amx, "AMX with bf16, or the system's leave to use it"}};
+
+// Intel's processors do half as much by dot products of bf16 as by multiply-adds in f32.
+bool prefers_f32_to_bf16() { return __builtin_cpu_is("intel"); }
 
 #elif defined(__aarch64__)
 
-const std::vector<IsaChoice>& isa_choices() {
-  static const std::vector<IsaChoice> list{{&neon, true, "NEON"}};  // part of every AArch64 processor
-  return list;
-}
+constexpr Known known[] = {{&neon, [] { return true; }, "NEON"}};  // part of every AArch64 processor
 
 #else
 
-const std::vector<IsaChoice>& isa_choices() {
-  static const std::vector<IsaChoice> list;
-  return list;
-}
+constexpr std::span<const Known> known;
 
 #endif
+
+IsaChoices choices() {
+  const char* value = std::getenv("TESSERA_ISA");
+  IsaChoices out{{}, value ? value : "", ""};
+  std::string names;
+  bool hidden = false;
+  for (const Known& k : known) {
+    names += text(names.empty() ? "" : ", ", k.isa->name);
+    std::string missing;
+    if (hidden)
+      missing = text("TESSERA_ISA is ", out.limit, ", which hides it");
+    else if (!k.here())
+      missing = text("this processor lacks ", k.needs);
+    out.list.insert(out.list.begin(), {k.isa, missing});
+    hidden = hidden || out.limit == k.isa->name;
+  }
+  if (!hidden && !out.limit.empty())
+    out.fault = text("TESSERA_ISA: is '", out.limit, "'; must be empty or one of ", names);
+#if defined(__x86_64__)
+  if (prefers_f32_to_bf16()) std::swap(out.list[1], out.list[2]);
+#endif
+  return out;
+}
+
+}  // namespace
+
+const IsaChoices& isa_choices() {
+  static const IsaChoices found = choices();
+  return found;
+}
 
 std::string processor() {
   std::ifstream file("/proc/cpuinfo");
@@ -73,13 +112,13 @@ std::string processor() {
 }
 
 std::string instruction_sets() {
+  const IsaChoices& choices = isa_choices();
+  if (!choices.fault.empty()) return "none: " + choices.fault;
   std::string names;
-  for (const IsaChoice& choice : isa_choices()) {
-    if (!choice.here) continue;
-    if (!names.empty()) names += " ";
-    names += choice.isa->name;
-  }
-  return names.empty() ? "none that the kernels know" : names;
+  for (const IsaChoice& choice : choices.list)
+    if (choice.missing.empty()) names += text(names.empty() ? "" : " ", choice.isa->name);
+  if (names.empty()) names = "none that the kernels know";
+  return choices.limit.empty() ? names : text(names, ", limited by TESSERA_ISA=", choices.limit);
 }
 
 }  // namespace tessera::cpu

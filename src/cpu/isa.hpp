@@ -3,6 +3,7 @@
 // Implements docs/architecture.md, "CPU kernels".
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "cpu/job.hpp"
@@ -11,11 +12,16 @@ namespace tessera::cpu {
 
 struct IsaChoice {
   const Isa* isa;
-  bool here;          // this processor and its operating system can run it
-  const char* needs;  // for the sentence that refuses it
+  std::string missing;  // why it cannot run here; empty: it can
 };
 
-// Best first.
-const std::vector<IsaChoice>& isa_choices();
+struct IsaChoices {
+  std::vector<IsaChoice> list;  // best first
+  std::string limit;            // $TESSERA_ISA, the best one that may run; empty: any
+  std::string fault;            // what is wrong with the limit; calls that a CPU kernel could run then fail
+};
+
+// Found out once.
+const IsaChoices& isa_choices();
 
 }  // namespace tessera::cpu

@@ -1,0 +1,13 @@
+# Lesser processors than this one: tests in which the library chooses its kernels, with $TESSERA_ISA hiding what this
+# processor has beyond AVX2, and beyond SSE4; the tables run on every instruction set anyway. And what becomes of tests
+# for which a processor has too little. Included by tests/CMakeLists.txt.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  foreach(isa avx2 sse4)
+    foreach(test abi_test edge_test plan_test types_test)
+      add_test(NAME ${test}.${isa} COMMAND ${test} --gtest_brief=1)
+      set_tests_properties(${test}.${isa} PROPERTIES ENVIRONMENT TESSERA_ISA=${isa} TIMEOUT 600)
+    endforeach()
+  endforeach()
+  set(amx_program $<TARGET_FILE:amx_invariance_test>)
+endif()
+add_test(NAME main_test COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/main_test.sh $<TARGET_FILE:plan_test> ${amx_program})
