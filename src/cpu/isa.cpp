@@ -26,8 +26,7 @@ struct Known {
 
 bool has_sse4() {
   __builtin_cpu_init();
-  return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("ssse3") && __builtin_cpu_supports("aes") &&
-         __builtin_cpu_supports("pclmul");
+  return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("ssse3");
 }
 
 // g++ 12 does not know "f16c" here, and Highway's AVX2 target includes it.
@@ -37,8 +36,9 @@ bool has_f16c() {
 }
 
 bool has_avx2() {
-  return has_sse4() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c();
+  return has_sse4() && __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul") &&
+         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+         __builtin_cpu_supports("bmi2") && has_f16c();
 }
 
 bool has_avx512() {
@@ -53,8 +53,8 @@ bool has_avx512_bf16() {
 
 bool has_amx() { return has_avx512() && amx_usable(); }
 
-constexpr Known known[] = {{&sse4, has_sse4, "SSE4.2, AES and PCLMUL"},
-                           {&avx2, has_avx2, "AVX2, FMA, BMI2 and F16C"},
+constexpr Known known[] = {{&sse4, has_sse4, "SSE4.2"},
+                           {&avx2, has_avx2, "AVX2, FMA, BMI2, F16C, AES and PCLMUL"},
                            {&avx512, has_avx512, "AVX-512 F, BW, DQ and VL"},
                            {&avx512bf16, has_avx512_bf16, "AVX512_BF16"},
                            {&amx, has_amx, "AMX with bf16, or the system's leave to use it"}};
