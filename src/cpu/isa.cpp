@@ -1,11 +1,11 @@
 // Instruction sets and the processor's name; see isa.hpp and kernels.hpp.
 #include "cpu/isa.hpp"
 
-#include <cstdlib>
 #include <fstream>
 #include <span>
 #include <utility>
 
+#include "core/environment.hpp"
 #include "core/failure.hpp"
 #include "cpu/amx.hpp"
 #include "cpu/kernels.hpp"
@@ -73,7 +73,7 @@ constexpr std::span<const Known> known;
 #endif
 
 IsaChoices choices() {
-  const char* value = std::getenv("TESSERA_ISA");
+  const char* value = environment("TESSERA_ISA");
   IsaChoices out{{}, value ? value : "", ""};
   std::string names;
   bool hidden = false;
