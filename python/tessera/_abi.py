@@ -5,6 +5,7 @@ Used by _call.py and _api.py; nothing else of the package sees ctypes structs.
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
@@ -104,11 +105,42 @@ _DEFAULTS = _read_defaults()
 _EXCEPTIONS: dict[int, type[Exception]] = {1: ValueError, 2: NotImplementedError, 3: MemoryError}
 
 
+def integer(name: str, value: Any, bits: int = 64, *, signed: bool = True, unsigned: bool = False) -> int:
+    """The value as an integer that fits its place: ctypes would cut off what does not."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: is {value!r}; must be an integer") from None
+    low, high = -(1 << bits - 1) if signed else 0, 1 << (bits if unsigned else bits - 1)
+    if not low <= number < high:
+        shown = str(number) if number.bit_length() < 256 else f"an integer of {number.bit_length()} bits"
+        raise ValueError(f"{name}: is {shown}; must be an integer of {bits} bits{'' if signed else ', 0 or more'}")
+    return number
+
+
+def text(name: str, value: str) -> bytes:
+    """The value as C reads it: to the first zero, so there must be none before the end."""
+    if "\0" in value:
+        raise ValueError(f"{name}: is {value!r}; must not hold the character of code 0")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: is {value!r}; must be text that UTF-8 can hold") from None
+
+
+_WHOLE: dict[str, Any] = {"signed": False, "unsigned": True}
+_INTEGERS: dict[Any, dict[str, Any]] = {c_int32: {"bits": 32}, c_int64: {}, c_uint64: _WHOLE, c_size_t: _WHOLE,
+                                        c_void_p: _WHOLE}
+_PLACES = {struct: {name: _INTEGERS[kind] for name, kind in struct._fields_ if kind in _INTEGERS}
+           for struct in _STRUCTS}  # type: ignore[attr-defined]
+
+
 def make(struct: type, **fields: Any) -> Any:
-    """A struct with the library's defaults, then the given fields."""
+    """A struct with the library's defaults, then the given fields. Integers that do not fit raise."""
     made = struct.from_buffer_copy(_DEFAULTS[struct])  # type: ignore[attr-defined]
+    places = _PLACES[struct]
     for name, value in fields.items():
-        setattr(made, name, value)
+        setattr(made, name, integer(name, value, **places[name]) if name in places and value is not None else value)
     return made
 
 

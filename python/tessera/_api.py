@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Optional, Sequence
 
 from . import _abi, _call
 from ._arrays import contiguous, is_of_xla, library_of, maker, view
 from ._call import View
-from ._options import Parsed, has_padding, parse, require_seed
+from ._options import Parsed, gradient_names, has_padding, parse, require_seed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,6 +64,10 @@ def _refuse_stream(stream: Optional[int]) -> None:
         raise ValueError(f"stream: is {stream}; JAX runs its calls on streams of its own")
 
 
+def _checked_stream(stream: Optional[int]) -> Optional[int]:
+    return None if stream is None else _abi.integer("stream", stream, signed=False, unsigned=True)
+
+
 def _run(made: Any, views: dict[str, View], parsed: Parsed, seed: tuple[int, int], stream: int) -> None:
     workspace = []
 
@@ -93,7 +97,7 @@ def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None,
         return o, lse
     parsed = parse(options)
     seed = require_seed(parsed)
-    made = maker(q, stream)
+    made = maker(q, _checked_stream(stream))
     stream = made.stream
     arrays = _Views(_inputs(q, k, v, parsed), stream)
     like = arrays.views["q"]
@@ -123,28 +127,23 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **optio
 
 
 def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, d_lse: Optional[Array] = None,
-             gradients: Sequence[str] = ("dq", "dk", "dv"), stream: Optional[int] = None,
+             gradients: Iterable[str] = ("dq", "dk", "dv"), stream: Optional[int] = None,
              **options: Unpack[AttentionOptions]) -> Gradients:
     """Gradients of attention, for the gradients d_o [B,Nq,Hq,Dv] and d_lse [B,Hq,Nq] (f32, optional) of its results.
 
     o and lse are those of `forward` with the same options, or of a merge. `gradients` names what is computed, of dq,
     dk, dv, dbias and dsinks; each has the shape and type of its input.
     """
-    unknown = [name for name in gradients if name not in Gradients._fields]
-    if unknown:
-        raise ValueError(f"gradients: holds {unknown[0]!r}; must be of {', '.join(Gradients._fields)}")
     parsed = parse(options)
     inputs = _inputs(q, k, v, parsed)
-    for name in gradients:
-        if name[1:] not in inputs:
-            raise ValueError(f"gradients: holds '{name}' but {name[1:]} is not given; nothing to differentiate")
+    gradients = gradient_names(gradients, inputs)
     if is_of_xla(q):
         _refuse_stream(stream)
         from . import jax as jax_front
         ours = jax_front.backward(d_o, q, k, v, o, lse, d_lse=d_lse, gradients=gradients, **options)
         return Gradients(**{name: ours.get(name) for name in Gradients._fields})
     seed = require_seed(parsed)
-    made = maker(q, stream)
+    made = maker(q, _checked_stream(stream))
     stream = made.stream
     saved = {"o": o, "lse": lse, "d_o": d_o, **({} if d_lse is None else {"d_lse": d_lse})}
     arrays = _Views({**inputs, **saved}, stream)
@@ -157,13 +156,17 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, 
     return Gradients(**results)
 
 
-def merge(partials: Sequence[tuple[Array, Array]], *, threads: int = 0) -> tuple[Array, Array]:
+def merge(partials: Iterable[tuple[Array, Array]], *, threads: int = 0) -> tuple[Array, Array]:
     """Partial results (O, LSE) over disjoint sets of keys become that of their union. CPU arrays.
 
     O [B,Nq,Hq,Dv] or [Tq,Hq,Dv], LSE f32 [B,Hq,Nq] or [Hq,Tq]; all of one shape, in f32, f16 or bf16.
     """
+    partials = list(partials)
     if not partials:
         raise ValueError("partials: is empty; merging needs at least one partial result")
+    for i, part in enumerate(partials):
+        if not isinstance(part, (tuple, list)) or len(part) != 2:
+            raise TypeError(f"partials[{i}]: is a {type(part).__name__}; must be a pair (O, LSE)")
     made = maker(partials[0][0])
     keep: list[Any] = []
     views = [(view(f"partials[{i}].o", o, 0, keep), view(f"partials[{i}].lse", lse, 0, keep))
@@ -188,8 +191,10 @@ def dropout_mask(shape: Sequence[int], *, dropout_p: float, seed: int, seed_offs
     import numpy
     mask = numpy.empty(tuple(shape), numpy.uint8)
     struct = _call.tensor("mask", view("mask", mask, 0, []))
-    options = _abi.make(_abi.Options, dropout=dropout_p, seed=seed, seed_offset=seed_offset, row0=row0, col0=col0,
-                        head0=head0, batch0=batch0)
+    parsed = parse({"dropout_p": dropout_p, "seed": seed, "seed_offset": seed_offset, "row0": row0, "col0": col0,
+                    "head0": head0, "batch0": batch0})
+    options = _call.options(parsed.settings)
+    options.seed, options.seed_offset = (number % 2**64 for number in require_seed(parsed))
     _abi.check(_abi.lib.tessera_dropout_mask(ctypes.byref(struct), None, ctypes.byref(options), None))
     return mask
 

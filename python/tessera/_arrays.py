@@ -35,6 +35,8 @@ def type_code(name: str, dtype: str) -> int:
 # --- views -----------------------------------------------------------------------------------------------------------
 
 def _numpy_view(name: str, array: Any) -> View:
+    if hasattr(array, "filled"):  # what its mask hides would be read
+        raise TypeError(f"{name}: is a masked array; must be a plain one, as numpy.ma.filled makes")
     code = type_code(name, array.dtype.name)
     size = _SIZES[code]
     if not array.dtype.isnative:
@@ -48,6 +50,8 @@ def _numpy_view(name: str, array: Any) -> View:
 def _torch_view(name: str, array: Any) -> View:
     if array.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name}: is on {array.device}; must be on cpu or cuda")
+    if array.is_neg():
+        raise ValueError(f"{name}: is a view whose sign PyTorch would change later; must be resolved, as resolve_neg() does")
     cuda = array.device.type == "cuda"
     return View(array.data_ptr(), type_code(name, str(array.dtype).removeprefix("torch.")), CUDA if cuda else CPU,
                 array.get_device() if cuda else 0, tuple(array.shape), array.stride())

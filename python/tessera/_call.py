@@ -14,7 +14,7 @@ import weakref
 from typing import Any, Callable, Iterable, NamedTuple, Optional
 
 from . import _abi
-from ._abi import CPU, MAX_NDIM, check, lib, make
+from ._abi import CPU, MAX_NDIM, check, integer, lib, make, text
 from ._options import Settings
 
 KEPT_QUESTIONS = 64
@@ -41,12 +41,12 @@ def tensor(name: str, view: View) -> _abi.Tensor:
         raise ValueError(f"{name}: has {len(view.shape)} dimensions; tensors have 1 to {MAX_NDIM}")
     made: _abi.Tensor = make(_abi.Tensor, data=view.pointer, type=view.type, ndim=len(view.shape),
                              device_type=view.device_type, device_id=view.device_id)
-    made.shape[:len(view.shape)] = view.shape
-    made.strides[:len(view.shape)] = view.strides
+    made.shape[:len(view.shape)] = [integer(f"{name}'s size", size) for size in view.shape]
+    made.strides[:len(view.shape)] = [integer(f"{name}'s stride", stride) for stride in view.strides]
     return made
 
 
-def _options(settings: Settings) -> _abi.Options:
+def options(settings: Settings) -> _abi.Options:
     fields = settings._asdict()
     del fields["kernel"], fields["threads"]
     made: _abi.Options = make(_abi.Options, **fields)
@@ -64,9 +64,9 @@ class Call:
         self._places = list(self.tensors.values())
         self._structs = [make(group, **{name: ctypes.pointer(self.tensors[name])
                                         for name, _ in group._fields_ if name in self.tensors}) for group in groups]
-        self._options = _options(settings)
+        self._options = options(settings)
         self._execution = make(_abi.Execution, device_type=device[0], device_id=device[1], threads=settings.threads,
-                               kernel=settings.kernel.encode() if settings.kernel else None)
+                               kernel=text("kernel", settings.kernel) if settings.kernel else None)
         self._seed = NO_SEED  # as in the options
         self._run = lib.tessera_plan_run_backward if backward else lib.tessera_plan_run_forward
         self._plan = ctypes.c_void_p()

@@ -4,10 +4,10 @@ Used by _api.py, torch.py, jax.py and flash_attn.py.
 """
 from __future__ import annotations
 
-import operator
-from typing import Any, Callable, Literal, Mapping, NamedTuple, Optional, TypedDict, Union
+import contextlib
+from typing import Any, Callable, Iterable, Literal, Mapping, NamedTuple, Optional, TypedDict, Union
 
-from ._abi import DEFAULT_SCALE
+from ._abi import DEFAULT_SCALE, integer
 
 ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
 OFFSET = 2
@@ -99,36 +99,41 @@ class Parsed(NamedTuple):
     seed_offset: int
 
 
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: is {value!r}; must be an integer") from None
-
-
 def _number(name: str, value: Any) -> float:
     try:
-        return float(value)
+        if not isinstance(value, (str, bytes, bytearray)):  # float() would read them
+            return float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: is an integer beyond the range of floating-point numbers") from None
     except (TypeError, ValueError):
-        raise TypeError(f"{name}: is {value!r}; must be a number") from None
+        pass
+    raise TypeError(f"{name}: is {value!r}; must be a number")
 
 
 def _seed(name: str, value: Any) -> int:
-    seed = _integer(name, value)
-    if not -2**63 <= seed < 2**64:
-        raise ValueError(f"{name}: is {seed}; must be an integer of 64 bits")
-    return seed
+    return integer(name, value, unsigned=True)
 
 
 Fields = dict[str, Any]
 
 
 def _flag(fields: Fields, name: str, value: Any) -> None:
+    """True, False, 0, 1, and NumPy's and PyTorch's of them; not whatever Python takes for true, as 'False' is."""
+    is_flag = isinstance(value, bool)
+    if not is_flag:
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of arrays with several elements
+            is_flag = bool(value == 0) or bool(value == 1)
+    if not is_flag:
+        raise TypeError(f"{name}: is {value!r}; must be True or False")
     fields[name] = int(bool(value))
 
 
 def _integer_field(fields: Fields, name: str, value: Any) -> None:
-    fields[name] = _integer(name, value)
+    fields[name] = integer(name, value)
+
+
+def _threads_field(fields: Fields, name: str, value: Any) -> None:
+    fields[name] = integer(name, value, 32)
 
 
 def _number_field(fields: Fields, name: str, value: Any) -> None:
@@ -141,7 +146,7 @@ def _dropout_field(fields: Fields, name: str, value: Any) -> None:
 
 def _alignment_fields(fields: Fields, name: str, value: Any) -> None:
     if not isinstance(value, str):
-        fields["alignment"], fields["diagonal_offset"] = OFFSET, _integer(name, value)
+        fields["alignment"], fields["diagonal_offset"] = OFFSET, integer(name, value)
     elif value in ALIGNMENTS:
         fields["alignment"] = ALIGNMENTS[value]
     else:
@@ -153,8 +158,8 @@ def _window_fields(fields: Fields, name: str, value: Any) -> None:
         left, right = value
     except (TypeError, ValueError):
         raise TypeError(f"window: is {value!r}; must be a pair (left, right)") from None
-    fields["window_left"] = -1 if left is None else _integer("window's left", left)
-    fields["window_right"] = -1 if right is None else _integer("window's right", right)
+    fields["window_left"] = -1 if left is None else integer("window's left", left)
+    fields["window_right"] = -1 if right is None else integer("window's right", right)
 
 
 def _kernel_field(fields: Fields, name: str, value: Any) -> None:
@@ -167,7 +172,8 @@ def _kernel_field(fields: Fields, name: str, value: Any) -> None:
 _SETTINGS: dict[str, Callable[[Fields, str, Any], None]] = {
     "causal": _flag, "deterministic": _flag, "alignment": _alignment_fields, "window": _window_fields,
     "scale": _number_field, "softcap": _number_field, "dropout_p": _dropout_field, "kernel": _kernel_field,
-    **dict.fromkeys(("row0", "col0", "head0", "batch0", "threads", "max_seqlen_q", "max_seqlen_k"), _integer_field),
+    "threads": _threads_field,
+    **dict.fromkeys(("row0", "col0", "head0", "batch0", "max_seqlen_q", "max_seqlen_k"), _integer_field),
 }
 _NONE_IS_DEFAULT = {"scale", "window", "kernel", "max_seqlen_q", "max_seqlen_k", "seed", *TENSORS}
 
@@ -199,6 +205,20 @@ def parse(options: Mapping[str, Any]) -> Parsed:
     """The same with a value for every setting."""
     fields, tensors, seeds = sort(options)
     return Parsed(Settings(**fields), tensors, seeds.get("seed"), seeds.get("seed_offset", 0))
+
+
+GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sinks": "dsinks"}  # of which tensor
+
+
+def gradient_names(gradients: Iterable[str], tensors: Mapping[str, Any]) -> tuple[str, ...]:
+    """Read once, so that a generator will do. Each must be known, and its tensor be given."""
+    names = (gradients,) if isinstance(gradients, str) else tuple(gradients)
+    for name in names:
+        if name not in GRADIENTS.values():
+            raise ValueError(f"gradients: holds {name!r}; must be of {', '.join(GRADIENTS.values())}")
+        if name[1:] not in tensors:
+            raise ValueError(f"gradients: holds '{name}' but {name[1:]} is not given; nothing to differentiate")
+    return names
 
 
 def has_padding(tensors: dict[str, Any]) -> bool:

@@ -8,14 +8,14 @@ import contextlib
 import functools
 import json
 import math
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
 
 from . import _abi, _call, _xla_ffi
 from ._arrays import contiguous, type_code
-from ._options import Settings, has_padding, parse, require_seed
+from ._options import GRADIENTS, Settings, gradient_names, has_padding, parse, require_seed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ._options import AttentionOptions
 
 Array = Any
-_GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sinks": "dsinks"}
 
 
 class _Question(NamedTuple):
@@ -121,7 +120,7 @@ _attention = jax.custom_vjp(_forward, nondiff_argnums=(0,))
 def _save(question: _Question, primals: dict[str, Any]) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
     """Keeps the inputs, the results, and (as the keys of a dict, which tracing keeps) which gradients are wanted."""
     tensors = {name: p.value for name, p in primals.items()}
-    wanted = {name: None for name, p in primals.items() if p.perturbed and name in _GRADIENTS}
+    wanted = {name: None for name, p in primals.items() if p.perturbed and name in GRADIENTS}
     o, lse = _forward(question, tensors)
     return (o, lse), (tensors, o, lse, wanted)
 
@@ -129,7 +128,7 @@ def _save(question: _Question, primals: dict[str, Any]) -> tuple[tuple[Array, Ar
 def _gradients(question: _Question, tensors: dict[str, Array], saved: dict[str, Array],
                wanted: Iterable[str]) -> dict[str, Array]:
     """Those of the wanted tensors, by the tensors' names."""
-    like = {_GRADIENTS[name]: jax.ShapeDtypeStruct(tensors[name].shape, tensors[name].dtype) for name in wanted}
+    like = {GRADIENTS[name]: jax.ShapeDtypeStruct(tensors[name].shape, tensors[name].dtype) for name in wanted}
     return dict(zip(wanted, _ffi_call(question, {**tensors, **saved}, like, {})))
 
 
@@ -168,8 +167,9 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **optio
 
 
 def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, d_lse: Optional[Array] = None,
-             gradients: Sequence[str] = ("dq", "dk", "dv"), **options: Unpack[AttentionOptions]) -> dict[str, Array]:
+             gradients: Iterable[str] = ("dq", "dk", "dv"), **options: Unpack[AttentionOptions]) -> dict[str, Array]:
     """tessera.backward for arrays on a GPU and inside jit: the gradients that are named, by their names."""
     saved = {"o": o, "lse": lse, "d_o": d_o, **({} if d_lse is None else {"d_lse": d_lse})}
-    results = _gradients(*_ask(q, k, v, options), saved, [name.removeprefix("d") for name in gradients])
-    return {_GRADIENTS[name]: gradient for name, gradient in results.items()}
+    question, tensors = _ask(q, k, v, options)
+    results = _gradients(question, tensors, saved, [name[1:] for name in gradient_names(gradients, tensors)])
+    return {GRADIENTS[name]: gradient for name, gradient in results.items()}

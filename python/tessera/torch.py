@@ -63,6 +63,8 @@ def _view(name: str, t: Tensor) -> View:
         raise TypeError(f"{name}: has type {t.dtype}; must be one of {', '.join(str(d) for d in _TYPES)}")
     if t.is_cuda:
         return View(t.data_ptr(), code, CUDA, t.get_device(), t.shape, t.stride())
+    if t.device.type != "cpu":
+        raise TypeError(f"{name}: is on {t.device}; must be on cpu or cuda")
     return View(t.data_ptr(), code, CPU, 0, t.shape, t.stride())
 
 
@@ -181,8 +183,19 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, 
     return o, lse
 
 
+def _require_one_device(names: Sequence[str], tensors: Sequence[Optional[Tensor]]) -> None:
+    """For fake tensors, which no plan sees. PyTorch takes a call with a single one on `meta` for fake, and what is made
+    for the others would never be filled in."""
+    device = tensors[0].device  # type: ignore[union-attr]
+    for name, t in zip(names, tensors):
+        if t is not None and t.device != device:
+            raise ValueError(f"{name}: is on {t.device} but {names[0]} is on {device}; all tensors must be on one device")
+
+
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v, _sorted(arguments)[0]).make(q)
+    optional = _sorted(arguments)[0]
+    _require_one_device(_INPUTS, (q, k, v, *optional))
+    return _outputs(q, v, optional).make(q)
 
 
 def _empty_gradients(inputs: Sequence[Any], wanted: Sequence[bool]) -> list[Optional[Tensor]]:
@@ -211,7 +224,9 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, want
 
 def _backward_fake(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: list[bool], q: Tensor,
                    k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
-    gradients = _empty_gradients((q, k, v, *_sorted(arguments)[0]), wanted)
+    inputs = q, k, v, *_sorted(arguments)[0]
+    _require_one_device((*_INPUTS[:len(inputs)], *_RESULTS, "d_o", "d_lse"), (*inputs, o, lse, d_o, d_lse))
+    gradients = _empty_gradients(inputs, wanted)
     return [gradient for gradient in gradients if gradient is not None]
 
 

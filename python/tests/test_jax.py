@@ -156,6 +156,20 @@ def test_core_by_the_ffi(rng, device):
         tessera.backward(o, q, k, v, o, lse, gradients=("dsinks",))
 
 
+def test_hostile_values(rng):
+    from tessera.jax import attention, backward
+    q, k, v = inputs(rng, jax.devices("cpu")[0])
+    o, lse = tessera.forward(q, k, v)
+    once = backward(o, q, k, v, o, lse, gradients=(name for name in ("dq", "dv")))
+    assert set(once) == {"dq", "dv"}
+    with pytest.raises(ValueError, match="gradients: holds 'dx'; must be of dq, dk, dv, dbias, dsinks"):
+        backward(o, q, k, v, o, lse, gradients=["dx"])
+    with pytest.raises(ValueError, match="window's left: is 18446744073709551619; must be an integer of 64 bits"):
+        jax.jit(lambda q: attention(q, k, v, window=(2**64 + 3, -1)))(q)
+    with pytest.raises(ValueError, match="kernel: is .*; must not hold the character of code 0"):
+        attention(q, k, v, kernel="reference\0junk")
+
+
 @pytest.mark.parametrize("runtime, told", [((0, 1), (0, 1)), ((0, 4), (0, 4)), ((0, 9), (0, 4)), ((1, 0), (0, 4))])
 def test_version_of_the_ffi(runtime, told):
     """XLA asks for it when a handler is registered, and refuses one that was written for another API."""
