@@ -23,11 +23,7 @@ Target target_named(const std::string& name) {
   invalid("architecture: is '", name, "'; must be one of ", names);
 }
 
-int device_count() {
-  int count = 0;
-  if (const Driver* d = find_driver().driver) d->device_get_count(&count);
-  return count;
-}
+int device_count() { return find_driver().devices; }
 
 static int attribute(DeviceHandle device, DeviceAttribute which) {
   int value = 0;
@@ -83,7 +79,8 @@ CurrentDevice::CurrentDevice(int device) {
   ContextHandle current = nullptr;
   check(d.ctx_get_current(&current), "cuCtxGetCurrent");
   DeviceHandle here = -1;
-  if (current && d.ctx_get_device(&here) == 0 && here == wanted) return;
+  if (current) check(d.ctx_get_device(&here), "cuCtxGetDevice");
+  if (here == wanted) return;
   check(d.ctx_push_current(primary_context(device)), "cuCtxPushCurrent");
   pushed = true;
 }

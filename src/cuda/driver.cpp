@@ -22,19 +22,22 @@ DriverOrReason open_driver() {
                                       });
   if (missing)
     return {nullptr, text("the NVIDIA driver is too old: it has no ", missing, "; CUDA 12 or later is needed")};
-  if (const Status status = table.init(0); status != 0) {
+  const auto does_not_start = [](const char* call, Status status) -> DriverOrReason {
     const char* words = nullptr;
     table.get_error_string(status, &words);
-    return {nullptr, text("the NVIDIA driver does not start: cuInit says ", words ? words : "nothing")};
-  }
+    return {nullptr, text("the NVIDIA driver does not start: ", call, " says ", words ? words : "nothing")};
+  };
   int version = 0, devices = 0;
-  table.driver_get_version(&version);
+  if (const Status status = table.init(0); status != 0) return does_not_start("cuInit", status);
+  if (const Status status = table.driver_get_version(&version); status != 0)
+    return does_not_start("cuDriverGetVersion", status);
   if (version < oldest_driver)
     return {nullptr, text("the NVIDIA driver is too old: it is for CUDA ", version / 1000, ".", version % 1000 / 10,
                           "; CUDA 12 or later is needed")};
-  table.device_get_count(&devices);
+  if (const Status status = table.device_get_count(&devices); status != 0)
+    return does_not_start("cuDeviceGetCount", status);
   if (devices == 0) return {nullptr, "the NVIDIA driver is there, but there is no GPU"};
-  return {&table, ""};
+  return {&table, "", devices};
 }
 
 }  // namespace

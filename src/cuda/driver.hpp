@@ -134,10 +134,11 @@ struct Driver {
 #undef X
 };
 
-// The driver, opened and initialised on first use, or the reason why there is none.
+// The driver, opened and initialised on first use, or the reason why there is none, which stays for the process.
 struct DriverOrReason {
   const Driver* driver;
   std::string reason;
+  int devices = 0;
 };
 const DriverOrReason& find_driver();
 

@@ -10,6 +10,14 @@ LoadedKernel::LoadedKernel(const std::vector<char>& cubin, const char* symbol, i
   const CurrentDevice current(device);
   LibraryHandle library = nullptr;
   check(d.library_load_data(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
+  // Whoever asks again after a failure loads it again.
+  struct Guard {
+    const Driver& driver;
+    LibraryHandle library;
+    ~Guard() {
+      if (library) driver.library_unload(library);
+    }
+  } guard{d, library};
   check(d.library_get_kernel(&kernel, library, symbol), "cuLibraryGetKernel");
   // Loading is lazy otherwise, and would then happen inside a capture.
   FunctionHandle function = nullptr;
@@ -18,6 +26,7 @@ LoadedKernel::LoadedKernel(const std::vector<char>& cubin, const char* symbol, i
   check(d.kernel_get_attribute(&register_count, FunctionAttribute::num_regs, kernel, handle), "cuKernelGetAttribute");
   check(d.kernel_get_attribute(&local_size, FunctionAttribute::local_size_bytes, kernel, handle),
         "cuKernelGetAttribute");
+  guard.library = nullptr;
 }
 
 void LoadedKernel::allow_shared(unsigned bytes) const {

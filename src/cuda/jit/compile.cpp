@@ -90,7 +90,8 @@ Compiled compile(const Unit& unit) {
   if (nvrtc.get_cubin_size(program, &bytes) != 0 || bytes == 0)
     throw Failure(TESSERA_DEVICE_ERROR, text("NVRTC gave no cubin for ", unit.architecture, ":\n", out.log));
   out.cubin.resize(bytes);
-  nvrtc.get_cubin(program, out.cubin.data());
+  if (nvrtc.get_cubin(program, out.cubin.data()) != 0)
+    throw Failure(TESSERA_DEVICE_ERROR, text("NVRTC did not hand over its cubin for ", unit.architecture));
   if (environment("TESSERA_DUMP") && nvrtc.get_ptx_size(program, &bytes) == 0) {
     out.ptx.resize(bytes);
     nvrtc.get_ptx(program, out.ptx.data());

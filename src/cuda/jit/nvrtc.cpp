@@ -57,7 +57,8 @@ NvrtcOrReason open_nvrtc() {
 #undef X
                                       });
   if (missing) return {nullptr, text("NVRTC at ", library.path(), " is too old: it has no ", missing)};
-  table.version(&table.major, &table.minor);
+  if (table.version(&table.major, &table.minor) != 0)
+    return {nullptr, text("NVRTC at ", library.path(), " does not say its version")};
   table.path = library.path();
   return {&table, ""};
 }

@@ -1,0 +1,92 @@
+// What the launches of one call address, from their parameters alone: every pointer with the sizes and strides beside
+// it must stay inside the tensor or the part of the workspace that it stands for. Included by tests/fake_*.cpp.
+// Implements docs/architecture.md, "Tests".
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sm90/params.hpp"
+#include "tessera/types.hpp"
+#include "tests/fake/machine.hpp"
+
+namespace tessera::test {
+
+struct Extent {
+  std::uintptr_t begin = 0, end = 0;
+  bool empty() const { return begin == end; }
+  bool holds(const Extent& other) const { return begin <= other.begin && other.end <= end; }
+  bool meets(const Extent& other) const { return begin < other.end && other.begin < end; }
+  bool operator==(const Extent&) const = default;
+};
+
+// `count` places, `stride` elements apart.
+struct Axis {
+  std::int64_t count, stride;
+};
+Extent extent_of(const void* data, std::int64_t element_bytes, std::initializer_list<Axis> axes);
+Extent extent_of(const Tensor& tensor);
+
+// One call as its caller sees it.
+enum class FakePass { forward, backward };
+struct FakeCall {
+  FakePass pass = FakePass::forward;
+  Inputs in{};
+  Outputs out{};      // of a forward pass
+  Saved saved{};      // of a backward pass
+  Gradients grads{};  // likewise
+  Options options{};
+  Execution execution{};
+
+  bool packed() const { return bool(in.cu_seqlens_q); }
+  Extent workspace() const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(execution.workspace);
+    return {begin, begin + execution.workspace_bytes};
+  }
+};
+
+class Addressed {
+ public:
+  explicit Addressed(const FakeCall& call) : call(call) {}
+
+  void check(const fake::Launch& launch);
+
+  const std::vector<std::string>& faults() const { return found; }
+  // How far into the workspace the launches reach.
+  std::uintptr_t workspace_end() const { return furthest; }
+
+ private:
+  void fault(const std::string& what);
+  void tensor(const char* name, const void* data, const Extent& addressed, const Tensor& of);
+  void tokens(const char* name, const simt::TokenRef& ref, const Tensor& of, std::int64_t B, std::int64_t N,
+              std::int64_t H);
+  void rows(const char* name, const simt::RowRef& ref, const Tensor& of, const simt::Question& x);
+  void pairs(const char* name, const simt::PairRef& ref, const Tensor& of, const simt::Question& x);
+  void lengths(const char* name, const simt::LengthRef& ref, const Tensor& of, std::int64_t count);
+  void map(const char* name, const sm90::TensorMap& map, const Tensor& of);
+
+  // Parts of the workspace lie apart, and every launch means the same by the same name.
+  void part(const char* name, const void* data, std::int64_t bytes);
+
+  void question(const simt::Question& x);
+  void forward(const simt::ForwardParams& p);
+  void backward(const simt::BackwardParams& p);
+  void hopper_forward(const sm90::ForwardParams& p);
+  void hopper_backward(const sm90::BackwardParams& p);
+  void one_pass(const sm90::OnePassMemory& memory, const simt::BackwardParams& p);
+
+  // A number of the configuration in the kernel's unit.
+  int setting(const char* name) const;
+  bool is_set(const char* name) const;
+
+  const FakeCall& call;
+  const fake::Launch* launch = nullptr;
+  std::map<std::string, Extent> parts;
+  std::vector<std::string> found;
+  std::uintptr_t furthest = 0;
+};
+
+}  // namespace tessera::test
