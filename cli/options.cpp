@@ -25,7 +25,8 @@ void AttentionFlags::add_to(CLI::App& command) {
   add_flag(command, "--dropout", "Probability of dropping, in [0, 1)", values.dropout, x);
   add_flag(command, "--seed", "Dropout's seed", values.seed, n);
   add_flag(command, "--seed-offset", "Dropout's offset", values.seed_offset, n);
-  add_flag(command, "--row0", "Position of query 0 in a larger whole", values.row0, n);
+  add_flag(command, "--row0", "Position of query 0 in a larger whole, from -2^48 to 2^48; so the next three",
+           values.row0, n);
   add_flag(command, "--col0", "Position of key 0", values.col0, n);
   add_flag(command, "--head0", "Number of head 0", values.head0, n);
   add_flag(command, "--batch0", "Number of sequence 0", values.batch0, n);

@@ -156,6 +156,109 @@ static void test_dropout_mask(void) {
   EXPECT(memcmp(mask, expected, sizeof(mask)) == 0);
 }
 
+/* Each struct with every size, in memory of that size. Those that end with a field are read; what is then missing has
+ * its own sentence. */
+#define END(type, field) (offsetof(type, field) + sizeof(((type*)0)->field))
+enum { TENSOR, INPUTS, OUTPUTS, SAVED, GRADIENTS, OPTIONS, EXECUTION, STRUCTS };
+static const struct {
+  const char* name;
+  size_t bytes, ends[24];
+} structs[STRUCTS] = {
+    {"tensor",
+     sizeof(tessera_tensor),
+     {END(tessera_tensor, size), END(tessera_tensor, data), END(tessera_tensor, type), END(tessera_tensor, ndim),
+      END(tessera_tensor, device_type), END(tessera_tensor, device_id), END(tessera_tensor, shape),
+      END(tessera_tensor, strides)}},
+    {"inputs",
+     sizeof(tessera_inputs),
+     {END(tessera_inputs, size), END(tessera_inputs, q), END(tessera_inputs, k), END(tessera_inputs, v),
+      END(tessera_inputs, bias), END(tessera_inputs, mask), END(tessera_inputs, slopes), END(tessera_inputs, sinks),
+      END(tessera_inputs, cu_seqlens_q), END(tessera_inputs, cu_seqlens_k), END(tessera_inputs, seqused_q),
+      END(tessera_inputs, seqused_k), END(tessera_inputs, rng)}},
+    {"outputs",
+     sizeof(tessera_outputs),
+     {END(tessera_outputs, size), END(tessera_outputs, o), END(tessera_outputs, lse)}},
+    {"saved",
+     sizeof(tessera_saved),
+     {END(tessera_saved, size), END(tessera_saved, o), END(tessera_saved, lse), END(tessera_saved, d_o),
+      END(tessera_saved, d_lse)}},
+    {"gradients",
+     sizeof(tessera_gradients),
+     {END(tessera_gradients, size), END(tessera_gradients, dq), END(tessera_gradients, dk), END(tessera_gradients, dv),
+      END(tessera_gradients, dbias), END(tessera_gradients, dsinks)}},
+    {"options",
+     sizeof(tessera_options),
+     {END(tessera_options, size), END(tessera_options, scale), END(tessera_options, softcap),
+      END(tessera_options, causal), END(tessera_options, alignment), END(tessera_options, diagonal_offset),
+      END(tessera_options, window_left), END(tessera_options, window_right), END(tessera_options, dropout),
+      END(tessera_options, seed), END(tessera_options, seed_offset), END(tessera_options, row0),
+      END(tessera_options, col0), END(tessera_options, head0), END(tessera_options, batch0),
+      END(tessera_options, max_seqlen_q), END(tessera_options, max_seqlen_k), END(tessera_options, accumulate),
+      END(tessera_options, deterministic)}},
+    {"execution",
+     sizeof(tessera_execution),
+     {END(tessera_execution, size), END(tessera_execution, device_type), END(tessera_execution, device_id),
+      END(tessera_execution, stream), END(tessera_execution, threads), END(tessera_execution, reserved),
+      END(tessera_execution, workspace), END(tessera_execution, workspace_bytes), END(tessera_execution, kernel)}}};
+
+/* A call in which one struct lies elsewhere. */
+static tessera_status call_with(Problem* p, int which, const void* other) {
+  tessera_execution execution;
+  tessera_execution_init(&execution);
+  if (which == TENSOR) p->in.k = other;
+  if (which == SAVED || which == GRADIENTS)
+    return tessera_backward(&p->in, which == SAVED ? other : &p->saved, which == GRADIENTS ? other : &p->grads,
+                            &p->options, &execution);
+  return tessera_forward(which == INPUTS ? other : &p->in, which == OUTPUTS ? other : &p->out,
+                         which == OPTIONS ? other : &p->options, which == EXECUTION ? other : &execution);
+}
+
+static void test_every_struct_size(void) {
+  int which, field;
+  size_t size;
+  for (which = 0; which < STRUCTS; ++which)
+    for (size = 0; size <= structs[which].bytes + 8; ++size) {
+      Problem p;
+      tessera_execution execution;
+      char text[200] = "";
+      int ends = 0;
+      const void* sources[STRUCTS] = {&p.tk, &p.in, &p.out, &p.saved, &p.grads, &p.options, &execution};
+      char* memory = calloc(1, size < sizeof(size_t) ? sizeof(size_t) : size);
+      tessera_status status;
+      set_up(&p), tessera_execution_init(&execution);
+      memcpy(memory, sources[which], size < structs[which].bytes ? size : structs[which].bytes);
+      memcpy(memory, &size, sizeof(size));
+      for (field = 0; field < 24; ++field) ends = ends || (size > 0 && structs[which].ends[field] == size);
+      status = call_with(&p, which, memory);
+      if (size > structs[which].bytes)
+        sprintf(text, "%s: size is %lu but this library, version %d, knows %lu; the header is newer than the library",
+                structs[which].name, (unsigned long)size, tessera_version(), (unsigned long)structs[which].bytes);
+      else if (size < sizeof(size_t))
+        sprintf(text, "%s: size is %lu; call tessera_%s_init before filling it in", structs[which].name,
+                (unsigned long)size, structs[which].name);
+      else if (!ends)
+        sprintf(
+            text,
+            "%s: size is %lu, which ends inside a field; must be the size of a tessera_%s that some header declares",
+            structs[which].name, (unsigned long)size, structs[which].name);
+      if (text[0]) EXPECT(status == TESSERA_INVALID_ARGUMENT && strcmp(tessera_last_error(), text) == 0);
+      if (ends) EXPECT(status == TESSERA_OK || strstr(tessera_last_error(), "size is") == NULL);
+      if (size == structs[which].bytes) EXPECT(status == TESSERA_OK);
+      free(memory);
+    }
+}
+
+/* The step of an array of partial results is the size that the first one tells. */
+static void test_partials_of_several_sizes(void) {
+  Problem p;
+  tessera_outputs parts[2];
+  set_up(&p);
+  parts[0] = parts[1] = p.out;
+  parts[1].size = offsetof(tessera_outputs, lse);
+  EXPECT_ERROR(tessera_merge(parts, 2, &p.out, NULL), TESSERA_INVALID_ARGUMENT,
+               "partials[1]: size is 16 but that of partials[0] is 24; all elements of an array have one size");
+}
+
 /* A shorter struct comes from an older header: what lies behind it is not read. A longer one comes from a newer header
  * and may ask for something that this library would ignore. */
 static void test_struct_sizes(void) {
@@ -257,6 +360,8 @@ int main(void) {
   test_merge();
   test_dropout_mask();
   test_struct_sizes();
+  test_every_struct_size();
+  test_partials_of_several_sizes();
   test_null_arguments();
   test_last_error_is_per_thread();
   if (failures) fprintf(stderr, "%d failures\n", failures);

@@ -44,7 +44,14 @@ inline std::ostream& operator<<(std::ostream& out, const Row& row) { return out 
 inline constexpr Device gpu{DeviceType::cuda, 3};
 inline constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 alignas(64) inline std::byte fake_memory[64];  // for tensors that are never read
-inline constexpr auto huge = std::int64_t{1} << 45;
+inline constexpr auto huge = std::int64_t{1} << 45, most_stride = std::numeric_limits<std::int64_t>::max();
+
+// One row of memory that says to be as many tokens as q, k and v may have, and more.
+inline Tensor tokens_without_memory(std::int64_t tokens) {
+  Tensor t(fake_memory, Type::f32, {1, tokens, 1, 1});
+  t.strides = {0, 0, 0, 1};
+  return t;
+}
 
 // clang-format off
 inline const Row rows[] = {
@@ -232,6 +239,72 @@ inline const Row rows[] = {
      "merged.lse: shares memory with partials[0].o; outputs must not overlap inputs or each other"},
     {"mask_in_rng", Entry::dropout_mask, [](Arguments& a) { a.dropout_mask.data = a.rng.data; },
      "mask: shares memory with rng; outputs must not overlap inputs or each other"},
+
+    {"stride_beyond_memory", Entry::forward, [](Arguments& a) { a.in.k.strides[1] = std::int64_t{1} << 53; },
+     "k: has shape [2,7,2,8] and strides [112,9007199254740992,8,1]; its elements must lie within 2^56 bytes"},
+    {"strides_add_up_beyond_memory", Entry::backward,
+     [](Arguments& a) { a.saved.lse.strides = {std::int64_t{1} << 53, std::int64_t{1} << 52, -1, 0}; },
+     "lse: has shape [2,4,5] and strides [9007199254740992,4503599627370496,-1]; its elements must lie within 2^56 "
+     "bytes"},
+    {"stride_of_the_smallest_integer", Entry::forward,
+     [](Arguments& a) { a.in.slopes.strides[0] = std::numeric_limits<std::int64_t>::min(); },
+     "slopes: has shape [4] and strides [-9223372036854775808]; its elements must lie within 2^56 bytes"},
+    {"stride_of_the_mask", Entry::dropout_mask, [](Arguments& a) { a.dropout_mask.strides[0] = -most_stride; },
+     "mask: has shape [2,4,5,7] and strides [-9223372036854775807,35,7,1]; its elements must lie within 2^56 bytes"},
+    {"stride_of_a_partial", Entry::merge, [](Arguments& a) { a.parts[1].o.strides[2] = most_stride; },
+     "partials[1].o: has shape [2,5,4,6] and strides [120,24,9223372036854775807,1]; its elements must lie within "
+     "2^56 bytes"},
+
+    // Limits
+    {"most_queries", Entry::backward,
+     [](Arguments& a) {
+       a.in = {}, a.in.q = tokens_without_memory((1LL << 48) + 1), a.in.k = a.in.v = tokens_without_memory(1);
+     },
+     "q: has 281474976710657 tokens; at most 281474976710656 are allowed"},
+    {"most_keys", Entry::forward,
+     [](Arguments& a) {
+       a.in = {}, a.in.q = tokens_without_memory(1), a.in.k = a.in.v = tokens_without_memory((1LL << 48) + 1);
+     },
+     "k: has 281474976710657 tokens; at most 281474976710656 are allowed"},
+    {"most_sequences", Entry::forward,
+     [](Arguments& a) { a.in.q.shape[0] = a.in.k.shape[0] = a.in.v.shape[0] = 1LL << 31; },
+     "q: has 2147483648 sequences; at most 2147483647 are allowed"},
+    {"most_packed_sequences", Entry::packed,
+     [](Arguments& a) { a.in.cu_seqlens_q.shape[0] = a.in.cu_seqlens_k.shape[0] = (1LL << 31) + 1; },
+     "cu_seqlens_q: has 2147483648 sequences; at most 2147483647 are allowed"},
+    {"most_heads", Entry::forward, [](Arguments& a) { a.in.q.shape[2] = 1LL << 31; },
+     "q: has 2147483648 heads; at most 2147483647 are allowed"},
+    {"most_key_heads", Entry::forward,
+     [](Arguments& a) { a.in.q.shape[2] = 0, a.in.k.shape[2] = a.in.v.shape[2] = 1LL << 31; },
+     "k: has 2147483648 heads; at most 2147483647 are allowed"},
+    {"most_keys_of_a_packed_mask", Entry::packed,
+     [](Arguments& a) { a.in.mask.shape[3] = (1LL << 48) + 1, a.in.mask.strides[3] = 0; },
+     "mask: has 281474976710657 keys; at most 281474976710656 are allowed"},
+    {"furthest_row", Entry::forward, [](Arguments& a) { a.options.row0 = (1LL << 48) + 1; },
+     "row0: is 281474976710657; must be from -2^48 to 2^48"},
+    {"furthest_column", Entry::backward, [](Arguments& a) { a.options.col0 = -(1LL << 48) - 1; },
+     "col0: is -281474976710657; must be from -2^48 to 2^48"},
+    {"furthest_head", Entry::forward, [](Arguments& a) { a.options.head0 = 1LL << 62; },
+     "head0: is 4611686018427387904; must be from -2^48 to 2^48"},
+    {"furthest_batch", Entry::packed,
+     [](Arguments& a) { a.options.batch0 = std::numeric_limits<std::int64_t>::min(); },
+     "batch0: is -9223372036854775808; must be from -2^48 to 2^48"},
+    {"furthest_diagonal", Entry::forward,
+     [](Arguments& a) { a.options.alignment = Alignment::offset, a.options.diagonal_offset = most_stride; },
+     "diagonal_offset: is 9223372036854775807; must be from -2^48 to 2^48"},
+    {"furthest_row_of_the_mask", Entry::dropout_mask, [](Arguments& a) { a.options.row0 = most_stride; },
+     "row0: is 9223372036854775807; must be from -2^48 to 2^48"},
+    {"workspace_beyond_addresses", Entry::backward,
+     [](Arguments& a) {
+       Tensor rows = tokens_without_memory(1LL << 48);
+       rows.shape[2] = 1 << 10;
+       a.in = {}, a.grads = {}, a.saved.d_lse = {};
+       a.in.q = a.saved.o = a.saved.d_o = rows, a.in.k = a.in.v = a.grads.dk = tokens_without_memory(1);
+       a.saved.lse = Tensor(fake_memory, Type::f32, {1, 1 << 10, 1LL << 48});
+       a.saved.lse.strides = {0, 0, 0, 0};
+       a.execution.threads = 1, a.execution.kernel = TESSERA_TEST_KERNEL;
+     },
+     "workspace: more than 2^56 bytes are needed, and no process can have them", TESSERA_OUT_OF_MEMORY},
 
     // Options and execution
     {"scale", Entry::forward, [](Arguments& a) { a.options.scale = nan; },

@@ -63,7 +63,7 @@ void run(cases::CaseData& data) {
   Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});
   const BackwardPlan plan = plan_backward(problem, cuda::target_named("sm_90a"));
   ASSERT_EQ(plan.reason, "");
-  std::vector<float> workspace(simt::workspace_bytes(problem, {}) / sizeof(float), NAN);
+  std::vector<float> workspace(static_cast<std::size_t>(simt::workspace_bytes(problem, {})) / sizeof(float), NAN);
   call.execution.workspace = workspace.data();
   const simt::BackwardParams params = simt::backward_params(problem, call, {});
   prepare(data, params);

@@ -253,8 +253,15 @@ TEST(Plan, RefusalsNameWhatIsInTheWay) {
             "pointers and strides are aligned to 8 bytes; tensor copies need 16");
   EXPECT_EQ(reason([](Problem& p) { p.D = 264; }), "D is 264 and Dv is 128; this kernel has tiles up to 256");
   EXPECT_EQ(reason([](Problem& p) { p.B = 2, p.Nk = 0; }),
-            "B is 2, Nq is 4096 and Nk is 0; tensor copies need at least one of each");
+            "B is 2, Nq is 4096, Nk is 0, Hq is 8 and Hk is 8; tensor copies need at least one of each");
   EXPECT_NE(reason([](Problem& p) { p.B = 0; }), "");
+  EXPECT_EQ(reason([](Problem& p) { p.Hq = p.Hk = 0; }),
+            "B is 2, Nq is 4096, Nk is 4096, Hq is 0 and Hk is 0; tensor copies need at least one of each");
+  EXPECT_EQ(reason([](Problem& p) { p.far_strides = true; }),
+            "a stride is negative, or 2^40 bytes or more; tensor copies take strides from 0 to below that");
+  EXPECT_EQ(reason([](Problem& p) { p.B = 1 << 27; }),
+            "B is 134217728, Hq is 8, Hk is 8, Nq is 4096 and Nk is 4096, in 34359738368 tiles; this kernel counts up "
+            "to 1073741824");
   EXPECT_EQ(reason([](Problem& p) { p.Nq = std::int64_t{1} << 31; }),
             "Nq is 2147483648 and Nk is 4096; this kernel counts up to 536870912 tokens");
   EXPECT_EQ(plan_forward(api::plain_problem(Pass::forward, Type::bf16, {128, 128}), cuda::target_named("sm_80")).reason,

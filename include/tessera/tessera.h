@@ -4,6 +4,7 @@
  * Rules of the ABI
  * - Every struct begins with its own size. Call its _init function, which sets the size and the
  *   defaults, then fill in what you need. Fields that your header did not know take their defaults.
+ *   A size that ends inside a field, or that is larger than the library's own, is refused.
  * - A call returns TESSERA_OK or a status; tessera_last_error() then holds one sentence that names
  *   the argument, its value and the rule. When a call fails, no output has been written.
  * - Tensors are views: the library never owns, frees or keeps a pointer beyond the call.
@@ -60,7 +61,8 @@ typedef enum tessera_device_type {
 } tessera_device_type;
 
 /* A non-owning view with DLPack's fields. Strides count elements. A stride of a dimension of size 1
- * is never read. A NULL tensor pointer in the structs below means: not given. */
+ * is never read. From its first to its last element a view lies within 2^56 bytes. A NULL tensor
+ * pointer in the structs below means: not given. */
 typedef struct tessera_tensor {
   size_t size; /* sizeof(tessera_tensor) */
   void* data;  /* may be NULL when the tensor has no elements, or when only planning */
@@ -73,7 +75,8 @@ typedef struct tessera_tensor {
 } tessera_tensor;
 
 /* Padded: q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv].
- * Packed (cu_seqlens_q and cu_seqlens_k given): q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv]. */
+ * Packed (cu_seqlens_q and cu_seqlens_k given): q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv].
+ * D is at most 576, Dv 512, B, Hq and Hk 2^31 - 1, Nq, Nk, Tq and Tk 2^48. */
 typedef struct tessera_inputs {
   size_t size;
   const tessera_tensor* q;
@@ -134,14 +137,14 @@ typedef struct tessera_options {
   double softcap;          /* 0: none */
   int32_t causal;          /* 0 */
   int32_t alignment;       /* TESSERA_BOTTOM_RIGHT */
-  int64_t diagonal_offset; /* 0; read only with TESSERA_OFFSET, must be 0 otherwise */
+  int64_t diagonal_offset; /* 0; read only with TESSERA_OFFSET, must be 0 otherwise. From -2^48 to 2^48 */
   int64_t window_left;     /* -1: no bound. Inclusive */
   int64_t window_right;    /* -1: no bound. Inclusive */
   double dropout;          /* probability of dropping, in [0, 1) */
   uint64_t seed;           /* 0; not together with inputs.rng */
   uint64_t seed_offset;    /* 0; not together with inputs.rng */
   int64_t row0;            /* 0; position of query 0, key 0, head 0, sequence 0 in a larger whole */
-  int64_t col0;
+  int64_t col0;            /* all four from -2^48 to 2^48 */
   int64_t head0;
   int64_t batch0;
   int64_t max_seqlen_q;  /* -1: unknown. Upper bounds for packed input; they never change a bit */

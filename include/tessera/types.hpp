@@ -116,7 +116,7 @@ struct Options {
   std::int64_t window_right = -1;
   double dropout = 0;
   std::uint64_t seed = 0, seed_offset = 0;
-  std::int64_t row0 = 0, col0 = 0, head0 = 0, batch0 = 0;  // positions in a larger whole
+  std::int64_t row0 = 0, col0 = 0, head0 = 0, batch0 = 0;  // positions in a larger whole, from -2^48 to 2^48
   std::int64_t max_seqlen_q = -1, max_seqlen_k = -1;       // upper bounds; they never change a bit
   bool accumulate = false;                                 // gradients (all f32) are added to
   bool deterministic = true;

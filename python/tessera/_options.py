@@ -32,7 +32,7 @@ class AttentionOptions(TypedDict, total=False):
     cu_seqlens_q/_k   int32 [B+1]: packed sequences; q is then [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv], LSE [Hq,Tq]
     seqused_q/_k      int32 [B]: how much of each sequence counts
     max_seqlen_q/_k   upper bounds for packed sequences; they never change a bit
-    row0, col0, head0, batch0   position of the first query, key, head and sequence in a larger whole
+    row0, col0, head0, batch0   position of the first query, key, head and sequence in a larger whole, within 2**48 of 0
     deterministic     False allows a faster kernel whose bits may vary between runs
     kernel            name of a kernel to force, as `tessera.info()` lists them
     threads           of the CPU; 0: all that the process may use

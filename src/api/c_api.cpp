@@ -2,6 +2,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,8 @@ tessera_status guarded(Body body) noexcept {
     return fail(failure.status, failure.what());
   } catch (const std::bad_alloc&) {
     return fail(TESSERA_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::length_error&) {  // more than any memory holds
+    return fail(TESSERA_OUT_OF_MEMORY, "out of memory");
   } catch (const std::exception& error) {
     return fail(TESSERA_INTERNAL, error.what());
   } catch (...) {
@@ -51,6 +54,51 @@ tessera_status guarded(Body body) noexcept {
 }
 
 // --- structs
+
+// Where the fields of a struct end. No size ends inside a field: half a pointer is none.
+template <class Struct, class... Fields>
+bool ends_one_of(std::size_t size, Fields Struct::*... fields) {
+  static_assert((sizeof(Fields) + ...) == sizeof(Struct), "every field, and no padding");
+  const Struct s{};
+  const auto end = [&](const auto& field) {
+    return static_cast<std::size_t>(reinterpret_cast<const char*>(&field + 1) - reinterpret_cast<const char*>(&s));
+  };
+  return ((end(s.*fields) == size) || ...);
+}
+
+bool ends_a_field(const tessera_tensor*, std::size_t size) {
+  using T = tessera_tensor;
+  return ends_one_of(size, &T::size, &T::data, &T::type, &T::ndim, &T::device_type, &T::device_id, &T::shape,
+                     &T::strides);
+}
+bool ends_a_field(const tessera_inputs*, std::size_t size) {
+  using T = tessera_inputs;
+  return ends_one_of(size, &T::size, &T::q, &T::k, &T::v, &T::bias, &T::mask, &T::slopes, &T::sinks, &T::cu_seqlens_q,
+                     &T::cu_seqlens_k, &T::seqused_q, &T::seqused_k, &T::rng);
+}
+bool ends_a_field(const tessera_outputs*, std::size_t size) {
+  using T = tessera_outputs;
+  return ends_one_of(size, &T::size, &T::o, &T::lse);
+}
+bool ends_a_field(const tessera_saved*, std::size_t size) {
+  using T = tessera_saved;
+  return ends_one_of(size, &T::size, &T::o, &T::lse, &T::d_o, &T::d_lse);
+}
+bool ends_a_field(const tessera_gradients*, std::size_t size) {
+  using T = tessera_gradients;
+  return ends_one_of(size, &T::size, &T::dq, &T::dk, &T::dv, &T::dbias, &T::dsinks);
+}
+bool ends_a_field(const tessera_options*, std::size_t size) {
+  using T = tessera_options;
+  return ends_one_of(size, &T::size, &T::scale, &T::softcap, &T::causal, &T::alignment, &T::diagonal_offset,
+                     &T::window_left, &T::window_right, &T::dropout, &T::seed, &T::seed_offset, &T::row0, &T::col0,
+                     &T::head0, &T::batch0, &T::max_seqlen_q, &T::max_seqlen_k, &T::accumulate, &T::deterministic);
+}
+bool ends_a_field(const tessera_execution*, std::size_t size) {
+  using T = tessera_execution;
+  return ends_one_of(size, &T::size, &T::device_type, &T::device_id, &T::stream, &T::threads, &T::reserved,
+                     &T::workspace, &T::workspace_bytes, &T::kernel);
+}
 
 // A caller's struct may be shorter than ours (an older header): the rest takes its defaults. A longer one may hold
 // something that this library would ignore, so it is refused.
@@ -64,6 +112,9 @@ Struct read_struct(const char* name, const Struct* given, void (*init)(Struct*))
   if (given->size > sizeof(Struct))
     invalid(name, ": size is ", given->size, " but this library, version ", tessera_version(), ", knows ",
             sizeof(Struct), "; the header is newer than the library");
+  if (!ends_a_field(given, given->size))
+    invalid(name, ": size is ", given->size, ", which ends inside a field; must be the size of a tessera_", name,
+            " that some header declares");
   std::memcpy(static_cast<void*>(&full), given, given->size);
   full.size = sizeof(Struct);
   return full;
@@ -256,9 +307,13 @@ tessera_status tessera_merge(const tessera_outputs* partials, int64_t n, const t
     std::vector<Outputs> parts;
     // The array's step is the caller's struct size, which the first element tells.
     const auto* bytes = reinterpret_cast<const char*>(partials);
-    for (int64_t i = 0; i < n; ++i)
-      parts.push_back(
-          outputs(reinterpret_cast<const tessera_outputs*>(bytes + static_cast<std::size_t>(i) * partials->size)));
+    for (int64_t i = 0; i < n; ++i) {
+      const auto* part = reinterpret_cast<const tessera_outputs*>(bytes + static_cast<std::size_t>(i) * partials->size);
+      if (part->size != partials->size)
+        invalid("partials[", i, "]: size is ", part->size, " but that of partials[0] is ", partials->size,
+                "; all elements of an array have one size");
+      parts.push_back(outputs(part));
+    }
     api::merge(parts, outputs(merged), execution(e));
   });
 }

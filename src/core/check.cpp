@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/failure.hpp"
+#include "core/limits.hpp"
 #include "core/overlap.hpp"
 #include "core/rules.hpp"
 #include "core/tensor.hpp"
@@ -60,6 +61,9 @@ void check_qkv(const Inputs& in, Problem& p) {
     invalid("v: has ", dim(in.v, token_dim), " tokens but k has ", p.Nk, "; k and v must agree in tokens");
   if (dim(in.v, token_dim + 1) != p.Hk)
     invalid("v: has ", dim(in.v, token_dim + 1), " heads but k has ", p.Hk, "; k and v must agree in heads");
+  if (!p.packed) check_count("q", p.B, "sequences", most_sequences);
+  check_count("q", p.Nq, "tokens", most_tokens), check_count("k", p.Nk, "tokens", most_tokens);
+  check_count("q", p.Hq, "heads", most_heads), check_count("k", p.Hk, "heads", most_heads);
   if (p.Hk == 0 ? p.Hq != 0 : p.Hq % p.Hk != 0)
     invalid("q: has ", p.Hq, " heads but k has ", p.Hk, "; q's must be a multiple of k's");
   check_rows("q", in.q), check_rows("k", in.k), check_rows("v", in.v);
@@ -70,6 +74,7 @@ void check_lengths(const Inputs& in, Problem& p) {
     check_ndim("cu_seqlens_q", in.cu_seqlens_q, 1, "[batch + 1]");
     if (dim(in.cu_seqlens_q, 0) < 1) invalid("cu_seqlens_q: has shape [0]; must be [batch + 1]");
     p.B = dim(in.cu_seqlens_q, 0) - 1;
+    check_count("cu_seqlens_q", p.B, "sequences", most_sequences);
   }
   for (const auto& [name, t, count] : {std::tuple{"cu_seqlens_q", &in.cu_seqlens_q, p.B + 1},
                                        {"cu_seqlens_k", &in.cu_seqlens_k, p.B + 1},
@@ -95,6 +100,7 @@ std::optional<Broadcast> check_broadcast(const char* name, const Tensor& t, cons
     if (dim(t, i) == 1 || dim(t, i) == full[i] || (p.packed && i >= 2)) continue;
     invalid(name, ": has shape ", shape_text(t), "; its ", names[i], " must be 1 or ", full[i]);
   }
+  check_count(name, dim(t, 2), names[2], most_tokens), check_count(name, dim(t, 3), names[3], most_tokens);
   return Broadcast{t.type, t.shape};
 }
 
@@ -156,6 +162,15 @@ int common_alignment(std::initializer_list<const Tensor*> tensors) {
   return alignment;
 }
 
+// What tensor copies of a GPU take: strides that are not negative and below 2^40 bytes.
+bool has_far_strides(std::initializer_list<const Tensor*> tensors) {
+  constexpr std::int64_t far = std::int64_t{1} << 40;
+  for (const Tensor* t : tensors)
+    for (int i = 0; i < t->ndim; ++i)
+      if (stride(*t, i) < 0 || stride(*t, i) >= far / size_of(t->type)) return true;
+  return false;
+}
+
 }  // namespace
 
 Problem check_forward(const Inputs& in, const Outputs& out, const Options& options, const Execution& execution) {
@@ -171,6 +186,7 @@ Problem check_forward(const Inputs& in, const Outputs& out, const Options& optio
     p.lse = true;
   }
   p.alignment = common_alignment({&in.q, &in.k, &in.v, &out.o});
+  p.far_strides = has_far_strides({&in.q, &in.k, &in.v, &out.o});
   return p;
 }
 
@@ -214,6 +230,7 @@ Problem check_backward(const Inputs& in, const Saved& saved, const Gradients& g,
     p.dsinks = gradient("dsinks", g.dsinks, "sinks", in.sinks.type);
   }
   p.alignment = common_alignment({&in.q, &in.k, &in.v, &saved.o, &saved.d_o, &g.dq, &g.dk, &g.dv});
+  p.far_strides = has_far_strides({&in.q, &in.k, &in.v, &saved.d_o});
   return p;
 }
 

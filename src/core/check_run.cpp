@@ -20,6 +20,7 @@ std::int32_t entry(const Tensor& t, std::int64_t i) {
 // Lengths of the sequences of one side (q or k), in host memory.
 void check_host_lengths(const char* cu_name, const Tensor& cu, const char* used_name, const Tensor& used,
                         const char* hint_name, std::int64_t hint, const Problem& p, std::int64_t tokens) {
+  if (!cu && !used) return;
   for (std::int64_t b = 0; b < p.B; ++b) {
     std::int64_t length = tokens;
     if (cu) {
@@ -183,6 +184,7 @@ void check_dropout_mask(const Tensor& mask, const Tensor& rng, const Options& op
     check_apart("mask", mask, "rng", rng);
   }
   check_dropout(options, rng);
+  check_positions(options);
 }
 
 }  // namespace tessera

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <string>
 
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
@@ -91,12 +90,6 @@ struct Region {
     }
   }
 };
-
-std::string strides_text(const Tensor& t) {
-  std::string out;
-  for (int i = 0; i < t.ndim; ++i) out += text(out.empty() ? "[" : ",", t.strides[static_cast<std::size_t>(i)]);
-  return out + "]";
-}
 
 }  // namespace
 

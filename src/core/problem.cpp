@@ -55,7 +55,8 @@ std::string text_of(const Problem& p) {
     if (p.dsinks) out += text(" dSink ", name_of(*p.dsinks));
     if (p.options.accumulate) out += " (accumulated)";
   }
-  return out + text(", aligned to ", p.alignment, " bytes");
+  out += text(", aligned to ", p.alignment, " bytes");
+  return p.far_strides ? out + ", strides below 0 or from 2^40 bytes on" : out;
 }
 
 }  // namespace tessera

@@ -24,6 +24,7 @@ struct Problem {
   Pass pass = Pass::forward;
   Device device{};
   int alignment = 16;  // bytes that divide every pointer and used stride of q, k, v, o, d_o, dq, dk, dv; 16 at most
+  bool far_strides = false;  // some stride of q, k, v, o (forward) or d_o is negative, or 2^40 bytes or more
 
   Type q_type = Type::f32, kv_type = Type::f32, o_type = Type::f32;
   bool packed = false;
@@ -41,6 +42,10 @@ struct Problem {
   Options options{};  // without seed and seed_offset, on which no plan depends; scale is the number itself
 
   bool operator==(const Problem&) const = default;
+
+  // Whether there is a row of queries of some head at all. Where there is none, every gradient is 0.
+  bool has_queries() const { return B > 0 && Hq > 0 && Nq > 0; }
+  bool has_keys() const { return B > 0 && Hk > 0 && Nk > 0; }
 
   std::int64_t heads_per_kv() const { return Hk == 0 ? 1 : Hq / Hk; }
   // Upper bounds of one sequence's lengths, from shapes and hints alone.

@@ -1,10 +1,13 @@
 // Rules for one tensor, the options and the execution; see rules.hpp.
 #include "core/rules.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <string>
 
 #include "core/failure.hpp"
+#include "core/limits.hpp"
 #include "core/tensor.hpp"
 #include "math/philox.hpp"
 
@@ -18,6 +21,17 @@ std::string shape_text(Shape shape) {
   std::string out;
   for (auto n : shape) out += text(out.empty() ? "[" : ",", n);
   return out + "]";
+}
+
+// From the first byte of the elements to the last, whatever the signs of the strides. A size of 0 counts as 1: the
+// strides beside it must be sensible too.
+std::int64_t bytes_spanned(const Tensor& t) {
+  std::int64_t bytes = size_of(t.type);
+  for (int i = 0; i < t.ndim; ++i) {
+    const std::int64_t step = stride(t, i), distance = step < -most_bytes ? most_bytes : std::abs(step);
+    bytes = sum({bytes, product({std::max<std::int64_t>(dim(t, i), 1) - 1, distance, size_of(t.type)})});
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -36,6 +50,9 @@ void check_view(const char* name, const Tensor& t, Device device) {
     if (__builtin_mul_overflow(elements, dim(t, i) == 0 ? 1 : dim(t, i), &elements))
       invalid(name, ": has shape ", shape_text(t), "; its element count must fit 64 bits");
   }
+  if (bytes_spanned(t) > most_bytes)
+    invalid(name, ": has shape ", shape_text(t), " and strides ", strides_text(t),
+            "; its elements must lie within 2^56 bytes");
   if (t.device != device)
     invalid(name, ": is on ", name_of(t.device), " but the call runs on ", name_of(device),
             "; all tensors must be there");
@@ -75,6 +92,20 @@ void check_type(const char* name, const Tensor& t, Type expected) {
   if (t.type != expected) invalid(name, ": has type ", name_of(t.type), "; must be ", name_of(expected));
 }
 
+void check_count(const char* name, std::int64_t count, const char* what, std::int64_t most) {
+  if (count > most) invalid(name, ": has ", count, " ", what, "; at most ", most, " are allowed");
+}
+
+static void check_position(const char* name, std::int64_t position) {
+  if (position < -furthest_position || position > furthest_position)
+    invalid(name, ": is ", position, "; must be from -2^48 to 2^48");
+}
+
+void check_positions(const Options& o) {
+  check_position("row0", o.row0), check_position("col0", o.col0);
+  check_position("head0", o.head0), check_position("batch0", o.batch0);
+}
+
 static void check_window(const char* name, std::int64_t width) {
   if (width < -1) invalid(name, ": is ", width, "; must be -1 (no bound) or at least 0");
 }
@@ -99,6 +130,8 @@ void check_options(const Options& o, const Tensor& rng) {
     invalid("alignment: is ", static_cast<int>(o.alignment), "; must be 0 (bottom right), 1 (top left) or 2 (offset)");
   if (o.alignment != Alignment::offset && o.diagonal_offset != 0)
     invalid("diagonal_offset: is ", o.diagonal_offset, " but alignment is not offset; it would be ignored");
+  check_position("diagonal_offset", o.diagonal_offset);
+  check_positions(o);
   check_window("window_left", o.window_left);
   check_window("window_right", o.window_right);
   check_window("max_seqlen_q", o.max_seqlen_q);

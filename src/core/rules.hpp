@@ -22,9 +22,11 @@ void check_rows(const char* name, const Tensor& t);  // the last dimension has s
 void check_type(const char* name, const Tensor& t, Type expected);
 void check_follows(const char* name, Type type, const char* leader, Type leader_type);  // the leader's type, or f32
 void check_single(const char* name, const Tensor& t, Type q_type);                      // f32; f64 beside f64 inputs
+void check_count(const char* name, std::int64_t count, const char* what, std::int64_t most);
 void check_data(const char* name, const Tensor& t);  // there, and aligned to its elements
 
 void check_options(const Options& options, const Tensor& rng);
+void check_positions(const Options& options);
 void check_dropout(const Options& options, const Tensor& rng);
 void check_execution(const Execution& execution, Device device);
 

@@ -78,7 +78,7 @@ void clear_rows(const TokenRows& rows, std::int64_t begin, std::int64_t end, std
 }
 
 void clear_side(const Tensor& t, const Problem& p, const Call& call, bool keys, std::int64_t width) {
-  if (!t) return;
+  if (!t || t.elements() == 0) return;
   const std::int64_t heads = keys ? p.Hk : p.Hq;
   std::int64_t used_until = 0;  // packed: tokens before this one are done
   for (std::int64_t b = 0; b < p.B; ++b) {
@@ -99,6 +99,20 @@ void clear_unused_rows(const Problem& p, const Call& call) {
   clear_side(call.gradients.dq, p, call, false, p.D);
   clear_side(call.gradients.dk, p, call, true, p.D);
   clear_side(call.gradients.dv, p, call, true, p.Dv);
+}
+
+// dimension: the first one whose elements are cleared, of the part that begins at element `first`.
+static void clear_tensor(const Tensor& t, int dimension = 0, std::int64_t first = 0) {
+  if (dimension == t.ndim) return store_element(t.data, t.type, first, 0);
+  for (std::int64_t n = 0; n < t.shape[static_cast<std::size_t>(dimension)]; ++n)
+    clear_tensor(t, dimension + 1, first + n * stride(t, dimension));
+}
+
+void clear_gradients(const Problem& p, const Call& call) {
+  if (p.options.accumulate) return;
+  const Gradients& g = call.gradients;
+  for (const Tensor* t : {&g.dq, &g.dk, &g.dv, &g.dbias, &g.dsinks})
+    if (t->elements() > 0) clear_tensor(*t);
 }
 
 }  // namespace tessera

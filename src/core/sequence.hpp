@@ -71,4 +71,7 @@ DropoutSeed dropout_seed(const Options& options, const Tensor& rng);
 // call accumulates: then += 0 leaves them as they are.
 void clear_unused_rows(const Problem& problem, const Call& call);
 
+// The backward pass of a problem without queries: every gradient is 0, or stays as it is if the call accumulates.
+void clear_gradients(const Problem& problem, const Call& call);
+
 }  // namespace tessera

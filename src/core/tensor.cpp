@@ -1,6 +1,7 @@
 // Facts about tensor views; see tensor.hpp.
 #include "core/tensor.hpp"
 
+#include <array>
 #include <cstring>
 
 #include "core/failure.hpp"
@@ -64,11 +65,14 @@ std::string name_of(Device device) {
 
 bool is_float(Type type) { return type == Type::f64 || type == Type::f32 || type == Type::f16 || type == Type::bf16; }
 
-std::string shape_text(const Tensor& tensor) {
+static std::string list_text(const std::array<std::int64_t, 4>& numbers, int count) {
   std::string out = "[";
-  for (int i = 0; i < tensor.ndim; ++i) out += text(i ? "," : "", tensor.shape[static_cast<std::size_t>(i)]);
+  for (int i = 0; i < count; ++i) out += text(i ? "," : "", numbers[static_cast<std::size_t>(i)]);
   return out + "]";
 }
+
+std::string shape_text(const Tensor& tensor) { return list_text(tensor.shape, tensor.ndim); }
+std::string strides_text(const Tensor& tensor) { return list_text(tensor.strides, tensor.ndim); }
 
 std::string text_of(const Tensor& tensor) { return text(name_of(tensor.type), " ", shape_text(tensor)); }
 

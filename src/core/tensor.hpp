@@ -13,9 +13,10 @@ namespace tessera {
 std::int64_t size_of(Type type);
 const char* name_of(Type type);
 std::string name_of(Device device);
-bool is_float(Type type);                   // one that arithmetic exists for: f64, f32, f16, bf16
-std::string text_of(const Tensor& tensor);  // f32 [2,128,8,64]
-std::string shape_text(const Tensor& tensor);
+bool is_float(Type type);                        // one that arithmetic exists for: f64, f32, f16, bf16
+std::string text_of(const Tensor& tensor);       // f32 [2,128,8,64]
+std::string shape_text(const Tensor& tensor);    // [2,128,8,64]
+std::string strides_text(const Tensor& tensor);  // the same for the strides
 
 // The largest power of two, at most 16, that divides the address and every byte stride that is used. Null counts as 16.
 int alignment_of(const Tensor& tensor);
@@ -24,10 +25,10 @@ int alignment_of(const Tensor& tensor);
 double load_element(const void* data, Type type, std::int64_t index);
 void store_element(void* data, Type type, std::int64_t index, double value);
 
-// Strides of dimensions of size 1 are never read: they come out as 0.
+// Strides of dimensions of size 1 or 0 are never read: they come out as 0.
 inline std::int64_t stride(const Tensor& t, int dim) {
   const auto d = static_cast<std::size_t>(dim);
-  return t.shape[d] == 1 ? 0 : t.strides[d];
+  return t.shape[d] <= 1 ? 0 : t.strides[d];
 }
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/limits.hpp"
 #include "core/parallel.hpp"
 #include "cpu/jobs.hpp"
 
@@ -56,11 +57,11 @@ bool is_decoding(const Problem& p, const Sequence& s) {
 Int64 decode_bytes(const Problem& p) {
   if (p.pass != Pass::forward || p.bias || p.mask || p.options.dropout > 0) return 0;
   // A padded sequence may use fewer rows than it has, down to those of this path.
-  const Int64 short_rows = p.B * lesser(decode_queries, p.longest_q());
+  const Int64 short_rows = product({p.B, lesser(decode_queries, p.longest_q())});
   const Int64 rows = p.packed ? lesser(short_rows, p.Nq) : short_rows;
   const bool may_be_short = p.packed || p.seqused_q || p.Nq <= decode_queries;
   if (!may_be_short) return 0;
-  return rows * p.Hq * most_chunks(p.longest_k()) * (p.Dv + 2) * Int64(sizeof(float));
+  return product({rows, p.Hq, most_chunks(p.longest_k()), p.Dv + 2, sizeof(float)});
 }
 
 void run_decode(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call,

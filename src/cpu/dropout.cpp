@@ -9,6 +9,7 @@
 namespace tessera::cpu {
 
 void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& o, int threads) {
+  if (mask.elements() == 0) return;
   const DropoutSeed seed = dropout_seed(o, rng);
   const PhiloxKey key = dropout_key(seed.seed, seed.offset);
   const UInt32 threshold = dropout_threshold(o.dropout);

@@ -53,7 +53,8 @@ HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h)
 
 std::vector<Sequence> all_sequences(const Problem& p, const Call& call) {
   std::vector<Sequence> list;
-  for (Int64 b = 0; b < p.B; ++b) list.push_back(sequence_of(p, call, b));
+  for (Int64 b = 0; b < p.B; ++b)
+    if (const Sequence s = sequence_of(p, call, b); s.nq > 0 || s.nk > 0) list.push_back(s);
   return list;
 }
 

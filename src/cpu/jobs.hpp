@@ -14,6 +14,7 @@ RowNumbers head_numbers(RowNumbers numbers, Int64 h);
 PairNumbers head_pairs(PairNumbers pairs, Int64 h);
 HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h);
 
+// Those that have queries or keys, in order.
 std::vector<Sequence> all_sequences(const Problem& p, const Call& call);
 
 }  // namespace tessera::cpu

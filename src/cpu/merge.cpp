@@ -55,7 +55,7 @@ void merge(std::span<const Outputs> partials, const Outputs& merged, int threads
   const Tensor& o = merged.o;
   const auto n = static_cast<std::size_t>(o.ndim - 3);
   const std::int64_t batch = n ? o.shape[0] : 1, rows = o.shape[n], heads = o.shape[n + 1];
-  parallel_for(batch * rows, threads, [&](std::int64_t index, int) {
+  parallel_for(heads == 0 ? 0 : batch * rows, threads, [&](std::int64_t index, int) {
     for (std::int64_t h = 0; h < heads; ++h) merge_row(partials, merged, index / rows, index % rows, h);
   });
 }

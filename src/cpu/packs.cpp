@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "core/limits.hpp"
 #include "cpu/jobs.hpp"
 
 namespace tessera::cpu {
@@ -17,8 +18,8 @@ Range seen_blocks(const Sequence& s) {
 }  // namespace
 
 Int64 pack_room(const Problem& p, const Isa& isa) {
-  const Int64 blocks = p.packed ? p.Nk / block_k + p.B : p.B * key_blocks(p.Nk);
-  return lesser(p.Hk * blocks * isa.pack_bytes(p), most_pack_bytes);
+  const Int64 blocks = p.packed ? lesser(p.Nk, p.Nk / block_k + p.B) : product({p.B, key_blocks(p.Nk)});
+  return lesser(product({p.Hk, blocks, isa.pack_bytes(p)}), most_pack_bytes);
 }
 
 std::vector<std::vector<SharedKeys>> rounds_of(const Problem& p, const Isa& isa, const WorkspaceLayout& layout,

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/failure.hpp"
+#include "core/limits.hpp"
 #include "core/parallel.hpp"
 #include "core/spin.hpp"
 #include "cpu/decode.hpp"
@@ -20,7 +22,8 @@ namespace {
 
 constexpr double log2e = 1.44269504088896340736;
 
-bool has_more_pairs(const Sequence& a, const Sequence& b) { return a.nq * a.nk > b.nq * b.nk; }
+double pairs(const Sequence& s) { return double(s.nq) * double(s.nk); }
+bool has_more_pairs(const Sequence& a, const Sequence& b) { return pairs(a) > pairs(b); }
 
 // A numbering of the tasks of several sequences, the longest sequence's first, so that the last tasks are short ones.
 class TaskList {
@@ -93,26 +96,29 @@ Step attend_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layou
           }};
 }
 
-// Query blocks of all sequences together, at most.
-Int64 total_query_blocks(const Problem& p) { return p.packed ? p.Nq / block_q + p.B : p.B * query_blocks(p.Nq); }
+// Query blocks of all sequences together, at most. Packed: a block has a query, and each sequence one block that is not
+// full.
+Int64 total_query_blocks(const Problem& p) {
+  return p.packed ? lesser(p.Nq, p.Nq / block_q + p.B) : product({p.B, query_blocks(p.Nq)});
+}
 
 }  // namespace
 
 WorkspaceLayout workspace_layout(const Problem& p, const Isa& isa, int threads) {
-  WorkspaceLayout layout{.threads = threads, .scratch_bytes = round_up(isa.scratch_bytes(p), 64)};
-  layout.bytes = threads * layout.scratch_bytes;
+  WorkspaceLayout layout{.threads = threads, .scratch_bytes = rounded_up(isa.scratch_bytes(p), 64)};
+  const auto take = [&](Int64 bytes) { return std::exchange(layout.bytes, sum({layout.bytes, bytes})); };
+  take(product({threads, layout.scratch_bytes}));
   if (p.pass == Pass::forward) {
-    layout.packs = layout.bytes;
-    layout.bytes += round_up(pack_room(p, isa), 64);
-    layout.partials = layout.bytes;
-    layout.bytes += decode_bytes(p);
-    return layout;
+    layout.packs = take(rounded_up(pack_room(p, isa), 64));
+    layout.partials = take(decode_bytes(p));
+  } else {
+    const Int64 row_bytes = product({p.Hq, total_query_blocks(p), block_q, sizeof(float)});
+    layout.delta = take(row_bytes);
+    layout.lse2 = take(row_bytes);
+    layout.images = take(p.dq ? product({row_bytes, isa.image_rows(p.D), key_groups(p.longest_k())}) : 0);
   }
-  const Int64 row_bytes = p.Hq * total_query_blocks(p) * block_q * Int64(sizeof(float));
-  layout.delta = layout.bytes;
-  layout.lse2 = layout.delta + row_bytes;
-  layout.images = layout.lse2 + row_bytes;
-  layout.bytes = layout.images + (p.dq ? row_bytes * isa.image_rows(p.D) * key_groups(p.longest_k()) : 0);
+  if (layout.bytes > most_bytes)
+    throw Failure(TESSERA_OUT_OF_MEMORY, "workspace: more than 2^56 bytes are needed, and no process can have them");
   return layout;
 }
 
@@ -121,6 +127,7 @@ float* scratch_of(const Call& call, const WorkspaceLayout& layout, int worker) {
 }
 
 void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call) {
+  if (!p.has_queries()) return;
   const std::vector<Sequence> all = all_sequences(p, call);
   std::vector<Sequence> sequences, few;  // few: with few queries
   for (const Sequence& s : all) (is_decoding(p, s) ? few : sequences).push_back(s);
@@ -192,6 +199,13 @@ class Backward {
     return jobs[sequence * static_cast<std::size_t>(p.Hq) + static_cast<std::size_t>(h)];
   }
 
+  // The place in the list of the first sequence whose number is at least b.
+  std::size_t first_from(Int64 b) const {
+    const auto found =
+        std::partition_point(sequences.begin(), sequences.end(), [&](const Sequence& s) { return s.b < b; });
+    return static_cast<std::size_t>(found - sequences.begin());
+  }
+
   // step(job, sequence, head, block, worker) for every block of queries.
   template <class Block>
   Step for_query_blocks(Block step) const {
@@ -253,9 +267,9 @@ class Backward {
               const Int64 key_tile = index % key_tiles, row_tile = index / key_tiles % row_tiles;
               const Int64 lead = index / key_tiles / row_tiles, h = lead % shape[1], b = lead / shape[1];
               std::vector<const BackwardJob*> terms;
-              for (Int64 x = sum_batch ? 0 : b; x < (sum_batch ? p.B : b + 1); ++x)
-                for (Int64 y = sum_heads ? 0 : h; y < (sum_heads ? p.Hq : h + 1); ++y)
-                  terms.push_back(&job(static_cast<std::size_t>(x), y));
+              for (std::size_t x = sum_batch ? 0 : first_from(b);
+                   x < (sum_batch ? sequences.size() : first_from(b + 1)); ++x)
+                for (Int64 y = sum_heads ? 0 : h; y < (sum_heads ? p.Hq : h + 1); ++y) terms.push_back(&job(x, y));
               Sequence place;
               place.b = b;
               isa.bias_gradient(
@@ -307,6 +321,7 @@ void await_turn(const int* turns, int turn) {
 }
 
 void run_backward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call) {
+  if (!p.has_queries()) return clear_gradients(p, call);
   Backward(p, isa, layout, call).run();
 }
 

@@ -99,6 +99,7 @@ void write_shared(const Problem& p, const Call& call, Shared& shared) {
 }  // namespace
 
 void backward(const Problem& p, const Call& call, int threads) {
+  if (!p.has_queries()) return clear_gradients(p, call);
   Shared shared;
   shared.dsink.assign(static_cast<std::size_t>(p.B * p.Hq), 0.0);
   if (p.dbias) {

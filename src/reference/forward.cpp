@@ -46,6 +46,7 @@ void forward_head(const Problem& p, const Call& call, const Sequence& s, std::in
 }  // namespace
 
 void forward(const Problem& p, const Call& call, int threads) {
+  if (!p.has_queries()) return;
   parallel_for(p.B * p.Hq, threads, [&](std::int64_t index, int) {
     const Sequence s = sequence_of(p, call, index / p.Hq);
     forward_head(p, call, s, index % p.Hq);

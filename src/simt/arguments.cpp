@@ -1,6 +1,7 @@
 // The kernels' parameters; see arguments.hpp.
 #include "simt/arguments.hpp"
 
+#include "core/limits.hpp"
 #include "core/tensor.hpp"
 
 namespace tessera::simt {
@@ -35,7 +36,8 @@ Question question(const Problem& p, const Call& call) {
   Question x{.q = token_ref(in.q, p),
              .k = token_ref(in.k, p),
              .v = token_ref(in.v, p),
-             .B = static_cast<Int32>(p.B),
+             // Where there are no rows, kernels have nothing to look for in however many sequences.
+             .B = static_cast<Int32>(p.has_queries() || p.has_keys() ? p.B : 0),
              .Hq = static_cast<Int32>(p.Hq),
              .Hk = static_cast<Int32>(p.Hk),
              .Nq = p.Nq,
@@ -111,14 +113,14 @@ class Carver {
   explicit Carver(void* workspace) : base(static_cast<float*>(workspace)) {}
   float* take(std::int64_t numbers) {
     float* at = base && numbers > 0 ? base + used : nullptr;
-    used += round_up(numbers, 4);
+    used = tessera::sum({used, rounded_up(numbers, 4)});
     return at;
   }
   Sum sum(int copies, std::int64_t rows, int width) {
-    const std::int64_t numbers = rows * padded_to_4(width);
-    return {.data = take(copies * numbers), .copy = numbers, .copies = copies};
+    const std::int64_t numbers = product({rows, padded_to_4(width)});
+    return {.data = take(product({copies, numbers})), .copy = numbers, .copies = copies};
   }
-  std::size_t bytes() const { return static_cast<std::size_t>(used) * sizeof(float); }
+  std::int64_t bytes() const { return product({used, sizeof(float)}); }
 
  private:
   float* base;
@@ -128,7 +130,7 @@ class Carver {
 struct Carved {
   float *delta, *lse2;
   Sum dq, dk, dv;
-  std::size_t bytes;
+  std::int64_t bytes;
 };
 
 Carved carve(const Problem& p, const Accumulators& a, void* workspace) {
@@ -145,7 +147,7 @@ Carved carve(const Problem& p, const Accumulators& a, void* workspace) {
 
 }  // namespace
 
-std::size_t workspace_bytes(const Problem& p, const Accumulators& a) {
+std::int64_t workspace_bytes(const Problem& p, const Accumulators& a) {
   return p.pass == Pass::forward ? 0 : carve(p, a, nullptr).bytes;
 }
 
@@ -178,8 +180,12 @@ BackwardParams backward_params(const Problem& p, const Call& call, const Accumul
           .accumulate = p.options.accumulate};
 }
 
-std::int64_t query_blocks(const Problem& p, std::int64_t rows) { return p.Hq * block_count(p.packed, p.Nq, rows, p.B); }
+std::int64_t query_blocks(const Problem& p, std::int64_t rows) {
+  return !p.has_queries() ? 0 : product({p.Hq, block_count(p.packed, p.Nq, rows, p.B)});
+}
 
-std::int64_t key_blocks(const Problem& p, std::int64_t rows) { return p.Hk * block_count(p.packed, p.Nk, rows, p.B); }
+std::int64_t key_blocks(const Problem& p, std::int64_t rows) {
+  return !p.has_keys() ? 0 : product({p.Hk, block_count(p.packed, p.Nk, rows, p.B)});
+}
 
 }  // namespace tessera::simt

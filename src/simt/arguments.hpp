@@ -21,7 +21,7 @@ struct Accumulators {
 
 // The backward pass's workspace: delta, lse2, then the accumulators.
 BackwardParams backward_params(const Problem& problem, const Call& call, const Accumulators& accumulators);
-std::size_t workspace_bytes(const Problem& problem, const Accumulators& accumulators);
+std::int64_t workspace_bytes(const Problem& problem, const Accumulators& accumulators);
 
 // Blocks of `rows` queries (keys) and all heads: what a grid must cover, at most.
 std::int64_t query_blocks(const Problem& problem, std::int64_t rows);

@@ -13,7 +13,9 @@ class LadderPlan : public KernelPlan {
   LadderPlan(const Problem& problem, const Steps& steps) :
       problem(problem), accumulators(steps.accumulators), launches(steps.list, problem.device.id) {}
 
-  std::size_t workspace_bytes() const override { return simt::workspace_bytes(problem, accumulators); }
+  std::size_t workspace_bytes() const override {
+    return static_cast<std::size_t>(simt::workspace_bytes(problem, accumulators));
+  }
 
   std::string describe() const override {
     return text(cuda::properties(problem.device.id).name, ", ", launches.count(), " launches:", launches.describe());

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/failure.hpp"
+#include "core/limits.hpp"
 #include "core/tensor.hpp"
 
 namespace tessera::simt {
@@ -40,12 +41,21 @@ constexpr Rung list[] = {{"vector", vector_steps},
 
 std::span<const Rung> rungs() { return list; }
 
+void Steps::add(const Function& function, const Config& config, std::int64_t blocks, int shared_bytes) {
+  if (blocks > most_blocks && reason.empty())
+    reason = text(function.name, " would take ", blocks, " blocks; a GPU launches at most ", most_blocks);
+  if (blocks > 0) list.push_back({function, config, blocks, shared_bytes});
+}
+
 void add_backward_start(Steps& steps, const Problem& p, bool with_delta) {
-  const std::int64_t rows = std::max(p.Hq * p.Nq, p.Hk * p.Nk) * (p.packed ? 1 : p.B);
+  if (workspace_bytes(p, steps.accumulators) > most_bytes && steps.reason.empty())
+    steps.reason = "the workspace would take more than 2^56 bytes, which no process can have";
+  const std::int64_t query_rows = p.dq ? p.Hq * p.Nq : 0, key_rows = p.dk || p.dv ? p.Hk * p.Nk : 0;
+  const std::int64_t rows = std::max(query_rows, key_rows) * (p.packed ? 1 : p.B);
   const bool has_unused = p.packed || p.seqused_q || p.seqused_k;
   if (has_unused && !p.options.accumulate) steps.add(clear, gradient_config(p), ceil_div(rows, row_warps));
-  const std::size_t sum_bytes = workspace_bytes(p, steps.accumulators) - workspace_bytes(p, {});
-  steps.add(clear_sums, {.threads = row_threads}, ceil_div(static_cast<std::int64_t>(sum_bytes), 16 * row_threads));
+  const std::int64_t sum_bytes = workspace_bytes(p, steps.accumulators) - workspace_bytes(p, {});
+  steps.add(clear_sums, {.threads = row_threads}, rounded_up(sum_bytes, 16 * row_threads) / (16 * row_threads));
   if (with_delta) steps.add(delta, delta_config(p), query_blocks(p, row_warps));
 }
 

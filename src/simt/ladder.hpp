@@ -3,6 +3,7 @@
 // Included by src/simt, the compile gate and `tessera pack`. docs/adding_a_kernel.md walks through a rung.
 #pragma once
 
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,10 +30,12 @@ struct Steps {
   Accumulators accumulators;
   std::string reason;
 
-  void add(const Function& function, const Config& config, std::int64_t blocks, int shared_bytes = 0) {
-    if (blocks > 0) list.push_back({function, config, blocks, shared_bytes});
-  }
+  // A launch without blocks is left out. One with more than a grid can have is a reason not to plan.
+  void add(const Function& function, const Config& config, std::int64_t blocks, int shared_bytes = 0);
 };
+
+// Blocks of one launch, in one dimension, on every GPU.
+inline constexpr std::int64_t most_blocks = std::numeric_limits<std::int32_t>::max();
 
 struct Rung {
   const char* name;

@@ -84,7 +84,7 @@ class HopperBackwardPlan : public KernelPlan {
     }
   }
 
-  std::size_t workspace_bytes() const override { return simt::workspace_bytes(problem, {}); }
+  std::size_t workspace_bytes() const override { return static_cast<std::size_t>(simt::workspace_bytes(problem, {})); }
 
   std::string describe() const override {
     std::string out = text(cuda::properties(problem.device.id).name, ", ", start.count() + passes.size() + end.count(),
@@ -159,7 +159,7 @@ class HopperKernel : public Kernel {
   }
   std::string refusal(const Problem& p, const Execution&) const override {
     if (p.pass == Pass::forward) return plan_for(p, plan_forward).reason;
-    return plan_for(p, plan_backward).reason;  // whoever takes one pass takes two
+    return plan_for(p, plan_one_pass).reason.empty() ? "" : plan_for(p, plan_backward).reason;
   }
 
  private:

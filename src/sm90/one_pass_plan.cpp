@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "core/failure.hpp"
+#include "core/limits.hpp"
 #include "core/tensor.hpp"
 #include "simt/arguments.hpp"
 #include "sm90/plan.hpp"
@@ -60,8 +61,11 @@ OnePassPlan plan_one_pass(const Problem& p, const cuda::Target& target) {
   plan.query_blocks = simt::query_blocks(p, c.block_queries);
   plan.tiles_per_head = simt::block_count(p.packed, p.Nq, c.block_queries, p.B);
 
-  const std::int64_t tiles_in_all = p.Hq * plan.tiles_per_head;
-  std::int64_t end = static_cast<std::int64_t>(simt::workspace_bytes(p, {}));
+  const std::int64_t tiles_in_all = product({p.Hq, plan.tiles_per_head});
+  plan.reason = tiles_refusal(p, std::max(plan.blocks, tiles_in_all));
+  if (!plan.reason.empty()) return plan;
+  // So few tiles have a workspace whose size is far inside 64 bits.
+  std::int64_t end = simt::workspace_bytes(p, {});
   const auto take = [&](std::int64_t bytes) {
     const OnePassPlan::Part part{round_up(end, 16), round_up(bytes, 16)};
     end = part.at + part.bytes;
@@ -75,6 +79,7 @@ OnePassPlan plan_one_pass(const Problem& p, const cuda::Target& target) {
 
   simt::add_backward_start(plan.start, p, false);
   simt::add_sink_gradient(plan.end, p);
+  plan.reason = plan.start.reason.empty() ? plan.end.reason : plan.start.reason;
   return plan;
 }
 

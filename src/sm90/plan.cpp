@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/failure.hpp"
+#include "core/limits.hpp"
 #include "core/tensor.hpp"
 #include "simt/arguments.hpp"
 #include "sm90/tiles.hpp"
@@ -16,12 +17,21 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
     return text("type is ", name_of(p.q_type), "; this kernel takes f16 and bf16");
   if (p.alignment < 16)
     return text("pointers and strides are aligned to ", p.alignment, " bytes; tensor copies need 16");
-  if (p.B == 0 || p.Nq == 0 || p.Nk == 0)
-    return text("B is ", p.B, ", Nq is ", p.Nq, " and Nk is ", p.Nk, "; tensor copies need at least one of each");
-  constexpr std::int64_t most_tokens = std::int64_t{1} << 29;  // positions and masks are in 32 bits
-  if (std::max(p.Nq, p.Nk) > most_tokens)
-    return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; this kernel counts up to ", most_tokens, " tokens");
+  if (p.far_strides)
+    return "a stride is negative, or 2^40 bytes or more; tensor copies take strides from 0 to below that";
+  if (!p.has_queries() || !p.has_keys())
+    return text("B is ", p.B, ", Nq is ", p.Nq, ", Nk is ", p.Nk, ", Hq is ", p.Hq, " and Hk is ", p.Hk,
+                "; tensor copies need at least one of each");
+  constexpr std::int64_t most_counted = std::int64_t{1} << 29;  // positions and masks are in 32 bits
+  if (std::max(p.Nq, p.Nk) > most_counted)
+    return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; this kernel counts up to ", most_counted, " tokens");
   return "";
+}
+
+std::string tiles_refusal(const Problem& p, std::int64_t tiles) {
+  if (tiles <= most_tiles) return "";
+  return text("B is ", p.B, ", Hq is ", p.Hq, ", Hk is ", p.Hk, ", Nq is ", p.Nq, " and Nk is ", p.Nk, ", in ", tiles,
+              " tiles; this kernel counts up to ", most_tiles);
 }
 
 double score_scale(const Problem& p, const Config& config) {
@@ -43,8 +53,11 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
 
   const int rows = rows_of(plan.config);
   const std::int64_t heads = p.packed ? p.Hq : p.B * p.Hq;
-  plan.tiles_per_head = static_cast<int>(p.packed ? simt::block_count(true, p.Nq, rows, p.B) : ceil_div(p.Nq, rows));
-  plan.tiles = heads * plan.tiles_per_head;
+  const std::int64_t per_head = p.packed ? simt::block_count(true, p.Nq, rows, p.B) : ceil_div(p.Nq, rows);
+  plan.tiles = product({heads, per_head});
+  plan.reason = tiles_refusal(p, plan.tiles);
+  if (!plan.reason.empty()) return plan;
+  plan.tiles_per_head = static_cast<int>(per_head);
   plan.varied = p.packed || p.seqused_q || p.seqused_k || p.options.causal || p.options.window_left >= 0 ||
                 p.options.window_right >= 0;
   // Heads that are worked on at the same time, a power of two that divides their number: no more than the cache holds K
@@ -74,8 +87,11 @@ BackwardPlan plan_backward(const Problem& p, const cuda::Target& target) {
   if (p.dq) plan.passes.push_back({*queries, simt::query_blocks(p, rows_of(*queries))});
   if (p.dk || p.dv) plan.passes.push_back({*keys, simt::key_blocks(p, rows_of(*keys))});
   simt::add_bias_gradient(plan.end, p, target);
-  plan.reason = plan.end.reason;
   simt::add_sink_gradient(plan.end, p);
+  for (const BackwardPlan::Pass& pass : plan.passes)
+    if (plan.reason.empty()) plan.reason = tiles_refusal(p, pass.blocks);
+  for (const simt::Steps& steps : {plan.start, plan.end})
+    if (plan.reason.empty()) plan.reason = steps.reason;
   return plan;
 }
 

@@ -23,6 +23,10 @@ struct ForwardPlan {
 // Why these kernels can take the problem in neither pass, by option, value and rule; empty: they may.
 std::string refusal(const Problem& problem, const cuda::Target& target);
 
+// Tiles over all heads and sequences are numbered in 32 bits, with room for those who ask for one more than there are.
+inline constexpr std::int64_t most_tiles = std::int64_t{1} << 30;
+std::string tiles_refusal(const Problem& problem, std::int64_t tiles);  // empty: they are few enough
+
 // The scale of scores, and what the tensor cores lose: they cut off what does not fit into a sum's f32, so that sums of
 // products of one sign come out too small by about this share (docs/numerics.md, "Tensor cores").
 double score_scale(const Problem& problem, const Config& config);

@@ -1,9 +1,11 @@
 // `vector`: the general rung, with every option of the contract: tiles, 16-byte loads, cp.async, blocked products.
 // `vector_fma` is the same without tensor cores. See simt/ladder.hpp; the kernels are simt/kernel/vector_*.cuh.
+#include <algorithm>
 #include <optional>
 #include <span>
 
 #include "core/failure.hpp"
+#include "core/limits.hpp"
 #include "simt/ladder.hpp"
 
 namespace tessera::simt {
@@ -130,8 +132,8 @@ struct Planner {
     if (!c) return false;
     c->dq = Element::none, c->dbias = element_of(*p.dbias);
     const auto& [batches, heads, rows, keys] = p.bias->shape;
-    const std::int64_t tiles = ceil_div(rows, c->block_rows) * ceil_div(keys, c->block_cols);
-    steps.add(bias_gradient, *c, batches * heads * tiles, vector_backward_shared_bytes(*c));
+    const std::int64_t tiles = product({ceil_div(rows, c->block_rows), ceil_div(keys, c->block_cols)});
+    steps.add(bias_gradient, *c, product({batches, heads, tiles}), vector_backward_shared_bytes(*c));
     return true;
   }
 
@@ -147,6 +149,11 @@ struct Planner {
 };
 
 Steps plan(const Problem& p, const cuda::Target& target, bool tensor_cores) {
+  constexpr std::int64_t most_counted = std::int64_t{1} << 34;  // tiles of 16 and more, in 32 bits
+  if (std::max(p.Nq, p.Nk) > most_counted)
+    return {.list = {},
+            .accumulators = {},
+            .reason = text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; this rung counts up to ", most_counted, " tokens")};
   const Planner planner{p, target, tensor_cores};
   return p.pass == Pass::forward ? planner.forward_steps() : planner.backward_steps();
 }

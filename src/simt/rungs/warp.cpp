@@ -2,6 +2,7 @@
 // See simt/ladder.hpp; the kernels are simt/kernel/warp_*.cuh.
 #include <algorithm>
 
+#include "core/limits.hpp"
 #include "simt/ladder.hpp"
 
 namespace tessera::simt {
@@ -53,7 +54,7 @@ Steps warp_steps(const Problem& p, const cuda::Target&) {
   const std::int64_t splits = std::clamp<std::int64_t>(ceil_div(p.longest_k(), c.block_cols), 1, most_splits);
   if (p.dq) steps.accumulators.dq = static_cast<int>(splits);
   add_backward_start(steps, p);
-  steps.add(backward, c, p.B * p.Hk * splits, warp_backward_shared_bytes(c));
+  steps.add(backward, c, p.has_keys() ? product({p.B, p.Hk, splits}) : 0, warp_backward_shared_bytes(c));
   add_conversion(steps, p);
   return steps;
 }
