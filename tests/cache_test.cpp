@@ -57,7 +57,7 @@ TEST_F(Cache, EntriesThatAreNoRegularFilesCountAsMissing) {
   std::filesystem::create_symlink("good.cubin", cache_path / "link.cubin");
   std::filesystem::create_symlink("link.cubin", cache_path / "nothing.cubin");
   std::ofstream(cache_path / "huge.cubin") << std::string(64, '0') << "\n";
-  std::filesystem::resize_file(cache_path / "huge.cubin", std::uintmax_t{1} << 42);
+  std::filesystem::resize_file(cache_path / "huge.cubin", std::uintmax_t{1} << 40);
   for (const char* key : {"folder", "fifo", "link", "nothing", "huge"}) EXPECT_FALSE(cache.read(key)) << key;
 
   // All but the folder give way to an entry; nothing stays of the attempt that failed.
@@ -188,7 +188,7 @@ class PackFiles : public Cache {
 TEST_F(PackFiles, ThatAreNoRegularFilesAreRefusedByName) {
   ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
   std::ofstream(folder / "huge") << "TESSERA PACK 1\n";
-  std::filesystem::resize_file(folder / "huge", std::uintmax_t{1} << 42);
+  std::filesystem::resize_file(folder / "huge", std::uintmax_t{1} << 40);
   const auto expect = [&](const path& file, const std::string& reason) {
     EXPECT_EQ(refusal_of(file), "pack " + file.string() + ": cannot be read: " + reason);
   };

@@ -55,9 +55,12 @@ static int path_is_concerned(int folder, const char* path) {
   return path[0] == '/' ? begins_with_folder(path) : folder != AT_FDCWD && descriptor_is_concerned(folder);
 }
 
-/* Whether this is the call that has been ordered. */
-static int is_the_one(const char* kind, int concerned) {
-  if (!concerned || strcmp(kind, ordered_kind) != 0 || calls_left == 0 || --calls_left > 0) return 0;
+/* Asked first: where nothing is ordered, nothing else happens here, on however small a stack. */
+static int is_awaited(const char* kind) { return calls_left > 0 && strcmp(kind, ordered_kind) == 0; }
+
+/* Whether this call, of the awaited kind and of the folder, is the one that has been ordered. */
+static int is_the_one(void) {
+  if (--calls_left > 0) return 0;
   happened = 1;
   const char* report = getenv("FAILING_CALL_REPORT");
   if (report) syscall(SYS_close, syscall(SYS_openat, AT_FDCWD, report, O_CREAT | O_WRONLY, 0600));
@@ -71,7 +74,7 @@ static int is_the_one(const char* kind, int concerned) {
 }
 
 static int open_file(int folder, const char* path, int flags, mode_t mode) {
-  if (is_the_one("open", path_is_concerned(folder, path))) return -1;
+  if (is_awaited("open") && path_is_concerned(folder, path) && is_the_one()) return -1;
   return (int)syscall(SYS_openat, folder, path, flags, mode);
 }
 
@@ -94,42 +97,46 @@ int openat(int folder, const char* path, int flags, ...) {
 }
 
 ssize_t write(int file, const void* bytes, size_t count) {
-  const int concerned = descriptor_is_concerned(file);
-  if (is_the_one("write", concerned)) return -1;
-  return syscall(SYS_write, file, bytes, is_the_one("short", concerned && count > 0) ? 1 : count);
+  if (is_awaited("write") && descriptor_is_concerned(file) && is_the_one()) return -1;
+  const int is_short = is_awaited("short") && count > 0 && descriptor_is_concerned(file) && is_the_one();
+  return syscall(SYS_write, file, bytes, is_short ? 1 : count);
 }
 
-int fsync(int file) { return is_the_one("fsync", descriptor_is_concerned(file)) ? -1 : (int)syscall(SYS_fsync, file); }
+int fsync(int file) {
+  return is_awaited("fsync") && descriptor_is_concerned(file) && is_the_one() ? -1 : (int)syscall(SYS_fsync, file);
+}
 
 int close(int file) {
-  const int fails = is_the_one("close", descriptor_is_concerned(file)), error = errno;
+  const int fails = is_awaited("close") && descriptor_is_concerned(file) && is_the_one(), error = errno;
   const int result = (int)syscall(SYS_close, file);
   if (fails) errno = error;
   return fails ? -1 : result;
 }
 
 int renameat(int from_folder, const char* from, int to_folder, const char* to) {
-  if (is_the_one("rename", path_is_concerned(to_folder, to))) return -1;
+  if (is_awaited("rename") && path_is_concerned(to_folder, to) && is_the_one()) return -1;
   return (int)syscall(SYS_renameat2, from_folder, from, to_folder, to, 0);
 }
 
 int rename(const char* from, const char* to) { return renameat(AT_FDCWD, from, AT_FDCWD, to); }
 
 int linkat(int from_folder, const char* from, int to_folder, const char* to, int flags) {
-  if (is_the_one("link", path_is_concerned(to_folder, to))) return -1;
+  if (is_awaited("link") && path_is_concerned(to_folder, to) && is_the_one()) return -1;
   return (int)syscall(SYS_linkat, from_folder, from, to_folder, to, flags);
 }
 
 int unlinkat(int folder, const char* path, int flags) {
-  if (is_the_one("unlink", path_is_concerned(folder, path))) return -1;
+  if (is_awaited("unlink") && path_is_concerned(folder, path) && is_the_one()) return -1;
   return (int)syscall(SYS_unlinkat, folder, path, flags);
 }
 
 int mkdir(const char* path, mode_t mode) {
-  if (is_the_one("mkdir", path_is_concerned(AT_FDCWD, path))) return -1;
+  if (is_awaited("mkdir") && path_is_concerned(AT_FDCWD, path) && is_the_one()) return -1;
   return (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
 }
 
 int flock(int file, int operation) {
-  return is_the_one("flock", descriptor_is_concerned(file)) ? -1 : (int)syscall(SYS_flock, file, operation);
+  return is_awaited("flock") && descriptor_is_concerned(file) && is_the_one()
+             ? -1
+             : (int)syscall(SYS_flock, file, operation);
 }
