@@ -1,5 +1,5 @@
 // Every case of the tables, and random ones, planned and run on GPUs that are not there: grids, blocks, shared memory,
-// tensor maps, pointers in bounds, workspace, contexts, streams.
+// tensor maps, pointers in bounds, workspace.
 // Links tessera_cases and the fake libcuda and NVRTC. Implements docs/architecture.md, "One call on a GPU".
 #include <map>
 
@@ -8,50 +8,6 @@
 
 namespace tessera::test {
 namespace {
-
-// What the library promises of a call, whatever the kernel. False: the kernel refuses it. `launches`: how many there
-// were.
-bool keeps_promises(FakeCall call, std::size_t shift, std::size_t& launches) {
-  fake::Machine& m = fake::machine();
-  const auto stack = fake::context_stack();
-  m.forget();
-  std::optional<Plan> plan;
-  try {
-    plan.emplace(planned(call));
-  } catch (const Error& error) {
-    EXPECT_EQ(error.status(), TESSERA_UNSUPPORTED) << error.what();
-    EXPECT_TRUE(m.launches.empty());
-    return false;
-  }
-  EXPECT_TRUE(only_plans(m.calls));
-  EXPECT_EQ(fake::context_stack(), stack) << "after planning";
-  const Workspace workspace(call, *plan, shift);
-
-  m.forget();
-  run(*plan, call);
-  EXPECT_TRUE(only_enqueues(m.calls));
-  EXPECT_EQ(fake::context_stack(), stack) << "after the run";
-  EXPECT_EQ(joined(m.complaints), "");
-  Addressed addressed(call);
-  for (const fake::Launch& launch : m.launches) {
-    EXPECT_EQ(launch.device, call.execution.device.id) << launch.kernel->function;
-    EXPECT_EQ(launch.stream, call.execution.stream) << launch.kernel->function;
-    addressed.check(launch);
-  }
-  EXPECT_EQ(joined(addressed.faults()), "");
-  // What is asked for is used: all but the room for alignment, and what fills up the last part.
-  if (plan->workspace_size() > 0 && !m.launches.empty()) {
-    EXPECT_GT(addressed.workspace_end() + 64 + 16, call.workspace().end) << "the workspace is larger than its use";
-  }
-  launches = m.launches.size();
-  return true;
-}
-
-// GPUs take turns, so that every kernel meets every one of them; `hopper` has one only.
-int device_for(const std::string& kernel, std::size_t turn) {
-  const fake::Machine& m = fake::machine();
-  return kernel == "hopper" ? m.device_of(9, 0) : static_cast<int>(turn % m.gpus.size());
-}
 
 struct Count {
   int ran = 0, launched = 0;
@@ -118,72 +74,6 @@ TEST_F(FakeRandom, LaunchesAreLegalAndInBounds) {
   }
   expect_promises(cases, counts);
   expect_all_ran(counts, 20);
-}
-
-// --- calls that are no cases
-
-// Sizes of 0 in every place: nothing is launched where there is nothing to write, else legal grids.
-TEST_F(FakeGpu, EmptyTensorsLaunchNothingOrLegalGrids) {
-  int planned = 0;
-  for (const std::string& kernel : gpu_kernels)
-    for (const FakePass pass : {FakePass::forward, FakePass::backward})
-      for (const std::int64_t B : {0, 2})
-        for (const std::int64_t H : {0, 2})
-          for (const std::int64_t Nq : {0, 1, 130})
-            for (const std::int64_t Nk : {0, 1, 130}) {
-              if (kernel == "hopper" && H == 0) continue;
-              Plain plain;
-              plain.B = B, plain.Hq = plain.Hk = H, plain.Nq = Nq, plain.Nk = Nk;
-              std::size_t launches = 0;
-              SCOPED_TRACE(testing::Message() << kernel << " B=" << B << " H=" << H << " Nq=" << Nq << " Nk=" << Nk);
-              if (!keeps_promises(plain.call(pass, kernel.c_str(), device_for(kernel, 0)), 0, launches)) continue;
-              ++planned;
-              const bool nothing_to_write = B == 0 || H == 0 || (Nq == 0 && (pass == FakePass::forward || Nk == 0));
-              if (!nothing_to_write) {
-                EXPECT_GT(launches, 0U);
-              }
-            }
-  EXPECT_GT(planned, 5 * 2 * 36);  // `hopper` refuses most of them
-}
-
-// A caller's own context on the device is kept, and its streams are those of the launches; a context of another device
-// gives way to the primary one, and comes back.
-TEST_F(FakeGpu, TheCallersContextAndStreamAreUsed) {
-  const int device = fake::machine().device_of(9, 0);
-  for (const std::string& kernel : gpu_kernels)
-    for (const FakePass pass : {FakePass::forward, FakePass::backward}) {
-      Plain plain;
-      FakeCall call = plain.call(pass, kernel.c_str(), device);
-      const cuda::ContextHandle own = fake::make_context(device), other = fake::make_context(0);
-      for (const cuda::ContextHandle current : {own, other}) {
-        fake::context_stack() = {other, current};
-        cuda::StreamHandle stream = nullptr;
-        if (current == own) {
-          ASSERT_EQ(cuda::driver().stream_create(&stream, 1), fake::success);
-        }
-        call.execution.stream = stream;
-        std::size_t launches = 0;
-        EXPECT_TRUE(keeps_promises(call, 0, launches));
-        EXPECT_GT(launches, 0U);
-        for (const fake::Launch& launch : fake::machine().launches)
-          EXPECT_EQ(launch.context, current == own ? own : fake::primary_context(device)) << launch.kernel->function;
-      }
-      fake::context_stack().clear();
-    }
-}
-
-// One byte less than the plan asks for is refused before anything is launched, and so is none at all.
-TEST_F(FakeGpu, TooSmallAWorkspaceIsRefused) {
-  Plain plain;
-  FakeCall call = plain.call(FakePass::backward, "vector", 0);
-  const Plan plan = planned(call);
-  const Workspace workspace(call, plan);
-  --call.execution.workspace_bytes;
-  fake::machine().forget();
-  EXPECT_THROW(run(plan, call), Error);
-  call.execution.workspace = nullptr;
-  EXPECT_THROW(run(plan, call), Error);
-  EXPECT_TRUE(fake::machine().launches.empty());
 }
 
 }  // namespace

@@ -147,4 +147,48 @@ class FakeGpu : public testing::Test {
 template <class Parameter>
 class FakeGpuWith : public FakeGpu, public testing::WithParamInterface<Parameter> {};
 
+// What the library promises of a call, whatever the kernel. False: the kernel refuses it. `launches`: how many there
+// were.
+inline bool keeps_promises(FakeCall call, std::size_t shift, std::size_t& launches) {
+  fake::Machine& m = fake::machine();
+  const auto stack = fake::context_stack();
+  m.forget();
+  std::optional<Plan> plan;
+  try {
+    plan.emplace(planned(call));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), TESSERA_UNSUPPORTED) << error.what();
+    EXPECT_TRUE(m.launches.empty());
+    return false;
+  }
+  EXPECT_TRUE(only_plans(m.calls));
+  EXPECT_EQ(fake::context_stack(), stack) << "after planning";
+  const Workspace workspace(call, *plan, shift);
+
+  m.forget();
+  run(*plan, call);
+  EXPECT_TRUE(only_enqueues(m.calls));
+  EXPECT_EQ(fake::context_stack(), stack) << "after the run";
+  EXPECT_EQ(joined(m.complaints), "");
+  Addressed addressed(call);
+  for (const fake::Launch& launch : m.launches) {
+    EXPECT_EQ(launch.device, call.execution.device.id) << launch.kernel->function;
+    EXPECT_EQ(launch.stream, call.execution.stream) << launch.kernel->function;
+    addressed.check(launch);
+  }
+  EXPECT_EQ(joined(addressed.faults()), "");
+  // What is asked for is used: all but the room for alignment, and what fills up the last part.
+  if (plan->workspace_size() > 0 && !m.launches.empty()) {
+    EXPECT_GT(addressed.workspace_end() + 64 + 16, call.workspace().end) << "the workspace is larger than its use";
+  }
+  launches = m.launches.size();
+  return true;
+}
+
+// GPUs take turns, so that every kernel meets every one of them; `hopper` has one only.
+inline int device_for(const std::string& kernel, std::size_t turn) {
+  const fake::Machine& m = fake::machine();
+  return kernel == "hopper" ? m.device_of(9, 0) : static_cast<int>(turn % m.gpus.size());
+}
+
 }  // namespace tessera::test
