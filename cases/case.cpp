@@ -78,8 +78,7 @@ std::int64_t total(const std::vector<std::int32_t>& lengths) {
 
 std::vector<Sequence> sequences_of(const Case& c) {
   std::vector<Sequence> all(static_cast<std::size_t>(c.batches()));
-  const std::int64_t Tq = total(c.packed_q) + c.tail_q;
-  std::int64_t row_q = 0, row_k = 0;
+  std::int64_t row_q = c.front_q, row_k = c.front_k;
   for (std::size_t b = 0; b < all.size(); ++b) {
     Sequence& s = all[b];
     const std::int64_t length_q = c.packed() ? c.packed_q[b] : c.Nq, length_k = c.packed() ? c.packed_k[b] : c.Nk;
@@ -87,7 +86,7 @@ std::vector<Sequence> sequences_of(const Case& c) {
     s.Nk = c.used_k.empty() ? length_k : c.used_k[b];
     s.row_q = row_q, s.row_k = row_k;
     s.lse_first = c.packed() ? row_q : row_q * c.Hq;
-    s.lse_head = c.packed() ? Tq : c.Nq;
+    s.lse_head = c.packed() ? c.tokens_q() : c.Nq;
     s.off = c.options.alignment == Alignment::bottom_right ? s.Nk - s.Nq
             : c.options.alignment == Alignment::offset     ? c.options.diagonal_offset
                                                            : 0;
@@ -100,7 +99,7 @@ std::vector<Sequence> sequences_of(const Case& c) {
 struct Builder {
   const Case& c;
   const std::vector<Sequence>& sequences;
-  std::int64_t Tq = total(c.packed_q) + c.tail_q, Tk = total(c.packed_k) + c.tail_k;
+  std::int64_t Tq = c.tokens_q(), Tk = c.tokens_k();
   std::int64_t max_q = 0, max_k = 0;
 
   Builder(const Case& spec, const std::vector<Sequence>& list) : c(spec), sequences(list) {
@@ -251,9 +250,9 @@ void build_score_inputs(CaseData& data, const Builder& make) {
 
 void build_integers(CaseData& data, const Builder& make) {
   const Case& c = data.spec;
-  const auto cumulative = [&](const std::vector<std::int32_t>& lengths) {
+  const auto cumulative = [&](const std::vector<std::int32_t>& lengths, std::int64_t front) {
     Buffer cu = make.make(Ints, Type::i32, {c.batches() + 1});
-    cu.set(0, 0);
+    cu.set(0, static_cast<double>(front));
     for (std::size_t b = 0; b < lengths.size(); ++b) {
       const auto e = static_cast<std::int64_t>(b);
       cu.set(e + 1, cu.get(e) + lengths[b]);
@@ -265,7 +264,7 @@ void build_integers(CaseData& data, const Builder& make) {
     used.fill({lengths.begin(), lengths.end()});
     return used;
   };
-  if (c.packed()) data.cu_q = cumulative(c.packed_q), data.cu_k = cumulative(c.packed_k);
+  if (c.packed()) data.cu_q = cumulative(c.packed_q, c.front_q), data.cu_k = cumulative(c.packed_k, c.front_k);
   if (!c.used_q.empty()) data.used_q = copied(c.used_q);
   if (!c.used_k.empty()) data.used_k = copied(c.used_k);
   if (c.rng) {
@@ -298,6 +297,9 @@ void build_outputs(CaseData& data, const Builder& make) {
 }
 
 }  // namespace
+
+std::int64_t Case::tokens_q() const { return front_q + total(packed_q) + tail_q; }
+std::int64_t Case::tokens_k() const { return front_k + total(packed_k) + tail_k; }
 
 double Case::scale() const {
   return options.scale == default_scale ? 1 / std::sqrt(static_cast<double>(D)) : options.scale;

@@ -51,10 +51,10 @@ struct Case {
   Type type = Type::f32;
   Options options{};
 
-  // Packed: the lengths of the sequences (B, Nq and Nk are then not read). Tail: rows of the tensors beyond
-  // cu_seqlens[-1].
+  // Packed: the lengths of the sequences (B, Nq and Nk are then not read). Front: rows of the tensors before
+  // cu_seqlens[0]. Tail: rows beyond cu_seqlens[-1].
   std::vector<std::int32_t> packed_q{}, packed_k{};
-  std::int64_t tail_q = 0, tail_k = 0;
+  std::int64_t front_q = 0, front_k = 0, tail_q = 0, tail_k = 0;
   std::vector<std::int32_t> used_q{}, used_k{};  // seqused, where not empty
 
   bool bias = false;
@@ -80,6 +80,8 @@ struct Case {
   std::uint64_t seed = 1;
 
   bool packed() const { return !packed_q.empty(); }
+  std::int64_t tokens_q() const;  // of the packed tensors
+  std::int64_t tokens_k() const;
   std::int64_t batches() const { return packed() ? static_cast<std::int64_t>(packed_q.size()) : B; }
   std::int64_t dim_v() const { return Dv == 0 ? D : Dv; }
   double scale() const;  // the number that multiplies q.k

@@ -83,6 +83,30 @@ void packed(Rows& rows) {
   add("packed_tail", {70, 20}, {100, 200}, true, 65, 193);
   add("packed_one_key_each", {76, 34, 146}, {1, 1, 1}, true);
   add("packed_one_query_some_none", {1, 0, 1, 1}, {50, 60, 0, 193}, true);
+  // Rows before the first sequence, more and fewer than a tile of any kernel has; gaps by seqused; nothing but padding.
+  const auto add_front = [&](const char* name, std::int64_t front_q, std::int64_t front_k, std::vector<std::int32_t> q,
+                             std::vector<std::int32_t> k, auto change) {
+    Case c = base;
+    c.name = name, c.front_q = front_q, c.front_k = front_k, c.packed_q = std::move(q), c.packed_k = std::move(k);
+    change(c);
+    rows.add_in_each_type(c);
+  };
+  add_front("front", 130, 200, {150, 20}, {150, 90}, [](Case& c) { c.D = 64; });
+  add_front("front_of_one", 1, 1, {66}, {194}, [](Case& c) { c.options.causal = true; });
+  add_front("front_of_queries", 300, 0, {5, 70}, {70, 5}, [](Case& c) { c.tail_q = 2; });
+  add_front("front_of_keys", 0, 300, {5, 70}, {70, 5}, [](Case& c) { c.tail_k = 2; });
+  add_front("front_and_gaps", 140, 260, {70, 30, 66}, {66, 200, 30}, [](Case& c) {
+    c.options.causal = true, c.bias = c.mask = true, c.used_q = {3, 0, 66}, c.used_k = {66, 77, 0};
+    c.tail_q = 150, c.tail_k = 3;
+  });
+  add_front("front_everything", 200, 131, {66, 0, 17, 130}, {194, 30, 0, 100}, [](Case& c) {
+    c.bias = c.mask = c.dlse = true, c.slopes = Slopes::per_batch_head, c.sinks = Sinks::finite;
+    c.options = {.softcap = 5, .causal = true, .window_left = 60, .dropout = 0.25, .seed = 3, .accumulate = true};
+    c.f32_grads = true;
+  });
+  add_front("front_of_nothing", 150, 140, {0, 0, 0}, {0, 0, 0}, [](Case&) {});
+  add_front("front_last_token", 200, 299, {0, 0, 1}, {0, 0, 1}, [](Case& c) { c.sinks = Sinks::finite; });
+  add_front("front_last_sequence", 0, 0, {0, 0, 0, 70}, {0, 0, 0, 200}, [](Case& c) { c.front_q = c.front_k = 513; });
   Case many = base;
   many.name = "packed_300_sequences", many.D = 8;
   for (std::int32_t b = 0; b < 300; ++b) many.packed_q.push_back(b % 3), many.packed_k.push_back((b + 1) % 4);

@@ -73,11 +73,12 @@ void draw_shapes(Generator& g, Case& c) {
       c.B = 1, c.Nq = 2 * tile_q + g.between(1, 40), c.Nk = 2 * tile_k + g.between(1, 40);
     } else if (g.chance(0.35)) {
       c.packed_q = lengths(g, c.B + 1, tile_q), c.packed_k = lengths(g, c.B + 1, tile_k);
+      c.front_q = g.chance(0.4) ? g.between(1, 300) : 0, c.front_k = g.chance(0.4) ? g.between(1, 300) : 0;
       c.tail_q = g.chance(0.4) ? g.between(1, 70) : 0, c.tail_k = g.chance(0.4) ? g.between(1, 200) : 0;
     } else {
       c.Nq = length(g, tile_q), c.Nk = length(g, tile_k);
     }
-    if (!c.packed()) c.tail_q = c.tail_k = 0;
+    if (!c.packed()) c.front_q = c.front_k = c.tail_q = c.tail_k = 0;
   } while (cost(c) > limit);
   if (g.chance(0.3)) c.used_q = used(g, c, c.packed_q, c.Nq);
   if (g.chance(0.3)) c.used_k = used(g, c, c.packed_k, c.Nk);
@@ -193,7 +194,7 @@ const std::vector<std::string>& option_names() {
   static const std::vector<std::string> names = {
       "causal",  "window", "top_left", "offset", "positions", "mask",    "softcap", "scale",       "alibi",
       "bias",    "dbias",  "dropout",  "rng",    "sinks",     "dlse",    "no_lse",  "f32_outputs", "accumulate",
-      "partial", "gqa",    "d_not_dv", "packed", "seqused",   "strided", "f16",     "bf16"};
+      "partial", "gqa",    "d_not_dv", "packed", "front",     "seqused", "strided", "f16",         "bf16"};
   return names;
 }
 
@@ -221,6 +222,7 @@ std::vector<std::string> active_options(const Case& c) {
                                               {"gqa", c.Hq != c.Hk},
                                               {"d_not_dv", c.dim_v() != c.D},
                                               {"packed", c.packed()},
+                                              {"front", c.front_q || c.front_k},
                                               {"seqused", !c.used_q.empty() || !c.used_k.empty()},
                                               {"strided", c.style != Style::contiguous},
                                               {"f16", c.type == Type::f16},

@@ -29,6 +29,7 @@ void shapes(std::ostream& out, const Case& c) {
   out << name_of(c.type);
   if (c.packed()) {
     out << " packed q=" << list(c.packed_q) << " k=" << list(c.packed_k);
+    if (c.front_q || c.front_k) out << " front=" << c.front_q << "," << c.front_k;
     if (c.tail_q || c.tail_k) out << " tail=" << c.tail_q << "," << c.tail_k;
   } else {
     out << " B=" << c.B << " Nq=" << c.Nq << " Nk=" << c.Nk;

@@ -75,9 +75,13 @@ inline std::vector<Company> companies(const Case& alone) {
   padded.B = neighbours, padded.Nq = 2 * Nq + 64, padded.Nk = std::max(Nk + 9, 200);
   padded.used_q = lengths_q, padded.used_k = lengths_k;
   packed.packed_q = lengths_q, packed.packed_k = lengths_k;
-  hinted = packed, hinted.tail_q = 70, hinted.tail_k = 3, hinted.style = Style::heads_first;
+  hinted = packed, hinted.style = Style::heads_first;
+  hinted.front_q = 90, hinted.front_k = 140, hinted.tail_q = 70, hinted.tail_k = 3;
   hinted.options.max_seqlen_q = 2 * Nq + 1000, hinted.options.max_seqlen_k = Nk + 1000;
-  return {{"equal lengths", equal}, {"padded", padded}, {"packed", packed}, {"packed, hints, other strides", hinted}};
+  return {{"equal lengths", equal},
+          {"padded", padded},
+          {"packed", packed},
+          {"packed, padding, hints, other strides", hinted}};
 }
 
 // Calls visit(element of the lone sequence, element in company) for each element of a Q-like tensor.

@@ -26,7 +26,7 @@ Case shrunk(Case c) {
   c.B = std::min<std::int64_t>(c.B, 2), c.Nq = c.Nq % 6 + 1, c.Nk = c.Nk % 7 + 1;
   for (auto* list : {&c.used_q, &c.used_k}) list->resize(list->empty() ? 0 : static_cast<std::size_t>(c.batches()));
   for (std::size_t b = 0; b < c.packed_q.size(); ++b) c.packed_q[b] %= 5, c.packed_k[b] %= 6;
-  c.tail_q %= 3, c.tail_k %= 3;
+  c.front_q %= 3, c.front_k %= 3, c.tail_q %= 3, c.tail_k %= 3;
   for (std::size_t b = 0; b < c.used_q.size(); ++b) c.used_q[b] %= 1 + (c.packed() ? c.packed_q[b] : int(c.Nq));
   for (std::size_t b = 0; b < c.used_k.size(); ++b) c.used_k[b] %= 1 + (c.packed() ? c.packed_k[b] : int(c.Nk));
   Options& o = c.options;

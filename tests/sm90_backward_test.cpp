@@ -13,6 +13,7 @@
 #include "sm90/unit.hpp"
 #include "tests/emulated/backward.hpp"
 #include "tests/emulated/machine.hpp"
+#include "tests/senseless.hpp"
 // The machine comes first: device text needs it.
 #include "sm90/kernel/backward.cuh"
 
@@ -57,8 +58,7 @@ void prepare(const cases::CaseData& data, const simt::BackwardParams& p) {
 
 // As HopperBackwardPlan::run of sm90/backend.cpp does it, but the scale is the caller's own: these products lose
 // nothing.
-void run(cases::CaseData& data) {
-  forward(data.inputs(), data.outputs(), data.options(), {});
+void run_backward(cases::CaseData& data) {
   Call call = emulated::backward_call(data);
   Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});
   const BackwardPlan plan = plan_backward(problem, cuda::target_named("sm_90a"));
@@ -86,6 +86,11 @@ void run(cases::CaseData& data) {
   }
 }
 
+void run(cases::CaseData& data) {
+  forward(data.inputs(), data.outputs(), data.options(), {});
+  run_backward(data);
+}
+
 void check_group(const std::string& group) {
   int ran = 0;
   for (const emulated::BackwardCase& c : emulated::backward_cases()) {
@@ -105,6 +110,7 @@ TEST(HopperBackward, Causal) { check_group("Causal"); }
 TEST(HopperBackward, QueriesThatSeeNothing) { check_group("QueriesThatSeeNothing"); }
 TEST(HopperBackward, Windows) { check_group("Windows"); }
 TEST(HopperBackward, PackedSequences) { check_group("PackedSequences"); }
+TEST(HopperBackward, Fronts) { check_group("Fronts"); }
 TEST(HopperBackward, UsedLengths) { check_group("UsedLengths"); }
 TEST(HopperBackward, Layouts) { check_group("Layouts"); }
 TEST(HopperBackward, SinksAndLseGradient) { check_group("SinksAndLseGradient"); }
@@ -119,6 +125,11 @@ TEST(HopperBackward, Bias) { check_group("Bias"); }
 TEST(HopperBackward, Mask) { check_group("Mask"); }
 TEST(HopperBackward, Dropout) { check_group("Dropout"); }
 TEST(HopperBackward, Everything) { check_group("Everything"); }
+
+TEST(HopperBackward, SenselessLengths) {
+  for (const std::int64_t D : {64, 256})
+    test::check_senseless_lengths(test::senseless_base(D, Type::bf16, D == 64), true, run_backward);
+}
 
 }  // namespace
 }  // namespace tessera::sm90

@@ -6,6 +6,7 @@
 #include "hopper_tiles.hpp"  // written while this is built
 #include "tests/emulated/cases.hpp"
 #include "tests/long_rows.hpp"
+#include "tests/senseless.hpp"
 
 namespace tessera::sm90 {
 namespace {
@@ -49,6 +50,7 @@ TEST(HopperForward, QueriesThatSeeNothing) { check_group("QueriesThatSeeNothing"
 TEST(HopperForward, Windows) { check_group("Windows"); }
 TEST(HopperForward, BlocksThatTakeSeveralTiles) { check_group("BlocksThatTakeSeveralTiles"); }
 TEST(HopperForward, PackedSequences) { check_group("PackedSequences"); }
+TEST(HopperForward, Fronts) { check_group("Fronts"); }
 TEST(HopperForward, UsedLengths) { check_group("UsedLengths"); }
 TEST(HopperForward, Layouts) { check_group("Layouts"); }
 TEST(HopperForward, Sinks) { check_group("Sinks"); }
@@ -76,6 +78,12 @@ TEST(HopperForward, NeighboursDecideNothing) {
     return out;
   };
   EXPECT_EQ(rows_of_first(1), rows_of_first(100));
+}
+
+TEST(HopperForward, SenselessLengths) {
+  for (const std::int64_t D : {64, 128})
+    test::check_senseless_lengths(test::senseless_base(D, Type::bf16, D == 64), false,
+                                  [](cases::CaseData& data) { run(data.inputs(), data.outputs(), data.options(), 3); });
 }
 
 TEST(HopperForward, RowsLongerThanHeads) {

@@ -13,6 +13,7 @@
 #include "sm90/one_pass_plan.hpp"
 #include "tests/emulated/backward.hpp"
 #include "tests/emulated/machine.hpp"
+#include "tests/senseless.hpp"
 // The machine comes first: device text needs it.
 #include "sm90/kernel/finish.cuh"
 #include "sm90/kernel/one_pass.cuh"
@@ -58,8 +59,7 @@ bool run_if(const OnePassPlan& plan, const PrepareParams& before, const OnePassP
 }
 
 // As the plan of sm90/one_pass_backend.cpp runs it, but the scale is the caller's own: these products lose nothing.
-void run(cases::CaseData& data) {
-  forward(data.inputs(), data.outputs(), data.options(), {});
+void run_backward(cases::CaseData& data) {
   Call call = emulated::backward_call(data);
   const Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});
   const OnePassPlan plan = plan_one_pass(problem, cuda::target_named("sm_90a"));
@@ -92,6 +92,11 @@ void run(cases::CaseData& data) {
   ASSERT_TRUE(found) << "this test has no kernel for the types of the case";
 }
 
+void run(cases::CaseData& data) {
+  forward(data.inputs(), data.outputs(), data.options(), {});
+  run_backward(data);
+}
+
 OnePassPlan plan_of(const cases::Case& spec) {
   cases::CaseData data = cases::build(spec);
   const Call call = emulated::backward_call(data);
@@ -121,6 +126,7 @@ TEST(HopperOnePass, Causal) { check_group("Causal", true); }
 TEST(HopperOnePass, QueriesThatSeeNothing) { check_group("QueriesThatSeeNothing"); }
 TEST(HopperOnePass, Windows) { check_group("Windows", true); }
 TEST(HopperOnePass, PackedSequences) { check_group("PackedSequences"); }
+TEST(HopperOnePass, Fronts) { check_group("Fronts", true); }
 TEST(HopperOnePass, UsedLengths) { check_group("UsedLengths", true); }
 TEST(HopperOnePass, Layouts) { check_group("Layouts"); }
 TEST(HopperOnePass, SinksAndLseGradient) { check_group("SinksAndLseGradient"); }
@@ -135,6 +141,11 @@ TEST(HopperOnePass, ExtremeNumbers) {
                     run);
 }
 
+TEST(HopperOnePass, SenselessLengths) {
+  for (const std::int64_t D : {64, 128})
+    test::check_senseless_lengths(test::senseless_base(D, Type::bf16, D == 64), true, run_backward);
+}
+
 // --- the order of additions to a tile's sum, without the arithmetic
 
 constexpr OnePassConfig turns_config{.D = 128, .Dv = 128};
@@ -143,7 +154,7 @@ constexpr OnePassConfig turns_config{.D = 128, .Dv = 128};
 simt::Question random_question(std::mt19937& random, std::vector<Int32>& q, std::vector<Int32>& k) {
   const auto between = [&](Int64 least, Int64 most) { return least + Int64(random() % UInt64(most - least + 1)); };
   simt::Question x{};
-  x.B = Int32(between(1, 3)), x.Hk = Int32(between(1, 2)), x.Hq = x.Hk * Int32(between(1, 2));
+  x.B = Int32(between(1, 5)), x.Hk = Int32(between(1, 2)), x.Hq = x.Hk * Int32(between(1, 2));
   x.Nq = between(1, 700), x.Nk = between(1, 900);
   x.window_left = x.window_right = -1;
   if (random() % 2) x.causal = 1;
@@ -152,9 +163,13 @@ simt::Question random_question(std::mt19937& random, std::vector<Int32>& q, std:
   x.alignment = Int32(random() % 2);
   if (random() % 2) {
     q.assign(std::size_t(x.B) + 1, 0), k = q;
+    if (random() % 2) q[0] = Int32(between(0, 400)), k[0] = Int32(between(0, 400));
     for (std::size_t b = 1; b < q.size(); ++b)
       q[b] = q[b - 1] + Int32(between(0, x.Nq)), k[b] = k[b - 1] + Int32(between(0, x.Nk));
-    x.Nq = q.back(), x.Nk = k.back();
+    x.Nq = q.back() + between(0, 90), x.Nk = k.back() + between(0, 90);
+    // Lengths that make no sense, too.
+    for (auto* list : {&q, &k})
+      while (random() % 3 == 0) (*list)[random() % list->size()] = Int32(between(-200, 1200));
     x.cu_seqlens_q = {q.data(), 1}, x.cu_seqlens_k = {k.data(), 1};
   }
   return x;

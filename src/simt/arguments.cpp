@@ -29,6 +29,14 @@ LengthRef length_ref(const Tensor& t) {
   return {static_cast<const Int32*>(t.data), stride(t, 0)};
 }
 
+// How far along a dimension bias and mask can be indexed: packed ones are as large as the caller made them.
+Int64 most_elements(const Problem& p, std::size_t dimension) {
+  Int64 most = BandMask::unbounded;
+  for (const auto& pairs : {p.bias, p.mask})
+    if (pairs && pairs->shape[dimension] != 1) most = lesser(most, pairs->shape[dimension]);
+  return most;
+}
+
 Question question(const Problem& p, const Call& call) {
   const Inputs& in = call.inputs;
   const Options& o = p.options;
@@ -59,6 +67,8 @@ Question question(const Problem& p, const Call& call) {
              .batch0 = o.batch0,
              .bias = pair_ref(in.bias),
              .mask = pair_ref(in.mask),
+             .most_queries = most_elements(p, 2),
+             .most_keys = most_elements(p, 3),
              .slopes = static_cast<const float*>(in.slopes.data),
              .slope_batch = p.slopes == 2 ? stride(in.slopes, 0) : 0,
              .slope_head = p.slopes ? stride(in.slopes, p.slopes - 1) : 0,

@@ -43,6 +43,8 @@ struct Question {
   Int32 causal, alignment;
   Int64 window_left, window_right, diagonal_offset, row0, col0, head0, batch0;
   PairRef bias, mask;
+  // Of a sequence: what bias and mask, which the caller makes for the longest, have elements for.
+  Int64 most_queries = BandMask::unbounded, most_keys = BandMask::unbounded;
   const float* slopes;  // [Hq] or [B,Hq]
   Int64 slope_batch, slope_head;
   const float* sinks;  // [Hq], or null
@@ -85,20 +87,38 @@ struct BackwardParams {
   Int32 accumulate;
 };
 
-// One sequence of a question, as in core/sequence.hpp, with lengths read on the device and clamped to what memory
-// holds.
+// One sequence of a question, as in core/sequence.hpp. Lengths are read on the device, where nobody can refuse them:
+// whatever they hold, rows stay inside the tensors.
 struct DeviceSequence {
   Int64 q_begin, k_begin, nq, nk, shift;
   BandMask mask;
 };
 
+// An entry of cu_seqlens, of N tokens, that is negative, beyond the tensor or smaller than the one before it has no
+// meaning.
+constexpr bool makes_sense(Int64 entry, Int64 before, Int64 N) {
+  return 0 <= entry && entry <= N && (before <= entry || before > N);
+}
+
+// The tokens of sequence b of a packed tensor. A sequence that begins or ends with an entry without meaning has none.
+constexpr Range packed_rows(const LengthRef& cu_seqlens, Int32 b, Int64 N) {
+  const Int64 before = b > 0 ? cu_seqlens[b - 1] : 0, begin = cu_seqlens[b], end = cu_seqlens[b + 1];
+  return makes_sense(begin, before, N) && makes_sense(end, begin, N) ? Range{begin, end} : Range{};
+}
+
+// Where sequence b begins. For an entry without meaning the one before it stands, so that a search finds its way to the
+// other sequences.
+constexpr Int64 packed_begin(const LengthRef& cu_seqlens, Int32 b, Int64 N) {
+  const Int64 entry = cu_seqlens[b], before = b > 0 ? cu_seqlens[b - 1] : 0;
+  return makes_sense(entry, before, N) ? entry : clamp(before, 0, N);
+}
+
 constexpr DeviceSequence sequence_of(const Question& x, Int32 b) {
   DeviceSequence s{0, 0, x.Nq, x.Nk, 0, {}};
   if (x.cu_seqlens_q.data) {
-    s.q_begin = clamp(x.cu_seqlens_q[b], 0, x.Nq);
-    s.k_begin = clamp(x.cu_seqlens_k[b], 0, x.Nk);
-    s.nq = clamp(x.cu_seqlens_q[b + 1], s.q_begin, x.Nq) - s.q_begin;
-    s.nk = clamp(x.cu_seqlens_k[b + 1], s.k_begin, x.Nk) - s.k_begin;
+    const Range queries = packed_rows(x.cu_seqlens_q, b, x.Nq), keys = packed_rows(x.cu_seqlens_k, b, x.Nk);
+    s.q_begin = queries.begin, s.nq = lesser(queries.size(), x.most_queries);
+    s.k_begin = keys.begin, s.nk = lesser(keys.size(), x.most_keys);
   }
   if (x.seqused_q.data) s.nq = clamp(x.seqused_q[b], 0, s.nq);
   if (x.seqused_k.data) s.nk = clamp(x.seqused_k[b], 0, s.nk);
@@ -112,27 +132,43 @@ constexpr DeviceSequence sequence_of(const Question& x, Int32 b) {
 // dimension. Padded: each sequence has ceil(N / rows) numbers. Packed: sequence b's numbers begin at
 // floor(cu_seqlens[b] / rows) + b, which leaves every one of them room enough and is found by bisection.
 constexpr Int64 block_count(bool packed, Int64 N, Int64 rows, Int64 B) {
-  return packed ? N / rows + B : B * ceil_div(N, rows);
+  return B == 0 ? 0 : packed ? N / rows + B : B * ceil_div(N, rows);
 }
 
 constexpr Int64 first_block(const LengthRef& cu_seqlens, Int32 b, Int64 rows, Int64 N) {
-  return cu_seqlens.data ? clamp(cu_seqlens[b], 0, N) / rows + b : b * ceil_div(N, rows);
+  return cu_seqlens.data ? packed_begin(cu_seqlens, b, N) / rows + b : b * ceil_div(N, rows);
 }
 
 struct BlockPlace {
   Int32 b;
-  Int64 first;  // row
+  Int64 first;  // row; N, where no sequence has any, for a number that is nobody's
 };
 
+// Numbers are nobody's before the first sequence and here and there between two. Where cu_seqlens are in disorder,
+// bisection would find some blocks of a sequence and miss others, and whoever waits for a missed one would wait for
+// ever. So the search keeps the interval of numbers that end at the same sequence: a sequence whose numbers are not all
+// in it has none. Its blocks all come to that same conclusion.
 constexpr BlockPlace place_of(Int64 number, Int64 rows, Int32 B, Int64 N, const LengthRef& cu_seqlens) {
   if (!cu_seqlens.data) return {Int32(number / ceil_div(N, rows)), number % ceil_div(N, rows) * rows};
-  const auto begin = [&](Int32 b) { return first_block(cu_seqlens, b, rows, N); };
-  Int32 low = 0, high = B;  // begin(low) <= number < begin(high)
+  Int32 low = 0, high = B;
+  Int64 begin = first_block(cu_seqlens, 0, rows, N), latest = begin, end = block_count(true, N, rows, B);
   while (high - low > 1) {
     const Int32 middle = low + (high - low) / 2;
-    (begin(middle) <= number ? low : high) = middle;
+    const Int64 middle_begin = first_block(cu_seqlens, middle, rows, N);
+    if (middle_begin <= number)
+      low = middle, begin = middle_begin, latest = greater(latest, begin);
+    else
+      high = middle, end = lesser(end, middle_begin);
   }
-  return {low, (number - begin(low)) * rows};
+  const Int64 blocks = ceil_div(packed_rows(cu_seqlens, low, N).size(), rows);
+  const bool own = begin <= number && latest == begin && begin + blocks <= end;
+  return {low, own ? (number - begin) * rows : N};
+}
+
+// Whether place_of finds the blocks of sequence b.
+constexpr bool finds_blocks(Int32 b, Int64 rows, Int32 B, Int64 N, const LengthRef& cu_seqlens) {
+  const BlockPlace first = place_of(first_block(cu_seqlens, b, rows, N), rows, B, N, cu_seqlens);
+  return first.b == b && first.first == 0;
 }
 
 }  // namespace tessera::simt

@@ -97,6 +97,26 @@ inline void add_lengths(BackwardCases& c) {
              .tail_k = 9});
     }
 
+  for (const std::int64_t D : {64, 128, 256}) {
+    c.add({.name = "Fronts", .D = D, .packed_q = {256}, .packed_k = {256}, .front_q = 128, .front_k = 128});
+    c.add({.name = "Fronts",
+           .D = D,
+           .options = {.causal = true},
+           .packed_q = {70, 0, 160},
+           .packed_k = {130, 10, 160},
+           .front_q = 200,
+           .front_k = 300,
+           .tail_q = 5,
+           .tail_k = 9});
+    c.add({.name = "Fronts",
+           .D = D,
+           .packed_q = {0, 0, 5},
+           .packed_k = {0, 0, 5},
+           .front_q = 1,
+           .front_k = 400,
+           .used_k = {0, 0, 3}});
+  }
+
   // With NaN behind the used lengths, in memory that belongs to the tensors.
   c.add({.name = "UsedLengths",
          .B = 3,

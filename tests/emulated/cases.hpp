@@ -109,6 +109,28 @@ inline void add_lengths(EmulatedCases& c) {
          .packed_k = {130, 0, 0, 290}},
         3);
 
+  for (const std::int64_t D : {64, 128, 256}) {
+    c.add({.name = "Fronts",
+           .D = D,
+           .packed_q = {70, 0, 160},
+           .packed_k = {130, 10, 160},
+           .front_q = 200,
+           .front_k = 300,
+           .tail_q = 5,
+           .tail_k = 9},
+          D == 64 ? 2 : 0);
+    c.add({.name = "Fronts",
+           .D = D,
+           .options = {.causal = true},
+           .packed_q = {0, 256},
+           .packed_k = {3, 256},
+           .front_q = 128,
+           .front_k = 1});
+  }
+  cases::Case front{.name = "Fronts", .D = 64, .packed_q = {66, 17}, .packed_k = {94, 30}, .front_q = 200};
+  front.bias = front.mask = true, front.front_k = 131;
+  c.add(front);
+
   // With NaN behind the used lengths, in memory that belongs to the tensors.
   for (const std::int64_t D : {64, 256})
     c.add({.name = "UsedLengths",

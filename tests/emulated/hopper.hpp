@@ -42,12 +42,14 @@ bool launch_one_of(const Config& wanted, const ForwardParams& p, int grid) {
 // As HopperPlan::run of sm90/backend.cpp does it, but the scale is the caller's own: these products lose nothing.
 inline ForwardParams params_of(const Problem& problem, const Call& call, const ForwardPlan& plan, UInt32* taken) {
   const int keys = plan.config.block_keys;
+  const bool copies_O = plan.config.stages_O && copyable(call.outputs.o);
   ForwardParams p{.q = emulated_map(call.inputs.q, 64),
                   .k = emulated_map(call.inputs.k, keys),
                   .v = emulated_map(call.inputs.v, keys),
-                  .o = plan.config.stages_O ? emulated_map(call.outputs.o, 64) : TensorMap{},
+                  .o = copies_O ? emulated_map(call.outputs.o, 64) : TensorMap{},
                   .call = simt::forward_params(problem, call),
                   .Dv = Int32(problem.Dv),
+                  .copies_O = copies_O,
                   .factor = float(problem.options.scale * std::numbers::log2e),
                   .tiles = Int32(plan.tiles),
                   .tiles_per_head = plan.tiles_per_head,

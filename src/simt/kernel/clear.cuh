@@ -9,16 +9,18 @@ namespace tessera::simt {
 
 // Is token `token` (of sequence b if padded) a row of some sequence? `keys`: of K's side, else of Q's.
 __device__ inline bool is_used(const Question& x, Int32 b, Int64 token, bool keys) {
-  if (!x.cu_seqlens_q.data) {
-    const DeviceSequence s = sequence_of(x, b);
-    return token < (keys ? s.nk : s.nq);
+  if (x.B == 0) return false;
+  if (x.cu_seqlens_q.data) {  // the last sequence that begins at or before the token
+    const LengthRef& cu_seqlens = keys ? x.cu_seqlens_k : x.cu_seqlens_q;
+    Int32 end = x.B;
+    for (b = 0; end - b > 1;) {
+      const Int32 middle = b + (end - b) / 2;
+      (packed_begin(cu_seqlens, middle, keys ? x.Nk : x.Nq) <= token ? b : end) = middle;
+    }
   }
-  for (Int32 n = 0; n < x.B; ++n) {
-    const DeviceSequence s = sequence_of(x, n);
-    const Int64 begin = keys ? s.k_begin : s.q_begin;
-    if (begin <= token && token < begin + (keys ? s.nk : s.nq)) return true;
-  }
-  return false;
+  const DeviceSequence s = sequence_of(x, b);
+  const Int64 row = token - (keys ? s.k_begin : s.q_begin);
+  return 0 <= row && row < (keys ? s.nk : s.nq);
 }
 
 template <Element element>

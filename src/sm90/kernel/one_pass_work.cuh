@@ -34,7 +34,9 @@ struct alignas(16) OnePassWork {
     low = Int32(clamp(-s.mask.high, -far, far)), high = Int32(clamp(-s.mask.low, -far, far));
     const Range seen = visible_queries(s.mask, {first, lesser(Int64(first + one_pass_keys), s.nk)});
     begin = Int32(seen.begin / block);
-    end = seen.empty() ? begin : Int32(ceil_div(seen.end, block));
+    // Tiles that prepare.cuh does not find have no numbers, and perhaps those of others.
+    const bool found = !x.cu_seqlens_q.data || simt::finds_blocks(b, block, x.B, x.Nq, x.cu_seqlens_q);
+    end = seen.empty() || !found ? begin : Int32(ceil_div(seen.end, block));
     tiles_begin = Int32(simt::first_block(x.cu_seqlens_q, b, block, x.Nq));
   }
 
