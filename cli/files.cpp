@@ -103,9 +103,8 @@ void Files::commit(const std::function<void()>& last) {
   created_folders.clear();
 }
 
-void recover_folder_of(const fs::path& file) {
+void recover_folder(const fs::path& folder) {
   std::error_code error;
-  const fs::path folder = place_of(file).parent_path();
   if (fs::is_directory(folder, error)) Replacement{folder};
 }
 

@@ -208,7 +208,7 @@ void Addressed::backward(const simt::BackwardParams& p) {
 void Addressed::hopper_forward(const sm90::ForwardParams& p) {
   forward(p.call);
   map("q", p.q, call.in.q), map("k", p.k, call.in.k), map("v", p.v, call.in.v);
-  if (is_set("stages_O")) map("o", p.o, call.out.o);
+  if (p.copies_O) map("o", p.o, call.out.o);
   const std::int64_t heads = std::int64_t{p.call.x.Hq} * (call.packed() ? 1 : p.call.x.B);
   if (p.tiles != heads * p.tiles_per_head || p.section < 1 || heads % p.section != 0)
     fault(text(p.tiles, " tiles for ", heads, " heads of ", p.tiles_per_head, " in sections of ", p.section));

@@ -3,6 +3,7 @@
 # Included by tests/CMakeLists.txt, which defines tessera_test. See docs/architecture.md, "Tests".
 tessera_test(NAME gpu_cases_test SOURCES gpu_cases_test.cpp SHARDS 14 LABELS gpu)
 tessera_test(NAME gpu_invariance_test SOURCES gpu_invariance_test.cpp SHARDS 6 LABELS gpu)
+tessera_test(NAME gpu_memory_test SOURCES gpu_memory_test.cpp SHARDS 14 LABELS gpu)
 tessera_test(NAME gpu_calls_test SOURCES gpu_calls_test.cpp LABELS gpu)
 tessera_test(NAME gpu_hopper_test SOURCES gpu_hopper_test.cpp SHARDS 28 LABELS gpu)
 tessera_test(NAME gpu_hopper_backward_test SOURCES gpu_hopper_backward_test.cpp SHARDS 28 LABELS gpu)

@@ -23,8 +23,10 @@ struct Broadcast {
 struct Problem {
   Pass pass = Pass::forward;
   Device device{};
-  int alignment = 16;  // bytes that divide every pointer and used stride of q, k, v, o, d_o, dq, dk, dv; 16 at most
-  bool far_strides = false;  // some stride of q, k, v, o (forward) or d_o is negative, or 2^40 bytes or more
+  // Bytes that divide every pointer and used stride of the inputs: q, k, v, and of the backward pass o and d_o; 16 at
+  // most. That of outputs must not matter to a plan: it would decide about bits.
+  int alignment = 16;
+  bool far_strides = false;  // some stride of q, k, v or d_o is negative, or 2^40 bytes or more
 
   Type q_type = Type::f32, kv_type = Type::f32, o_type = Type::f32;
   bool packed = false;

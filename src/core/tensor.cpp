@@ -83,6 +83,13 @@ int alignment_of(const Tensor& tensor) {
   return static_cast<int>(bits & (~bits + 1));
 }
 
+bool has_far_stride(const Tensor& tensor) {
+  constexpr std::int64_t far = std::int64_t{1} << 40;
+  for (int i = 0; i < tensor.ndim; ++i)
+    if (stride(tensor, i) < 0 || stride(tensor, i) >= far / size_of(tensor.type)) return true;
+  return false;
+}
+
 template <class T>
 static T read(const void* data, std::int64_t index) {
   T value;

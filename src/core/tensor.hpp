@@ -20,6 +20,8 @@ std::string strides_text(const Tensor& tensor);  // the same for the strides
 
 // The largest power of two, at most 16, that divides the address and every byte stride that is used. Null counts as 16.
 int alignment_of(const Tensor& tensor);
+// Whether a stride is one that tensor copies of a GPU do not take: negative, or 2^40 bytes or more.
+bool has_far_stride(const Tensor& tensor);
 
 // Element `index` of a buffer as double, and back with the type's rounding.
 double load_element(const void* data, Type type, std::int64_t index);

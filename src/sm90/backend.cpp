@@ -43,12 +43,14 @@ class HopperPlan : public KernelPlan {
       void* arguments[] = {&taken};
       restart->launch({.grid = {1}, .block = {1}, .stream = stream}, arguments);
     }
+    const bool copies_O = plan.config.stages_O && copyable(call.outputs.o);
     ForwardParams params{.q = tensor_map(call.inputs.q, 64),
                          .k = tensor_map(call.inputs.k, plan.config.block_keys),
                          .v = tensor_map(call.inputs.v, plan.config.block_keys),
-                         .o = plan.config.stages_O ? tensor_map(call.outputs.o, 64) : TensorMap{},
+                         .o = copies_O ? tensor_map(call.outputs.o, 64) : TensorMap{},
                          .call = simt::forward_params(problem, call),
                          .Dv = static_cast<Int32>(problem.Dv),
+                         .copies_O = copies_O,
                          .factor = static_cast<float>(score_scale(problem, plan.config) * std::numbers::log2e),
                          .tiles = static_cast<Int32>(plan.tiles),
                          .tiles_per_head = plan.tiles_per_head,

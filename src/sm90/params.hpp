@@ -14,8 +14,9 @@ struct alignas(64) TensorMap {
 struct ForwardParams {
   TensorMap q, k, v, o;
   simt::ForwardParams call;
-  Int32 Dv;      // the tensors' own: the kernel's D and Dv are multiples of 64
-  float factor;  // of scores: their scale times log2(e)
+  Int32 Dv;        // the tensors' own: the kernel's D and Dv are multiples of 64
+  Int32 copies_O;  // O is aligned and its rows are as tensor copies want them
+  float factor;    // of scores: their scale times log2(e)
   // Tiles of queries over all heads and sequences, in the order of their numbers: sections of `section` heads, which
   // share the L2 cache, and in a section the longest tiles first. Packed: a head's tiles are those of all sequences.
   Int32 tiles, tiles_per_head, section;

@@ -7,6 +7,7 @@
 #include "core/limits.hpp"
 #include "core/tensor.hpp"
 #include "simt/arguments.hpp"
+#include "sm90/layout.hpp"
 #include "sm90/tiles.hpp"
 
 namespace tessera::sm90 {
@@ -32,6 +33,11 @@ std::string tiles_refusal(const Problem& p, std::int64_t tiles) {
   if (tiles <= most_tiles) return "";
   return text("B is ", p.B, ", Hq is ", p.Hq, ", Hk is ", p.Hk, ", Nq is ", p.Nq, " and Nk is ", p.Nk, ", in ", tiles,
               " tiles; this kernel counts up to ", most_tiles);
+}
+
+bool copyable(const Tensor& o) {
+  return alignment_of(o) == 16 && !has_far_stride(o) &&
+         o.shape[static_cast<std::size_t>(o.ndim - 1)] % chunk_columns == 0;
 }
 
 double score_scale(const Problem& p, const Config& config) {

@@ -31,6 +31,10 @@ std::string tiles_refusal(const Problem& problem, std::int64_t tiles);  // empty
 // products of one sign come out too small by about this share (docs/numerics.md, "Tensor cores").
 double score_scale(const Problem& problem, const Config& config);
 
+// Whether O, which lies where the caller put it, may leave by tensor copies; otherwise its rows are stored one by one.
+// Asked at each call: no plan depends on where outputs lie.
+bool copyable(const Tensor& o);
+
 ForwardPlan plan_forward(const Problem& problem, const cuda::Target& target);
 
 // The backward pass: the ladder's own start (delta, LSE, rows that no sequence uses), a kernel for each side whose

@@ -38,10 +38,12 @@ double thread_seconds() {
 }  // namespace
 
 const std::vector<std::string>& compile_flags() {
-  // -default-device: the shared math text carries no CUDA annotations. -v: registers and spills for the gate. Lines of
-  // the source, for profilers, would make the cubins three times as large: only on demand.
+  // -default-device: the shared math text carries no CUDA annotations. --fmad=false: the compiler would contract a
+  // product and a sum in one variant of a kernel and not in another, and bits would depend on alignment; where device
+  // text wants a fused multiply-add it says so. -v: registers and spills for the gate. Lines of the source, for
+  // profilers, would make the cubins three times as large: only on demand.
   static const std::vector<std::string> flags = [] {
-    std::vector<std::string> list{"-std=c++20", "-default-device", "--ptxas-options=-v"};
+    std::vector<std::string> list{"-std=c++20", "-default-device", "--ptxas-options=-v", "--fmad=false"};
     if (const char* wanted = environment("TESSERA_LINEINFO"); wanted && *wanted) list.emplace_back("-lineinfo");
     return list;
   }();

@@ -23,7 +23,7 @@ __device__ void prepare_row(const BackwardParams& p, const QueryPlace& place, In
   if (lse != minus_infinity<float>) {
     const auto* o = row_of<config.o>(p.o, place.b, token, place.h);
     const auto* d_o = row_of<config.d_o>(p.d_o, place.b, token, place.h);
-    for (int d = lane; d < config.Dv; d += 32) sum += to_float(o[d]) * to_float(d_o[d]);
+    for (int d = lane; d < config.Dv; d += 32) sum = fmaf(to_float(o[d]), to_float(d_o[d]), sum);
     sum = warp_sum(sum);
     if (p.d_lse.data) sum -= *number_of(p.d_lse, place.b, token, place.h);
   }

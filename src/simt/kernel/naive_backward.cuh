@@ -20,9 +20,9 @@ __device__ inline PairGradient pair_gradient(const float (&q)[D], const K* k, co
                                              float lse2, float delta) {
   float S = 0, dP = 0;
 #pragma unroll steps_written_out(D)
-  for (int d = 0; d < D; ++d) S += q[d] * to_float(k[d]);
+  for (int d = 0; d < D; ++d) S = fmaf(q[d], to_float(k[d]), S);
 #pragma unroll steps_written_out(Dv)
-  for (int d = 0; d < Dv; ++d) dP += d_o[d] * to_float(v[d]);
+  for (int d = 0; d < Dv; ++d) dP = fmaf(d_o[d], to_float(v[d]), dP);
   const float P = exp2f(S - lse2);
   return {P, P * (dP - delta)};
 }
@@ -53,7 +53,7 @@ __device__ void naive_backward_queries(const BackwardParams& p) {
     const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
     const float dS = pair_gradient(q, k, d_o, v, lse2, delta).dS;
 #pragma unroll steps_written_out(config.D)
-    for (int d = 0; d < config.D; ++d) dQ[d] += dS * to_float(k[d]);
+    for (int d = 0; d < config.D; ++d) dQ[d] = fmaf(dS, to_float(k[d]), dQ[d]);
   }
   auto* out = row_of<config.dq>(p.dq, place.b, token, place.h);
 #pragma unroll steps_written_out(config.D)
@@ -87,9 +87,9 @@ __device__ void naive_backward_keys(const BackwardParams& p) {
       const auto* d_o = row_of<config.d_o>(p.d_o, place.b, s.q_begin + i, h);
       const PairGradient g = pair_gradient(k, q, v, d_o, p.lse2[at], p.delta[at]);
 #pragma unroll steps_written_out(config.Dv)
-      for (int d = 0; d < config.Dv; ++d) dV[d] += g.P * to_float(d_o[d]);
+      for (int d = 0; d < config.Dv; ++d) dV[d] = fmaf(g.P, to_float(d_o[d]), dV[d]);
 #pragma unroll steps_written_out(config.D)
-      for (int d = 0; d < config.D; ++d) dK[d] += g.dS * to_float(q[d]);
+      for (int d = 0; d < config.D; ++d) dK[d] = fmaf(g.dS, to_float(q[d]), dK[d]);
     }
   if (p.dk.data) {
     auto* out = row_of<config.dk>(p.dk, place.b, token, place.kv);

@@ -27,7 +27,7 @@ __device__ void naive_forward(const ForwardParams& p) {
       if (j < keys.begin || j >= keys.end) continue;
       const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
       float S = 0;
-      for (int d = 0; d < config.D; ++d) S += q[d] * to_float(k[d]);
+      for (int d = 0; d < config.D; ++d) S = fmaf(q[d], to_float(k[d]), S);
       S *= p.x.scale * log2e;
       if (S > m) {  // a new maximum: what was summed so far is relative to the old one
         const float alpha = exp2f(m - S);
@@ -40,7 +40,7 @@ __device__ void naive_forward(const ForwardParams& p) {
       lost = (next - l) - term;
       l = next;
       const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
-      for (int d = 0; d < config.Dv; ++d) part[d] += P * to_float(v[d]);
+      for (int d = 0; d < config.Dv; ++d) part[d] = fmaf(P, to_float(v[d]), part[d]);
     }
     for (int d = 0; d < config.Dv; ++d) O[d] += part[d];
   }

@@ -51,7 +51,7 @@ __device__ inline void store_row(const Product& product, const float (&row)[outs
 #pragma unroll
   for (int n = 0; n < outs; ++n) {
     const int d = product.out_col(n);
-    if (d < width) from_float(row[n] * factor + (accumulate ? to_float(out[d]) : 0.0f), out[d]);
+    if (d < width) from_float(fmaf(row[n], factor, accumulate ? to_float(out[d]) : 0.0f), out[d]);
   }
 }
 

@@ -88,15 +88,15 @@ struct ScoreOf {
     if constexpr (config.softcap) {
       const float t = tanhf(S);
       S = x.softcap * log2e * t;
-      if (derivative) *derivative = 1 - t * t;
+      if (derivative) *derivative = fmaf(-t, t, 1);
     }
     const Int64 i = tile.i0 + query, j = tile.j0 + key;
-    if constexpr (config.alibi) S -= slope * fabsf(float(j - i - s.shift));
+    if constexpr (config.alibi) S = fmaf(-slope, fabsf(float(j - i - s.shift)), S);
     if constexpr (config.bias != Element::none || config.mask)
       if (!tile.exists(query, key)) return minus_infinity<float>;
     if constexpr (config.bias != Element::none) {
       using T = typename Stored<config.bias>::Type;
-      S += to_float(static_cast<const T*>(x.bias.data)[pair_index(x.bias, i, j)]) * log2e;
+      S = fmaf(to_float(static_cast<const T*>(x.bias.data)[pair_index(x.bias, i, j)]), log2e, S);
     }
     if constexpr (config.mask)
       if (static_cast<const unsigned char*>(x.mask.data)[pair_index(x.mask, i, j)] == 0) return minus_infinity<float>;

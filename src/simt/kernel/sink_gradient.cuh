@@ -16,7 +16,7 @@ __device__ void sink_gradient(const BackwardParams& p) {
     const DeviceSequence s = sequence_of(p.x, b);
     for (Int64 i = threadIdx.x; i < s.nq; i += config.threads) {
       const Int64 at = h * p.row_head + b * p.row_batch + s.q_begin + i;
-      if (p.lse2[at] != -minus_infinity<float>) sum -= double(exp2f(sink - p.lse2[at])) * double(p.delta[at]);
+      if (p.lse2[at] != -minus_infinity<float>) sum = fma(-double(exp2f(sink - p.lse2[at])), double(p.delta[at]), sum);
     }
   }
   sums[threadIdx.x] = sum;

@@ -50,7 +50,7 @@ struct TiledBackward : TiledThread<config> {
     for (int r = 0; r < rows; ++r) {
       const int row = row0 + r * row_step;
       const bool seen = sees_something(row) && mask.visible(row, column);
-      const float P = seen ? exp2f(S[r] * factor - shared.lse2[row]) : 0;
+      const float P = seen ? exp2f(fmaf(S[r], factor, -shared.lse2[row])) : 0;
       shared.P[row][column] = P;
       shared.dS[row][column] = seen ? P * (dP[r] - shared.delta[row]) : 0;
     }

@@ -100,7 +100,7 @@ struct VectorBackward {
       const float probability = fast_exp2(P[r][c] - shared.lse2[query_stage][query]);
       const float keep = score.keep(tile, query, key);
       if constexpr (wants_dS) {
-        dS[r][c] = probability * (keep * dS[r][c] - shared.delta[query_stage][query]);
+        dS[r][c] = probability * fmaf(keep, dS[r][c], -shared.delta[query_stage][query]);
         if constexpr (config.softcap && !before_softcap) dS[r][c] *= derivative[r][c];
       }
       P[r][c] = probability * keep;

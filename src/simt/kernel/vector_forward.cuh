@@ -57,7 +57,7 @@ struct VectorForward {
         sum += P;
         S[r][c] = P * score.keep(tile, product.row(r), product.col(c));
       }
-      const float before = l[r] * alpha[r], term = sum - lost[r] * alpha[r];
+      const float before = l[r] * alpha[r], term = fmaf(-lost[r], alpha[r], sum);
       l[r] = before + term;
       lost[r] = (l[r] - before) - term;
     }

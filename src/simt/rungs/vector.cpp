@@ -66,7 +66,7 @@ struct Planner {
       c.tensor_cores = true;
       c.rows_per_thread = 2 * shape.row_tiles;
       c.block_rows = shape.threads / 2 * shape.row_tiles;
-      const int options = c.dropout + c.alibi + c.mask + (c.bias != Element::none) + c.softcap + !c.wide_loads;
+      const int options = c.dropout + c.alibi + c.mask + (c.bias != Element::none) + c.softcap;
       const std::int64_t results = c.rows_per_thread * width / tensor_lanes;
       if (results + 16 * options <= shape.registers && fits_shared(c, shared_bytes)) return c;
     }

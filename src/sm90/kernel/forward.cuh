@@ -220,7 +220,7 @@ struct Consumer {
     const bool others_follow = valid < 64 && w.q_begin + w.queries < p.call.x.Nq;
     publish_shared();
     sync_warpgroup();
-    if (others_follow || p.Dv % chunk_columns != 0) {
+    if (others_follow || !p.copies_O) {
       copy_rows(tile, w, valid);
       sync_warpgroup();
     } else if (leads) {

@@ -61,7 +61,7 @@ __device__ void prepare(const PrepareParams& p) {
     load_eight<o>(simt::row_of<o>(p.call.o, place.b, token, place.h), 8 * lane, p.Dv, x);
     load_eight<config.element>(simt::row_of<config.element>(p.call.d_o, place.b, token, place.h), 8 * lane, p.Dv, y);
 #pragma unroll
-    for (int n = 0; n < 8; ++n) sum[r] += x[n] * y[n];
+    for (int n = 0; n < 8; ++n) sum[r] = fmaf(x[n], y[n], sum[r]);
   }
   float* numbers = p.memory.numbers + tile_number<config>(p.memory, p.call.x, place) * numbers_of(config);
   bool blind = false;

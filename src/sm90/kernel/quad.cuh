@@ -27,10 +27,10 @@ __device__ inline void transpose_in_quad(UInt32 (&x)[4]) {
   x[2] = odd ? d : second[0], x[3] = odd ? second[1] : d;
 }
 
-// Eight 16-bit numbers to memory, or the first `count` if there are fewer.
+// Eight 16-bit numbers to memory, or the first `count` if there are fewer. The caller's outputs lie where they lie.
 template <class Number>
 __device__ inline void store_columns(Number* to, const UInt32 (&x)[4], int count) {
-  if (count >= 8) {
+  if (count >= 8 && reinterpret_cast<UInt64>(to) % 16 == 0) {
     *reinterpret_cast<uint4*>(to) = uint4{x[0], x[1], x[2], x[3]};
   } else {
 #pragma unroll

@@ -73,7 +73,7 @@ struct Rows {
     }
     exponentials(S, sums, take);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) l[r] = l[r] * alpha[r] + sums[r];
+    for (int r = 0; r < 2; ++r) l[r] = fmaf(l[r], alpha[r], sums[r]);
     shifted = __any_sync(0xffffffffu, alpha[0] != 1 || alpha[1] != 1);
   }
 
