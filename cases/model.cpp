@@ -9,7 +9,9 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <span>
 #include <thread>
+#include <utility>
 
 #include "tessera/tessera.hpp"
 
@@ -95,6 +97,7 @@ struct Pair {
   std::int64_t j;
   double s, c, t;     // score, sum of absolute values behind it, s_cap/softcap
   double p, w, keep;  // probability, its weight in A, dropout's factor
+  double dOv = 0;     // dO . v, of the backward pass
 };
 
 class Model {
@@ -121,11 +124,16 @@ class Model {
     for (unsigned n = 1; n < std::min<unsigned>(std::thread::hardware_concurrency(), 8); ++n) others.emplace_back(work);
     work();
     for (std::thread& other : others) other.join();
-    // Rows that are copies of each other are rounded alike, and their errors add up.
-    if (c.style != Style::broadcast && c.distribution != Distribution::structured) return;
+    // Rows that are copies of each other are rounded alike, and their errors add up. So are rows whose scores are all
+    // about 0.
+    const bool copies = c.style == Style::broadcast || c.distribution == Distribution::structured;
+    if (!copies && c.scale() != 0 && c.distribution != Distribution::small) return;
     const auto squared = [](double x) { return x * x; };
     std::transform(dbias_spread.begin(), dbias_spread.end(), dbias.variance.begin(), squared);
     std::transform(dsinks_spread.begin(), dsinks_spread.end(), dsinks.variance.begin(), squared);
+    // One draw decides for all of them then, and at worst it is half a unit: sqrt(3) times the deviation.
+    for (Sum* sum : {&o, &dq, &dk, &dv, &dbias, &dsinks})
+      for (double& x : sum->variance) x *= 3;
   }
 
   const CaseData& data;
@@ -254,8 +262,17 @@ class Model {
       largest_c = std::max(largest_c, pair.c);
       const double P = pair.p * pair.keep;
       add_scaled(&o.model[row.o], &o.bound[row.o], v_row(x, pair.j), round_to(c.type, P), pair.w * pair.keep, Dv);
-      o.variance[at(number)] += variance(c.type, P) * v_squares[key(x, pair.j)];
     }
+    for_alike(row, [&](double lost, std::span<const Pair* const> alike) {
+      if (alike.size() == 1) {
+        o.variance[at(number)] += lost * v_squares[key(x, alike[0]->j)];
+        return;
+      }
+      Values sum(at(Dv), 0.0);
+      for (const Pair* pair : alike)
+        for (std::int64_t d = 0; d < Dv; ++d) sum[at(d)] += v_row(x, pair->j)[d];
+      o.variance[at(number)] += lost * square(sum.data(), Dv);
+    });
     for (std::size_t d = row.o; d < row.o + at(Dv); ++d) {
       const double lost = variance(data.o.type(), o.model[d]);
       o.variance[at(number)] += lost, row.delta_variance += lost * d_o[d] * d_o[d];
@@ -263,6 +280,25 @@ class Model {
     }
     lse.model[row.lse] = round_to(data.lse.type(), row.LSE), lse.bound[row.lse] = largest_c;
     if (c.backward && row.LSE != -infinity) query_backward(x, row);
+  }
+
+  // Probabilities of a row that differ by less than an eighth of their type's spacing are rounded alike, and their
+  // errors add up: of equal scores all are. Calls visit(variance of one, those that are alike).
+  template <class Visit>
+  void for_alike(const Row& row, Visit visit) const {
+    std::vector<std::pair<double, const Pair*>> sorted;
+    for (const Pair& pair : row.pairs) {
+      const double P = pair.p * pair.keep, unit = spacing(c.type, P);
+      if (variance(c.type, P) > 0) sorted.emplace_back(std::floor(P / unit * 8) * unit, &pair);
+    }
+    std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<const Pair*> alike;
+    for (std::size_t n = 0; n < sorted.size(); ++n) {
+      alike.push_back(sorted[n].second);
+      if (n + 1 < sorted.size() && sorted[n + 1].first == sorted[n].first) continue;
+      visit(variance(c.type, alike[0]->p * alike[0]->keep), std::span<const Pair* const>(alike));
+      alike.clear();
+    }
   }
 
   void query_backward(Head& x, Row& row) {
@@ -292,11 +328,16 @@ class Model {
       add_scaled(&dq.model[row.q], &dq.bound[row.q], k_row(x, j), dS, dS_bound, D);
       add_scaled(&x.dk.model[at(j * D)], &x.dk.bound[at(j * D)], &q[row.q], dS, dS_bound, D);
       for (std::int64_t d = 0; d < D; ++d) slope[at(d)] += scale * pair.p * slack * k_row(x, j)[d];
-      row.delta_variance += P_variance * dOv.sum * dOv.sum;
+      pair.dOv = dOv.sum;
       x.dv.variance[at(j)] += P_variance * dO_square;
       dq_variance += dS_variance * k_squares[key(x, j)];
       x.dk.variance[at(j)] += dS_variance * q_square;
     }
+    for_alike(row, [&](double lost, std::span<const Pair* const> alike) {
+      double sum = 0;
+      for (const Pair* pair : alike) sum += pair->dOv;
+      row.delta_variance += lost * sum * sum;
+    });
     dq_variance += row.delta_variance * square(slope.data(), D);
     spread_delta(x, row, scale * scale * q_square);
     if (x.sink != -infinity) sink_backward(x, row, delta, delta_bound);
