@@ -1,6 +1,5 @@
 // The problems whose kernels the compile gate compiles: options, head dims, types, architectures. See gate.hpp.
 #include <algorithm>
-#include <functional>
 #include <set>
 
 #include "api/units.hpp"
@@ -113,12 +112,6 @@ const char* const newest_architecture = "sm_90a";
 const char* const architectures[] = {"sm_80", newest_architecture};
 const char* const old_architecture = "sm_75";  // no cp.async, a quarter of the shared memory
 
-void for_pairs(const std::function<void(const Option& a, const Option& b, int turn)>& action) {
-  int turn = 0;
-  for (const Option* a = options; a != std::end(options); ++a)
-    for (const Option* b = a + 1; b != std::end(options); ++b) action(*a, *b, turn++);
-}
-
 const Option* option_named(const std::string& name) {
   return std::find_if(std::begin(options), std::end(options), [&](const Option& o) { return o.name == name; });
 }
@@ -134,8 +127,6 @@ enum class Rungs { all, best, hopper };
 class Collector {
  public:
   UnitSet set;
-
-  Collector(std::string covers) { set.covers = std::move(covers); }
 
   // A plain problem with options, which are named one by one unless there is a name for them together. Nothing happens
   // if one of them does not concern it.
@@ -174,17 +165,9 @@ class Collector {
   }
 
   void pairs(const char* architecture, Pass pass, Type type, HeadDims dims) {
-    for_pairs([&](const Option& a, const Option& b, int) {
-      add(Rungs::best, architecture, pass, type, dims, {&a, &b});
-    });
-  }
-
-  // Each pair once only, taking turns between a newer GPU with f32 and an older one with 16 bits.
-  void pairs_in_turn(Pass pass, HeadDims dims) {
-    for_pairs([&](const Option& a, const Option& b, int turn) {
-      const bool narrow = turn % 2 || a.concerns == Concerns::sixteen_bit || b.concerns == Concerns::sixteen_bit;
-      add(Rungs::best, narrow ? "sm_80" : newest_architecture, pass, narrow ? Type::bf16 : Type::f32, dims, {&a, &b});
-    });
+    for (const Option* a = options; a != std::end(options); ++a)
+      for (const Option* b = a + 1; b != std::end(options); ++b)
+        add(Rungs::best, architecture, pass, type, dims, {a, b});
   }
 
   // With wide loads and without.
@@ -205,13 +188,6 @@ class Collector {
     for (const std::string& name : names) chosen.push_back(option_named(name));
     add(Rungs::hopper, newest_architecture, pass, type, dims, chosen);
   }
-  void hopper_alone(Pass pass, Type type, HeadDims dims, const std::vector<std::string>& with = {}) {
-    for (const std::string name : hopper_options) {
-      std::vector<std::string> names = with;
-      names.push_back(name);
-      hopper(pass, type, dims, names);
-    }
-  }
   void hopper_together(Pass pass, Type type, HeadDims dims, const std::vector<std::string>& with = {}) {
     for (const char* bias : {"bias", "f32 bias"}) {
       std::vector<std::string> names{"softcap", "alibi", "mask", "dropout", bias};
@@ -220,7 +196,8 @@ class Collector {
     }
   }
   void hopper_pairs(Pass pass, Type type, HeadDims dims) {
-    for (const std::string name : hopper_options) hopper_alone(pass, type, dims, {name});
+    for (const std::string first : hopper_options)
+      for (const std::string second : hopper_options) hopper(pass, type, dims, {first, second});
   }
   // Without all gradients there is no one pass for them, and one of dK and dV has other tiles than both.
   void hopper_some_gradients(Type type, HeadDims dims) {
@@ -252,63 +229,24 @@ constexpr HeadDims usual{64, 64};
 
 }  // namespace
 
-// Four minutes on two processors are the limit, so f16, which differs from bf16 by two conversions, is left to the full
-// set where it can be, and pairs take turns.
-UnitSet quick_units() {
-  Collector c(
-      "D=64: no option and all options, every rung, every type; each option alone, the best rung, f32, and bf16 for "
-      "sm_80; all pairs, the best rung, in f32 for sm_90a or in bf16 for sm_80; other head dims: no option, the best "
-      "rung, f32; sm_80 and sm_90a, with a little of sm_75; hopper: no option, every tile and type, and D=128, bf16: "
-      "each option "
-      "alone, all pairs, all options");
-  for (const Pass pass : passes) {
-    for (const char* architecture : architectures) {
-      for (const Type type : types) {
-        c.plain(architecture, pass, type, usual);
-        c.together(Rungs::all, architecture, pass, type, usual);
-        if (type == Type::f32 || (type == Type::bf16 && architecture != newest_architecture))
-          c.alone(architecture, pass, type, usual);
-      }
-      for (const HeadDims dims : dim_classes) c.add(Rungs::best, architecture, pass, Type::f32, dims, {});
-    }
-    c.pairs_in_turn(pass, usual);
-    c.plain(old_architecture, pass, Type::f32, usual);
-    c.together(Rungs::best, old_architecture, pass, Type::f16, usual);
-  }
-  for (const Pass pass : passes) {
-    for (const HeadDims dims : hopper_dims)
-      for (const Type type : hopper_types) c.hopper(pass, type, dims, {});
-    c.hopper_alone(pass, Type::bf16, {128, 128});
-    c.hopper_pairs(pass, Type::bf16, {128, 128});
-    c.hopper_together(pass, Type::bf16, {128, 128});
-  }
-  for (const HeadDims dims : hopper_dims) c.hopper_some_gradients(Type::bf16, dims);
-  return std::move(c.set);
-}
-
-// Bounded by what continuous integration has time for.
-UnitSet all_units() {
-  Collector c(
-      "every head-dim class: no option, every rung, every type, and all options, the best rung, f32 and bf16; D=64, "
-      "128 and 256: each option alone, the best rung, f32 and bf16; D=64: all options, every rung, every type; all "
-      "that for sm_80 and sm_90a; D=64, all pairs, the best rung: f32 and bf16 for sm_90a, half of them for sm_80; for "
-      "sm_75 every class: no option and all options, f32 and f16; hopper: no option, each alone, all, for every tile, "
-      "in bf16, f16 and with results in f32; every set of options, forward for every tile, in bf16 and, where the tile "
-      "is another one, f16, backward at D=64, 128 and 256 in bf16; without one gradient: no option, all");
+// Asking the planners is cheap, so there are many: every class of head dims without options, with each of them and all
+// together, in every type, on every rung, for three generations of GPUs; pairs of options at one head dim; for `hopper`
+// every set of options.
+UnitSet known_units() {
+  Collector c;
   for (const Pass pass : passes) {
     for (const char* architecture : architectures)
       for (const Type type : types) {
         for (const HeadDims dims : dim_classes) {
           c.plain(architecture, pass, type, dims);
-          if (type != Type::f16) c.together(Rungs::best, architecture, pass, type, dims);
+          c.together(Rungs::best, architecture, pass, type, dims);
         }
         c.together(Rungs::all, architecture, pass, type, usual);
-        if (type == Type::f16) continue;
         for (const HeadDims dims : {usual, HeadDims{128, 128}, HeadDims{256, 256}})
           c.alone(architecture, pass, type, dims);
-        if (architecture == newest_architecture) c.pairs(architecture, pass, type, usual);
+        c.pairs(architecture, pass, type, usual);
       }
-    c.pairs_in_turn(pass, usual);
+    c.plain(old_architecture, pass, Type::f32, usual);
     for (const Type type : {Type::f32, Type::f16})
       for (const HeadDims dims : dim_classes) {
         c.add(Rungs::best, old_architecture, pass, type, dims, {});
@@ -318,13 +256,8 @@ UnitSet all_units() {
   for (const HeadDims dims : hopper_dims)
     for (const Type type : hopper_types) {
       for (const Pass pass : passes) {
-        const bool own_tile = type == Type::bf16 || dims.D > 128;
-        const bool all_sets = pass == Pass::forward ? own_tile : type == Type::bf16 && dims.D != 192;
-        if (all_sets) c.hopper_subsets(pass, type, dims);
-        c.hopper(pass, type, dims, {});
-        c.hopper_alone(pass, type, dims);
-        c.hopper_together(pass, type, dims);
-        c.hopper_alone(pass, type, dims, {"f32 out"});
+        c.hopper_subsets(pass, type, dims);
+        c.hopper_pairs(pass, type, dims);
         c.hopper_together(pass, type, dims, {"f32 out"});
       }
       c.hopper_some_gradients(type, dims);
