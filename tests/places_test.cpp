@@ -1,6 +1,6 @@
-// Which block of a GPU kernel's grid has which rows (simt/params.hpp): every row of every sequence has one block,
-// whatever precedes, separates or follows the sequences; where cu_seqlens make no sense, a sequence has all of its
-// blocks or none.
+// Where things lie on a GPU. Which block of a kernel's grid has which rows (simt/params.hpp): every row of every
+// sequence has one block, whatever precedes, separates or follows the sequences; where cu_seqlens make no sense, a
+// sequence has all of its blocks or none.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +9,10 @@
 #include <set>
 #include <vector>
 
+#include "api/units.hpp"
+#include "core/check.hpp"
+#include "cuda/jit/compile.hpp"
+#include "simt/ladder.hpp"
 #include "simt/params.hpp"
 
 namespace tessera::simt {
@@ -161,6 +165,71 @@ TEST(Places, LengthsStayInsideBiasAndMask) {
   EXPECT_EQ(sequence_of(x, 0).nk, 70);
   EXPECT_EQ(sequence_of(x, 1).nq, 60);
   EXPECT_EQ(sequence_of(x, 1).nk, 60);
+}
+
+// --- alignment: it decides about loads, and not about tiles, whose order of sums makes the bits
+
+std::vector<Problem> problems_of_all_kinds() {
+  std::vector<Problem> all;
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const Type type : {Type::f32, Type::f16, Type::bf16})
+      for (const std::int64_t D : {1, 40, 64, 84, 96, 128, 160, 192, 256, 512})
+        for (unsigned options = 0; options < 32; ++options) {
+          Problem p = api::plain_problem(pass, type, {D, std::min<std::int64_t>(D, 512)});
+          if (options & 1) p.options.softcap = 5;
+          if (options & 2) p.slopes = 1;
+          if (options & 4) p.mask = Broadcast{Type::u8, {1, 1, p.Nq, p.Nk}};
+          if (options & 8) p.options.dropout = 0.5;
+          if (options & 16) p.bias = Broadcast{type, {1, 1, p.Nq, p.Nk}};
+          all.push_back(p);
+        }
+  return all;
+}
+
+TEST(Alignment, DoesNotChangeTiles) {
+  int wide = 0;
+  for (const char* architecture : {"sm_75", "sm_80", "sm_86", "sm_90a"})
+    for (Problem p : problems_of_all_kinds())
+      for (const Rung& rung : rungs()) {
+        const cuda::Target target = cuda::target_named(architecture);
+        p.alignment = 16;
+        const Steps aligned = rung.steps(p, target);
+        p.alignment = static_cast<int>(p.q_type == Type::f32 ? 4 : 2);
+        Steps other = rung.steps(p, target);
+        ASSERT_EQ(aligned.reason, other.reason);
+        ASSERT_EQ(aligned.list.size(), other.list.size());
+        for (std::size_t n = 0; n < other.list.size(); ++n) {
+          const Step &a = aligned.list[n], &b = other.list[n];
+          wide += a.config.wide_loads;
+          EXPECT_FALSE(b.config.wide_loads);
+          Config same = b.config;
+          same.wide_loads = a.config.wide_loads;
+          ASSERT_EQ(a.config, same) << rung.name << " " << architecture << " D=" << p.D;
+          ASSERT_EQ(a.blocks, b.blocks);
+        }
+      }
+  EXPECT_GT(wide, 1000);
+}
+
+TEST(Alignment, OfOutputsIsNoPartOfTheProblem) {
+  std::vector<float> memory(4 * 8 * 2 * 16 + 8);
+  const auto at = [&](std::size_t shift) { return Tensor(memory.data() + shift, Type::f32, {4, 8, 2, 16}); };
+  const std::size_t whole = (16 - reinterpret_cast<std::uintptr_t>(memory.data()) % 16) / 4 % 4;
+  const Tensor in = at(whole), out = at(whole + 1), lse(memory.data(), Type::f32, {4, 2, 8});
+  Inputs inputs;
+  inputs.q = inputs.k = inputs.v = in;
+  EXPECT_EQ(check_forward(inputs, {.o = out, .lse = {}}, {}, {}).alignment, 16);
+  const Gradients gradients{.dq = out, .dk = out, .dv = out, .dbias = {}, .dsinks = {}};
+  const Saved saved{.o = in, .lse = lse, .d_o = in, .d_lse = {}};
+  EXPECT_EQ(check_backward(inputs, saved, gradients, {}, {}).alignment, 16);
+  inputs.k = out;
+  EXPECT_EQ(check_forward(inputs, {.o = in, .lse = {}}, {}, {}).alignment, 4);
+}
+
+// The compiler would contract products and sums in one variant of a kernel and not in another.
+TEST(Alignment, CompilerContractsNothing) {
+  const std::vector<std::string>& flags = cuda::compile_flags();
+  EXPECT_NE(std::find(flags.begin(), flags.end(), "--fmad=false"), flags.end());
 }
 
 }  // namespace
