@@ -107,7 +107,10 @@ struct Builder {
   }
 
   Buffer make(Slot slot, Type type, const Shape& shape) const {
-    return Buffer(type, shape, layout_of(c.style, slot, shape.size()));
+    Layout layout = layout_of(c.style, slot, shape.size());
+    if (c.endless_k > 0 && (slot == K || slot == V)) layout.broadcast |= 1U << (shape.size() - 3);
+    if (c.endless_k > 0 && (slot == Bias || slot == Mask)) layout.broadcast |= 1U << 3;
+    return Buffer(type, shape, layout);
   }
   Buffer rows(Slot slot, Type type, bool keys, std::int64_t heads, std::int64_t dim) const {
     if (c.packed()) return make(slot, type, {keys ? Tk : Tq, heads, dim});
@@ -286,9 +289,10 @@ void build_outputs(CaseData& data, const Builder& make) {
     make.fill_lse(data.d_lse, [&] { return random.normal(); });
   }
   if (c.grads.dq) data.dq = make.rows(DQ, grad(c.type), false, c.Hq, c.D);
-  if (c.grads.dk) data.dk = make.rows(DK, grad(c.type), true, c.Hk, c.D);
-  if (c.grads.dv) data.dv = make.rows(DV, grad(c.type), true, c.Hk, c.dim_v());
-  if (c.grads.dbias && c.bias) data.dbias = make.scores_like(DBias, grad(data.bias.type()), c.bias_dims);
+  const bool keys = c.endless_k == 0;  // whose gradients memory holds
+  if (c.grads.dk && keys) data.dk = make.rows(DK, grad(c.type), true, c.Hk, c.D);
+  if (c.grads.dv && keys) data.dv = make.rows(DV, grad(c.type), true, c.Hk, c.dim_v());
+  if (c.grads.dbias && keys && c.bias) data.dbias = make.scores_like(DBias, grad(data.bias.type()), c.bias_dims);
   if (c.grads.dsinks && c.sinks != Sinks::none) data.dsinks = make.make(DSinks, wide, {c.Hq});
   if (!c.options.accumulate) return;
   Generator random(c.seed, DQ + 1);
@@ -321,7 +325,7 @@ CaseData widened(const CaseData& data) {
   Case spec = data.spec;
   spec.type = Type::f64;
   spec.options.accumulate = false;
-  spec.style = Style::contiguous;
+  spec.style = Style::contiguous, spec.endless_k = 0;
   spec.grads = {};
   spec.rng = false;
   CaseData wide = build(spec);
@@ -343,19 +347,32 @@ Options CaseData::options() const {
   return options;
 }
 
+// The same memory as `count` tokens (or keys) in one dimension.
+static Tensor endless(Tensor t, std::int64_t count, int dimension) {
+  const auto d = static_cast<std::size_t>(dimension);
+  if (t && count > 0) t.shape[d] = count, t.strides[d] = 0;
+  return t;
+}
+
 Inputs CaseData::inputs() const {
-  return {.q = q.tensor(),
-          .k = k.tensor(),
-          .v = v.tensor(),
-          .bias = bias.tensor(),
-          .mask = mask.tensor(),
-          .slopes = slopes.tensor(),
-          .sinks = sinks.tensor(),
-          .cu_seqlens_q = cu_q.tensor(),
-          .cu_seqlens_k = cu_k.tensor(),
-          .seqused_q = used_q.tensor(),
-          .seqused_k = used_k.tensor(),
-          .rng = rng.tensor()};
+  Inputs in{.q = q.tensor(),
+            .k = k.tensor(),
+            .v = v.tensor(),
+            .bias = bias.tensor(),
+            .mask = mask.tensor(),
+            .slopes = slopes.tensor(),
+            .sinks = sinks.tensor(),
+            .cu_seqlens_q = cu_q.tensor(),
+            .cu_seqlens_k = cu_k.tensor(),
+            .seqused_q = used_q.tensor(),
+            .seqused_k = used_k.tensor(),
+            .rng = rng.tensor()};
+  const int tokens = spec.packed() ? 0 : 1;
+  in.k = endless(in.k, spec.endless_k, tokens), in.v = endless(in.v, spec.endless_k, tokens);
+  // A packed call's bias and mask need only reach the longest sequence.
+  for (Tensor* t : {&in.bias, &in.mask})
+    if (!spec.packed() && *t && t->shape[3] > 1) *t = endless(*t, spec.endless_k, 3);
+  return in;
 }
 
 Outputs CaseData::outputs() const { return {.o = o.tensor(), .lse = lse.tensor()}; }

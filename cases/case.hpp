@@ -56,6 +56,10 @@ struct Case {
   std::vector<std::int32_t> packed_q{}, packed_k{};
   std::int64_t front_q = 0, front_k = 0, tail_q = 0, tail_k = 0;
   std::vector<std::int32_t> used_q{}, used_k{};  // seqused, where not empty
+  // K and V, and the keys of bias and mask, are one row or number of memory each (stride 0), which the call is told to
+  // be this many tokens. Nk or packed_k still say what is there to be used, and used_k (if padded) what is. No dK,
+  // dV and dBias then: they would have full size.
+  std::int64_t endless_k = 0;
 
   bool bias = false;
   Dims bias_dims{};

@@ -129,6 +129,66 @@ void empty(Rows& rows) {
   rows.add(
       {.name = "seqused_zero", .B = 3, .Nq = 70, .Nk = 200, .D = 16, .used_q = {70, 0, 5}, .used_k = {0, 200, 65}});
   rows.add({.name = "seqused_everything_zero", .B = 2, .Nq = 9, .Nk = 9, .D = 16, .used_q = {0, 0}, .used_k = {0, 0}});
+  const auto add = [&](const char* name, auto change) {
+    Case c{.name = name, .B = 2, .Nq = 70, .Nk = 70, .D = 16, .bias = true, .sinks = Sinks::finite};
+    c.bias_dims = {.b = false, .h = false, .i = false, .j = false};
+    change(c);
+    rows.add_in_each_type(c);
+  };
+  add("no_heads", [](Case& c) { c.Hq = c.Hk = 0; });
+  add("no_query_heads", [](Case& c) { c.Hq = 0; });
+  add("no_heads_packed", [](Case& c) { c.Hq = c.Hk = 0, c.packed_q = {3, 70}, c.packed_k = {200, 1}; });
+  add("no_query_heads_packed", [](Case& c) { c.Hq = 0, c.packed_q = {3, 70}, c.packed_k = {200, 1}; });
+  add("no_query_heads_accumulate", [](Case& c) { c.Hq = 0, c.options.accumulate = c.f32_grads = true; });
+  add("no_tokens", [](Case& c) { c.Nq = c.Nk = 0; });
+  add("no_tokens_in_70000_sequences", [](Case& c) { c.B = 70000, c.Nq = c.Nk = 0; });
+  add("no_keys_in_many_sequences", [](Case& c) { c.B = 300, c.Nq = 1, c.Nk = 0; });
+  add("no_batch_with_sinks", [](Case& c) { c.B = 0; });
+  add("nothing_of_the_widest_heads", [](Case& c) { c.Nq = 0, c.D = 576, c.Dv = 512; });
+  add("nothing_of_the_narrowest_heads", [](Case& c) { c.Nk = 0, c.D = 1; });
+}
+
+// Numbers at the ends of their ranges (docs/algorithm.md, "Limits"), as far as every kernel for all options counts.
+void limits(Rows& rows) {
+  constexpr std::int64_t far = std::int64_t{1} << 48;
+  const auto place = [&](const char* name, Options options, auto change) {
+    Case c{.name = name, .B = 2, .Nq = 70, .Nk = 210, .D = 16};
+    c.options = options;
+    change(c);
+    rows.add_in_each_type(c);
+  };
+  const auto nothing = [](Case&) {};
+  place("furthest_positions",
+        {.causal = true, .dropout = 0.3, .seed = 5, .row0 = far, .col0 = far, .head0 = far, .batch0 = far}, nothing);
+  place("furthest_positions_below_zero",
+        {.causal = true, .dropout = 0.3, .seed = 5, .row0 = -far, .col0 = -far, .head0 = -far, .batch0 = -far},
+        nothing);
+  place("furthest_apart", {.causal = true, .row0 = -far, .col0 = far}, nothing);
+  place("furthest_diagonal",
+        {.causal = true,
+         .alignment = Alignment::offset,
+         .diagonal_offset = far,
+         .window_left = 20,
+         .row0 = -far,
+         .col0 = -3},
+        [](Case& c) { c.slopes = Slopes::per_head; });
+  for (const std::int64_t tokens : {std::int64_t{1} << 29, std::int64_t{1} << 34}) {
+    const bool most = tokens > std::int64_t{1} << 29;
+    const auto add = [&](const std::string& name, Options options, auto change) {
+      Case c{.name = name + (most ? "_most" : "_many"), .B = 2, .Nq = 70, .Nk = 400, .D = 16, .used_k = {400, 65}};
+      c.options = options, c.endless_k = tokens, c.grads.dk = c.grads.dv = c.grads.dbias = false;
+      change(c);
+      rows.add_in_each_type(c);
+    };
+    add("endless_keys", {}, nothing);
+    add("endless_keys_causal", {.causal = true}, [](Case& c) { c.Hq = 4, c.slopes = Slopes::per_head; });
+    add("endless_keys_one_query", {}, [](Case& c) { c.Nq = 1, c.used_k = {400, 0}; });
+    add("endless_keys_bias_mask", {}, [](Case& c) { c.bias = c.mask = true; });
+    add("endless_keys_dropout", {.dropout = 0.4, .seed = 3}, [](Case& c) { c.sinks = Sinks::finite; });
+    add("endless_keys_packed", {.causal = true}, [](Case& c) {
+      c.used_k = {}, c.packed_q = {3, 70, 0}, c.packed_k = {200, 1, 30};
+    });
+  }
 }
 
 void blind_rows(Rows& rows) {
@@ -287,6 +347,7 @@ std::vector<Case> corner() {
   lengths(rows);
   packed(rows);
   empty(rows);
+  limits(rows);
   blind_rows(rows);
   numbers(rows);
   heads(rows);

@@ -126,7 +126,7 @@ class Model {
     for (std::thread& other : others) other.join();
     // Rows that are copies of each other are rounded alike, and their errors add up. So are rows whose scores are all
     // about 0.
-    const bool copies = c.style == Style::broadcast || c.distribution == Distribution::structured;
+    const bool copies = c.style == Style::broadcast || c.endless_k > 0 || c.distribution == Distribution::structured;
     if (!copies && c.scale() != 0 && c.distribution != Distribution::small) return;
     const auto squared = [](double x) { return x * x; };
     std::transform(dbias_spread.begin(), dbias_spread.end(), dbias.variance.begin(), squared);

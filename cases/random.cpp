@@ -149,6 +149,36 @@ void draw_outputs(Generator& g, Case& c) {
   }
 }
 
+// Few cases go to the end of what is legal; the others keep the numbers that their seed gave them.
+void draw_limits(Generator& g, Case& c) {
+  constexpr std::int64_t far = (std::int64_t{1} << 48) - 20000, tokens[] = {1 << 20, 1 << 29, std::int64_t{1} << 34};
+  const auto without_lengths = [&] { c.packed_q.clear(), c.packed_k.clear(), c.used_q.clear(), c.used_k.clear(); };
+  switch (g.between(0, 39)) {
+    case 0:
+    case 1:
+      c.endless_k = pick(g, tokens);
+      if (!c.packed() && c.used_k.empty()) c.used_k = used(g, c, c.packed_k, c.Nk);
+      c.grads.dk = c.grads.dv = c.grads.dbias = false, c.grads.dq = true;
+      break;
+    case 2:
+    case 3:  // together, so that the diagonal stays where it is
+      c.options.row0 += far, c.options.col0 += far, c.options.head0 -= far, c.options.batch0 += far;
+      break;
+    case 4:
+      without_lengths();
+      c.front_q = c.front_k = c.tail_q = c.tail_k = 0;
+      (g.chance(0.5) ? c.Nq : c.Nk) = 0;
+      if (g.chance(0.3)) c.B = g.chance(0.5) ? 0 : 3000, c.Nq = c.Nk = 0;
+      break;
+    case 5:
+      c.Hq = 0;
+      if (g.chance(0.5)) c.Hk = 0;
+      break;
+    default:
+      break;
+  }
+}
+
 Case draw(std::uint64_t seed, std::uint64_t attempt) {
   constexpr Type types[] = {Type::f32, Type::f16, Type::bf16};
   constexpr Style all_styles[] = {Style::contiguous, Style::gaps,  Style::heads_first,
@@ -165,6 +195,7 @@ Case draw(std::uint64_t seed, std::uint64_t attempt) {
   draw_visibility(g, c);
   draw_scores(g, c);
   draw_outputs(g, c);
+  draw_limits(g, c);
   return c;
 }
 

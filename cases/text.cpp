@@ -38,6 +38,7 @@ void shapes(std::ostream& out, const Case& c) {
   if (c.dim_v() != c.D) out << " Dv=" << c.dim_v();
   if (!c.used_q.empty()) out << " seqused_q=" << list(c.used_q);
   if (!c.used_k.empty()) out << " seqused_k=" << list(c.used_k);
+  if (c.endless_k > 0) out << " endless_k=" << c.endless_k;
 }
 
 void options(std::ostream& out, const Options& o) {

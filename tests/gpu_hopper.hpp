@@ -82,12 +82,15 @@ inline std::vector<Case> cases_of_part(const std::vector<Case>& all, std::size_t
 
 // The refusals of sm90/plan.cpp that a case of these may meet.
 inline bool may_be_refused(const std::string& reason) {
-  for (const char* known : {"tensor copies need 16", "this kernel has tiles up to 256", "need at least one of each"})
+  for (const char* known : {"tensor copies need 16", "this kernel has tiles up to 256", "need at least one of each",
+                            "this kernel counts up to 536870912 tokens"})
     if (reason.find(known) != std::string::npos) return true;
   return false;
 }
 
+// What nothing but alignment and head dims can keep from tensor copies.
 inline bool has_tokens(const Case& c) {
+  if (c.Hq == 0 || c.batches() == 0 || c.endless_k > 1 << 29) return false;
   if (!c.packed()) return c.Nq > 0 && c.Nk > 0;
   return c.tokens_q() > 0 && c.tokens_k() > 0;
 }

@@ -36,7 +36,6 @@ TEST(Sizes, StayAtTheLargestNumber) {
 }
 
 // --- views of more tokens than memory holds
-// ---------------------------------------------------------------------------
 
 // One row of memory for all tokens.
 Tensor repeated(float& row, std::int64_t tokens) {
@@ -64,8 +63,21 @@ TEST(Sizes, WorkspaceGrowsUntilItIsRefused) {
   }
 }
 
+// The tables go as far as every kernel counts; the kernels of the CPU count to the end.
+TEST(Sizes, AsManyKeysAsAreAllowed) {
+  std::vector<Execution> executions;
+  const std::vector<std::string> kernels = available_kernels();
+  for (const std::string& kernel : kernels) executions.push_back({.kernel = kernel.c_str()});
+  for (const char* name : {"endless_keys_most_f32", "endless_keys_causal_most_bf16", "endless_keys_one_query_most_f32",
+                           "endless_keys_bias_mask_most_f16", "endless_keys_packed_most_bf16"}) {
+    Case spec = find_case(name);
+    spec.endless_k = most_tokens;
+    for (const CaseReport& report : run_case(spec, executions))
+      EXPECT_TRUE(report.ok && !report.skipped) << to_text(report);
+  }
+}
+
 // --- positions
-// --------------------------------------------------------------------------------------------------------
 
 // With Q = 0 and V = the identity, O is the mask times a constant; so is dQ's share of a key.
 TEST(Positions, DropoutIsTheMaskUpToTheFurthest) {
@@ -95,7 +107,6 @@ TEST(Positions, DropoutIsTheMaskUpToTheFurthest) {
 }
 
 // --- emptiness
-// --------------------------------------------------------------------------------------------------------
 
 // Sequences beyond number, none with a token: every gradient that has elements is 0, at once.
 TEST(Empty, MoreSequencesThanMemoryHolds) {
@@ -140,7 +151,6 @@ TEST(Empty, MasksAndMergesOfNothingAreDoneAtOnce) {
 }
 
 // --- planners of GPUs
-// -------------------------------------------------------------------------------------------------
 
 // What every plan that is not refused keeps to.
 void expect_launchable(const simt::Steps& steps, const Problem& p, const std::string& what) {

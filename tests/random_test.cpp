@@ -55,6 +55,15 @@ TEST(RandomPairs, LengthsGoBeyondTwoTilesBothWays) {
   EXPECT_GE(both, 20);
 }
 
+TEST(RandomPairs, SomeGoToTheLimits) {
+  int endless = 0, far = 0, empty = 0, without_heads = 0;
+  for (const Case& c : random_cases(first_seed(), configurations)) {
+    endless += c.endless_k > 0, far += c.options.row0 > std::int64_t{1} << 40;
+    empty += !c.packed() && c.B * c.Nq * c.Nk == 0, without_heads += c.Hq == 0;
+  }
+  for (int count : {endless, far, empty, without_heads}) EXPECT_GE(count, 3);
+}
+
 TEST(RandomPairs, ACaseIsAFunctionOfItsOwnSeed) {
   EXPECT_EQ(describe(random_cases(100, 8)[7]), describe(random_case(107)));
   EXPECT_NE(describe(random_case(100)), describe(random_case(101)));

@@ -20,7 +20,8 @@ Case shrunk(Case c) {
   c.style = c.style == Style::broadcast ? Style::gaps : c.style;  // elements that share memory have no derivative alone
   c.f32_o = c.f32_do = c.f32_grads = false, c.no_lse = false, c.grads = {};
   c.dlse = true;
-  const std::int64_t ratio = std::min<std::int64_t>(c.Hq / c.Hk, 3);
+  c.endless_k = 0;
+  const std::int64_t ratio = c.Hk == 0 ? 0 : std::min<std::int64_t>(c.Hq / c.Hk, 3);
   c.Dv = c.dim_v() == c.D ? 0 : 2, c.D = std::min<std::int64_t>(c.D, 3);
   c.Hk = std::min<std::int64_t>(c.Hk, 2), c.Hq = c.Hk * ratio;
   c.B = std::min<std::int64_t>(c.B, 2), c.Nq = c.Nq % 6 + 1, c.Nk = c.Nk % 7 + 1;
