@@ -8,13 +8,13 @@ JOBS ?= $(shell nproc)
 # Configuring speaks only of what is wrong, which CMake writes to stderr.
 CONFIGURE = cmake > /dev/null -S . -G Ninja
 CTEST = ctest -j $(JOBS) --output-on-failure --no-tests=error
-SOURCES = $(shell find include src cases cli tests bench examples -name '*.[ch]pp' -o -name '*.[ch]' -o -name '*.cuh' 2> /dev/null)
+SOURCES = $(shell find include src cases cli tests fuzz bench examples -name '*.[ch]pp' -o -name '*.[ch]' -o -name '*.cuh' 2> /dev/null)
 
 # The compiler of GPU kernels where tools/setup.sh put it, if it had to: commands that compile begin with this.
 FETCHED_NVRTC = $(CURDIR)/build-nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 WITH_NVRTC = $$(test -z "$$TESSERA_NVRTC" && test -e $(FETCHED_NVRTC) && echo env TESSERA_NVRTC=$(FETCHED_NVRTC))
 
-.PHONY: help demo test test-python wheel gate build asan tsan mutants pictures format format-check install clean
+.PHONY: help demo test test-python wheel gate build asan tsan fuzz mutants pictures format format-check install clean
 
 help:
 	@echo 'make demo          install what is missing, build, show the library at work'
@@ -24,8 +24,9 @@ help:
 	@echo 'make gate          compile GPU kernels in every variant, without a GPU, and judge what comes out'
 	@echo 'make build         install what is missing, build everything'
 	@echo 'make install       install into PREFIX (default: /usr/local)'
-	@echo 'make asan          run the tests under AddressSanitizer and UBSan'
+	@echo 'make asan          run the tests under AddressSanitizer and UBSan, then make fuzz'
 	@echo 'make tsan          run the threaded tests under ThreadSanitizer'
+	@echo 'make fuzz          run the fuzz targets for FUZZ_SECONDS (default: 60) each; needs clang'
 	@echo 'make mutants       check that the tests notice deliberate faults'
 	@echo 'make pictures      draw docs/pictures/ again, from real runs'
 	@echo 'make format        apply clang-format; make format-check only looks'
@@ -77,6 +78,24 @@ asan:
 	@$(CONFIGURE) -B $(BUILD)-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTESSERA_SANITIZE=address,undefined
 	@cmake --build $(BUILD)-asan -j $(JOBS)
 	@$(WITH_NVRTC) $(CTEST) --test-dir $(BUILD)-asan
+	@$(MAKE) --no-print-directory fuzz
+
+# New inputs that reach new code stay in the build folder, beside those that were findings.
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= c_api npy pack
+FUZZ_OPTIONS ?= -timeout=60 -len_control=0 -max_len=512 -print_final_stats=1 -verbosity=0
+
+fuzz:
+	@tools/setup.sh fuzz
+	@CC=clang CXX=clang++ $(CONFIGURE) -B $(BUILD)-fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTESSERA_FUZZ=ON -DTESSERA_TESTS=OFF
+	@cmake --build $(BUILD)-fuzz -j $(JOBS) --target fuzz_targets
+	@for target in $(FUZZ_TARGETS); do \
+	  echo "fuzz: $$target, $(FUZZ_SECONDS) s"; \
+	  mkdir -p $(BUILD)-fuzz/found/$$target $(BUILD)-fuzz/findings; \
+	  words=$$(ls fuzz/$$target.dict 2> /dev/null); \
+	  $(BUILD)-fuzz/fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) $(FUZZ_OPTIONS) $${words:+-dict=$$words} \
+	    -artifact_prefix=$(BUILD)-fuzz/findings/$$target- $(BUILD)-fuzz/found/$$target fuzz/corpus/$$target || exit 1; \
+	done
 
 tsan:
 	@tools/setup.sh test
@@ -101,4 +120,4 @@ install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-python build-wheel build-mutants build-nvrtc
+	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-python build-wheel build-mutants build-nvrtc

@@ -30,6 +30,7 @@ MAY_INCLUDE = {
     "cli": CASES + CORE + ["cli", "src/api"],
     "examples": PUBLIC + ["std"],
     "bench": CASES + ["bench"],
+    "fuzz": CASES + CORE + ["cli", "fuzz"],
 }
 # Backends of GPUs: host files beside device text (kernel/), which sees shared text and nothing of the host.
 for folder in sorted((ROOT / "src").iterdir()):
@@ -64,7 +65,7 @@ def files(endings, *folders):
 
 
 def sources():
-    return files(SOURCE_ENDINGS, "include", "src", "cases", "cli", "tests", "examples", "bench")
+    return files(SOURCE_ENDINGS, "include", "src", "cases", "cli", "tests", "fuzz", "examples", "bench")
 
 
 def home(path):
@@ -117,7 +118,7 @@ def comment_at_the_top(lines):
 
 
 def check_text():
-    folders = ["include", "src", "cases", "cli", "tests", "examples", "bench", "tools", "cmake", "python"]
+    folders = ["include", "src", "cases", "cli", "tests", "fuzz", "examples", "bench", "tools", "cmake", "python"]
     for path in files(COMMENTED_ENDINGS, *folders):
         lines = path.read_text().splitlines()
         if len(lines) > MAX_LINES:

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Installs what the build (setup.sh build), the tests as well (setup.sh test) or the Python package (setup.sh python)
-# need and do not find. Called by the Makefile before everything else, so it is instant when nothing is missing. It
-# looks for the tools and headers themselves, not for packages: on another distribution, or with everything built by
-# hand, it has nothing to do.
+# Installs what the build (setup.sh build), the tests as well (setup.sh test), the Python package (setup.sh python) or
+# the fuzz targets (setup.sh fuzz) need and do not find. Called by the Makefile before everything else, so it is instant
+# when nothing is missing. It looks for the tools and headers themselves, not for packages: on another distribution, or
+# with everything built by hand, it has nothing to do.
 # For the tests it also looks for NVRTC, the compiler of GPU kernels, and otherwise fetches it into build-nvrtc/.
 set -euo pipefail
 
 purpose=${1:-test}
 case $purpose in
-  build | test | python) ;;
-  *) echo "usage: tools/setup.sh [build|test|python]" >&2; exit 2 ;;
+  build | test | python | fuzz) ;;
+  *) echo "usage: tools/setup.sh [build|test|python|fuzz]" >&2; exit 2 ;;
 esac
 
 # Debian's package for each tool, and for each header.
@@ -25,6 +25,13 @@ if [[ $purpose == test ]]; then
   headers+=("gtest/gtest.h libgtest-dev")
 fi
 
+# The fuzz targets are built by clang, for its libFuzzer.
+if [[ $purpose == fuzz ]]; then
+  tools+=("clang++ clang")
+  CC=clang CXX=clang++
+fi
+has_libfuzzer() { compgen -G "$(clang++ -print-runtime-dir 2> /dev/null)/libclang_rt.fuzzer*.a" > /dev/null; }
+
 find_missing() {
   missing=()
   local entry compiler=${CXX:-c++}
@@ -36,6 +43,7 @@ find_missing() {
     missing+=(g++)
     compiler=
   fi
+  if [[ $purpose == fuzz ]] && ! has_libfuzzer; then missing+=(libclang-rt-dev); fi
   for entry in "${headers[@]}"; do
     # Without a compiler nothing can be asked; Debian's own place is then a good guess.
     if [[ -n $compiler ]]; then

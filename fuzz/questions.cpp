@@ -1,0 +1,232 @@
+// Valid questions from bytes; see questions.hpp. Everything that the case tables can say can be said here, at small
+// sizes.
+#include "fuzz/questions.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cases/generator.hpp"
+#include "tessera/tessera.hpp"
+
+namespace tessera::fuzz {
+namespace {
+
+using cases::Case;
+
+constexpr double usual_cost = 1e5, rare_cost = 2e6;
+
+std::int64_t length(Bytes& in) {
+  const std::uint8_t n = in.byte();
+  if (n >= 250) return 41 + in.below(300);
+  return n >= 240 ? 0 : 1 + (n + 3) % 40;
+}
+
+std::vector<std::int32_t> lengths(Bytes& in, std::int64_t count) {
+  std::vector<std::int32_t> all(static_cast<std::size_t>(count));
+  for (auto& n : all) n = static_cast<std::int32_t>(length(in));
+  return all;
+}
+
+std::vector<std::int32_t> used(Bytes& in, const Case& c, const std::vector<std::int32_t>& packed, std::int64_t N) {
+  std::vector<std::int32_t> all(static_cast<std::size_t>(c.batches()));
+  for (std::size_t b = 0; b < all.size(); ++b)
+    all[b] = static_cast<std::int32_t>(in.below((c.packed() ? packed[b] : N) + 1));
+  return all;
+}
+
+double cost(const Case& c) {
+  double pairs = c.packed() ? 0 : static_cast<double>(c.B * c.Nq * c.Nk);
+  for (std::size_t b = 0; b < c.packed_q.size(); ++b) pairs += 1.0 * c.packed_q[b] * c.packed_k[b];
+  return pairs * static_cast<double>(c.Hq) * static_cast<double>(c.D + c.dim_v());
+}
+
+void shapes(Bytes& in, Case& c) {
+  constexpr std::int64_t dims[] = {64, 80, 96, 111, 128, 192, 256, 512, 576};
+  constexpr std::int64_t ratios[] = {1, 2, 3, 1, 4, 5, 7, 8};
+  const auto dim = [&](std::int64_t most) {
+    return in.rarely() ? std::min(in.pick(dims), most) : 1 + (in.byte() + 7) % 40;
+  };
+  c.B = 1 + in.below(3), c.Hk = 1 + in.below(2), c.Hq = c.Hk * in.pick(ratios);
+  if (in.rarely()) c.Hq = c.Hk = 0;
+  c.D = dim(576), c.Dv = in.flag() ? dim(512) : c.D;
+  if (c.Dv > 512) c.Dv = 512;
+  c.Nq = length(in), c.Nk = length(in);
+  if (in.rarely()) c.B = 0;
+  if (c.B > 0 && in.flag()) {
+    c.packed_q = lengths(in, c.B), c.packed_k = lengths(in, c.B);
+    c.tail_q = in.below(20), c.tail_k = in.below(20);
+  }
+  const double limit = in.rarely() ? rare_cost : usual_cost;
+  while (cost(c) > limit) {
+    c.Nq = (c.Nq + 1) / 2, c.Nk = (c.Nk + 1) / 2;
+    for (auto& n : c.packed_q) n /= 2;
+    for (auto& n : c.packed_k) n /= 2;
+    if (c.Hq > c.Hk) c.Hq -= c.Hk;
+  }
+  if (in.flag()) c.used_q = used(in, c, c.packed_q, c.Nq);
+  if (in.flag()) c.used_k = used(in, c, c.packed_k, c.Nk);
+}
+
+cases::Dims broadcast(Bytes& in) {
+  const std::uint8_t which = in.byte();
+  return {.b = (which & 1) == 0, .h = (which & 2) == 0, .i = (which & 4) == 0, .j = (which & 8) == 0};
+}
+
+void visibility(Bytes& in, Case& c) {
+  Options& o = c.options;
+  o.causal = in.flag();
+  if (in.flag()) o.window_left = in.rarely() ? std::max<std::int64_t>(in.integer(), -1) : in.below(45) - 1;
+  if (in.flag()) o.window_right = in.rarely() ? std::max<std::int64_t>(in.integer(), -1) : in.below(45) - 1;
+  o.alignment = static_cast<Alignment>(in.below(3));
+  if (o.alignment == Alignment::offset) o.diagonal_offset = in.below(80) - 40;
+  if (in.flag()) {
+    // Far from zero, near each other.
+    const std::int64_t far = in.rarely() ? in.integer() / (1 << 17) : 0;
+    o.row0 = far + in.below(200), o.col0 = far + in.below(200);
+    o.head0 = in.below(9), o.batch0 = in.below(9);
+  }
+  c.mask = in.flag();
+  if (c.mask) c.mask_dims = broadcast(in), c.mask_density = static_cast<double>(in.below(9)) / 8;
+}
+
+void scores(Bytes& in, Case& c) {
+  constexpr double scales[] = {0, -0.15, 0.03, 0.5, 1}, softcaps[] = {0.7, 2, 5, 30}, rates[] = {0.1, 0.25, 0.5, 0.9};
+  if (in.flag()) c.options.scale = in.pick(scales);
+  if (in.flag()) c.options.softcap = in.pick(softcaps);
+  c.slopes = static_cast<cases::Slopes>(in.below(3));
+  c.bias = in.flag();
+  if (c.bias) c.bias_dims = broadcast(in), c.bias_f32 = in.flag(), c.masked_bias = in.flag() ? 0.3 : 0;
+  if (in.flag()) {
+    c.options.dropout = in.pick(rates);
+    c.options.seed = in.raw<std::uint32_t>(), c.options.seed_offset = in.raw<std::uint32_t>();
+    c.rng = in.flag();
+  }
+  c.sinks = static_cast<cases::Sinks>(in.below(3));
+}
+
+void outputs(Bytes& in, Case& c) {
+  c.dlse = in.flag(), c.no_lse = in.flag(), c.options.accumulate = in.flag();
+  c.options.deterministic = !in.flag();
+  c.f32_o = in.flag(), c.f32_do = in.flag(), c.f32_grads = in.flag() || c.options.accumulate;
+  const std::uint8_t without = in.byte();
+  c.grads = {.dq = (without & 1) == 0,
+             .dk = (without & 2) == 0,
+             .dv = (without & 4) == 0,
+             .dbias = (without & 8) == 0,
+             .dsinks = (without & 16) == 0};
+  if (c.packed() && in.flag()) {
+    c.options.max_seqlen_q = *std::max_element(c.packed_q.begin(), c.packed_q.end()) + in.below(9);
+    c.options.max_seqlen_k = *std::max_element(c.packed_k.begin(), c.packed_k.end()) + in.below(9);
+  }
+}
+
+// Dimensions in any order, gaps, steps. Dimensions from `fixed` on keep their places: rows have stride 1.
+cases::Layout layout(Bytes& in, std::size_t rank, std::size_t fixed) {
+  cases::Layout out;
+  for (std::size_t d = 0; d + 1 < std::min(rank, fixed); ++d)
+    std::swap(out.order[d], out.order[d + static_cast<std::size_t>(in.below(static_cast<std::int64_t>(fixed - d)))]);
+  out.gap = in.below(5), out.shift = in.below(4), out.nonsense = in.flag();
+  if (fixed == rank) out.step = 1 + in.below(3);
+  return out;
+}
+
+void fill_normal(cases::Buffer& buffer, std::uint64_t seed, double spread) {
+  cases::Generator random(seed);
+  for (std::int64_t e = 0; e < buffer.elements(); ++e) buffer.set(e, spread * random.normal());
+}
+
+}  // namespace
+
+Case case_from(Bytes& in) {
+  constexpr Type types[] = {Type::f32, Type::f16, Type::bf16, Type::f32, Type::f16, Type::bf16, Type::f64};
+  Case c;
+  c.name = "fuzzed";
+  c.type = in.pick(types);
+  c.style = static_cast<cases::Style>(in.below(6));
+  c.distribution = static_cast<cases::Distribution>(in.below(7));
+  c.seed = in.raw<std::uint16_t>();
+  shapes(in, c);
+  visibility(in, c);
+  scores(in, c);
+  outputs(in, c);
+  return c;
+}
+
+Merge merge_from(Bytes& in) {
+  constexpr Type types[] = {Type::f32, Type::f16, Type::bf16, Type::f64};
+  cases::Shape shape{1 + in.below(2), length(in), 1 + in.below(3), 1 + in.below(40)};
+  while (shape[0] * shape[1] * shape[2] * shape[3] > 4000) shape[1] /= 2;
+  const bool packed = in.flag();
+  if (packed) shape.erase(shape.begin());
+  const cases::Shape rows = packed ? cases::Shape{shape[1], shape[0]} : cases::Shape{shape[0], shape[2], shape[1]};
+  const auto make = [&](cases::Buffer& o, cases::Buffer& lse, bool with_lse) {
+    const Type type = in.pick(types);
+    o = cases::Buffer(type, shape, layout(in, shape.size(), shape.size() - 1));
+    const Type single = type == Type::f64 && in.flag() ? Type::f64 : Type::f32;
+    if (with_lse) lse = cases::Buffer(single, rows, layout(in, rows.size(), rows.size()));
+  };
+  Merge merge;
+  make(merge.o, merge.lse, !in.flag());
+  const std::int64_t parts = 1 + in.below(5);
+  for (std::int64_t n = 0; n < parts; ++n) {
+    make(merge.part_o.emplace_back(), merge.part_lse.emplace_back(), true);
+    const std::uint8_t seed = in.byte();
+    fill_normal(merge.part_o.back(), seed, 1);
+    fill_normal(merge.part_lse.back(), seed + 1000U, 3);
+    if (!in.flag()) continue;
+    for (std::int64_t e = 0; e < merge.part_lse.back().elements(); e += 1 + seed % 3)
+      merge.part_lse.back().set(e, -HUGE_VAL);
+  }
+  return merge;
+}
+
+Call merge_call(const Merge& merge) {
+  Call call;
+  call.function = Function::merge;
+  call.partials = static_cast<std::int64_t>(merge.part_o.size());
+  call.sizes[0] = sizeof(tessera_outputs);
+  call.arguments.push_back(argument_of("merged.o", merge.o));
+  call.arguments.push_back(argument_of("merged.lse", merge.lse));
+  for (std::size_t n = 0; n < merge.part_o.size(); ++n) {
+    call.arguments.push_back(argument_of("partials[].o", merge.part_o[n]));
+    call.arguments.push_back(argument_of("partials[].lse", merge.part_lse[n]));
+  }
+  return call;
+}
+
+DropoutMask mask_from(Bytes& in) {
+  DropoutMask out;
+  cases::Shape shape{1 + in.below(2), 1 + in.below(3), length(in), length(in)};
+  while (shape[2] * shape[3] > 2000) shape[2] /= 2, shape[3] /= 2;
+  out.mask = cases::Buffer(Type::u8, shape, layout(in, 4, 4));
+  Options& o = out.options;
+  o.dropout = static_cast<double>(in.below(65536)) / 65536;
+  o.seed = in.raw<std::uint32_t>(), o.seed_offset = in.raw<std::uint32_t>();
+  const std::int64_t far = in.flag() ? in.integer() / (1 << 17) : 0;
+  o.row0 = far + in.below(200), o.col0 = far + in.below(200), o.head0 = in.below(9), o.batch0 = in.below(9);
+  if (in.flag()) {
+    out.rng = cases::Buffer(Type::i64, {2}, layout(in, 1, 1));
+    out.rng.fill({static_cast<double>(o.seed), static_cast<double>(o.seed_offset)});
+  }
+  return out;
+}
+
+Call mask_call(const DropoutMask& mask) {
+  Call call;
+  call.function = Function::dropout_mask;
+  call.options = detail::to_c(mask.options);
+  if (mask.rng) call.options.seed = call.options.seed_offset = 0;
+  call.arguments.push_back(argument_of("mask", mask.mask));
+  call.arguments.push_back(argument_of("rng", mask.rng));
+  return call;
+}
+
+void execution_from(Bytes& in, Call& call) {
+  constexpr const char* kernels[] = {"", "reference", "sse4", "avx2", "avx512", "avx512bf16", "amx"};
+  constexpr std::int32_t threads[] = {1, 3, 2, 0};
+  call.kernel = in.pick(kernels);
+  call.execution.threads = in.pick(threads);
+  call.workspace = in.flag() ? Workspace::caller : Workspace::library;
+}
+
+}  // namespace tessera::fuzz
