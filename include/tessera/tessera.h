@@ -6,12 +6,14 @@
  *   defaults, then fill in what you need. Fields that your header did not know take their defaults.
  *   A size that ends inside a field, or that is larger than the library's own, is refused.
  * - A call returns TESSERA_OK or a status; tessera_last_error() then holds one sentence that names
- *   the argument, its value and the rule. When a call fails, no output has been written.
+ *   the argument, its value and the rule. When a call fails, no output has been written, also when
+ *   memory runs out (TESSERA_OUT_OF_MEMORY); the next call is none the worse for it.
  * - Tensors are views: the library never owns, frees or keeps a pointer beyond the call.
  * - Inputs may share memory. A tensor that a call writes must not overlap an input, another output,
  *   itself or the workspace, nor the workspace any tensor; that is checked (docs/algorithm.md,
  *   "Memory that is shared"). Views that interleave are legal, such as slices of one [B,N,3,H,D].
- * - Every function may be called from several threads at once. Nothing prints, exits or aborts. */
+ * - Every function may be called from several threads at once, and in a forked child, whatever the
+ *   parent's other threads were doing. Nothing prints, exits or aborts. */
 #ifndef TESSERA_H
 #define TESSERA_H
 

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
+#include <utility>
 
 #include "api/kernels.hpp"
 #include "core/check.hpp"
 #include "core/failure.hpp"
 #include "core/parallel.hpp"
+#include "core/per_thread.hpp"
 #include "core/tensor.hpp"
 #include "cpu/kernels.hpp"
 
@@ -52,14 +54,21 @@ std::shared_ptr<const Planned> choose_cached(const Problem& problem, const Execu
     int threads = 0;
     std::optional<std::string> kernel;
   };
-  thread_local std::array<Entry, 8> entries;
-  thread_local std::size_t oldest = 0;
+  struct Kept {
+    std::array<Entry, 8> entries;
+    std::size_t oldest = 0;
+  };
+  static constinit PerThread<Kept> kept_plans;
+  Kept* kept = kept_plans.get();
   const auto kernel = execution.kernel ? std::optional<std::string>(execution.kernel) : std::nullopt;
-  for (const Entry& e : entries)
-    if (e.planned && e.threads == execution.threads && e.kernel == kernel && e.planned->problem == problem)
-      return e.planned;
-  Entry& e = entries[oldest++ % entries.size()];
-  e = {std::make_shared<const Planned>(choose(problem, execution)), execution.threads, kernel};
+  if (kept)
+    for (const Entry& e : kept->entries)
+      if (e.planned && e.threads == execution.threads && e.kernel == kernel && e.planned->problem == problem)
+        return e.planned;
+  Entry made{std::make_shared<const Planned>(choose(problem, execution)), execution.threads, kernel};
+  if (!kept) return made.planned;
+  Entry& e = kept->entries[kept->oldest++ % kept->entries.size()];
+  e = std::move(made);
   return e.planned;
 }
 

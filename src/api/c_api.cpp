@@ -9,6 +9,8 @@
 #include "api/attention.hpp"
 #include "core/check.hpp"
 #include "core/failure.hpp"
+#include "core/once.hpp"
+#include "core/per_thread.hpp"
 #include "tessera/tessera.h"
 
 struct tessera_plan {
@@ -21,18 +23,32 @@ using namespace tessera;
 
 // --- errors
 
-std::string& last_error() {
-  thread_local std::string message;
-  return message;
+// This thread's sentence: a literal, or its Message. Initial-exec: else, where the library was opened by dlopen, a
+// thread's first failure would allocate its copy, and glibc ends the process when that fails. As long as the library
+// has one such variable, the same holds for those of the C++ runtime in it, which every exception needs.
+[[gnu::tls_model("initial-exec")]] constinit thread_local const char* last_sentence = "";
+
+struct Message {
+  std::string text;
+  ~Message() { last_sentence = ""; }  // the thread ends
+};
+
+// For a sentence that lives as long as the process.
+tessera_status fail_with(tessera_status status, const char* literal) noexcept {
+  last_sentence = literal;
+  return status;
 }
 
 tessera_status fail(tessera_status status, const char* message) noexcept {
+  static constinit PerThread<Message> messages;
   try {
-    last_error() = message;
+    Message* kept = messages.get();
+    if (!kept) throw std::bad_alloc();
+    kept->text = message;
+    return fail_with(status, kept->text.c_str());
   } catch (...) {
-    last_error().clear();
+    return fail_with(status, "there was no memory for the sentence that says what is wrong");
   }
-  return status;
 }
 
 template <class Body>
@@ -43,13 +59,13 @@ tessera_status guarded(Body body) noexcept {
   } catch (const Failure& failure) {
     return fail(failure.status, failure.what());
   } catch (const std::bad_alloc&) {
-    return fail(TESSERA_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::length_error&) {  // more than any memory holds
-    return fail(TESSERA_OUT_OF_MEMORY, "out of memory");
+    return fail_with(TESSERA_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::length_error&) {  // more than any memory
+    return fail_with(TESSERA_OUT_OF_MEMORY, "out of memory");
   } catch (const std::exception& error) {
     return fail(TESSERA_INTERNAL, error.what());
   } catch (...) {
-    return fail(TESSERA_INTERNAL, "unknown internal error");
+    return fail_with(TESSERA_INTERNAL, "unknown internal error");
   }
 }
 
@@ -357,18 +373,16 @@ tessera_status tessera_plan_run_backward(const tessera_plan* plan, const tessera
   return guarded([&] { run_plan(plan, backward_call(in, saved, grads, o, e)); });
 }
 
-const char* tessera_last_error(void) { return last_error().c_str(); }
+const char* tessera_last_error(void) { return last_sentence; }
 
 int tessera_version(void) {
   return TESSERA_VERSION_MAJOR * 10000 + TESSERA_VERSION_MINOR * 100 + TESSERA_VERSION_PATCH;
 }
 
 const char* tessera_info(void) {
+  static constinit Once<const std::string> known;
   const char* lines = "";
-  guarded([&] {
-    static const std::string known = api::info();
-    lines = known.c_str();
-  });
+  guarded([&] { lines = known.get(api::info).c_str(); });
   return lines;
 }
 

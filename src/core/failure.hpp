@@ -20,6 +20,7 @@ class Failure : public std::runtime_error {
 template <class... Parts>
 std::string text(const Parts&... parts) {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);  // or the text would end where memory ran out
   (out << ... << parts);
   return out.str();
 }

@@ -12,11 +12,13 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <mutex>
-#include <string>
-#include <vector>
+#include <new>
 
 #include "core/environment.hpp"
+#include "core/fork.hpp"
+#include "core/per_thread.hpp"
 
 namespace tessera {
 namespace {
@@ -43,17 +45,22 @@ bool find(void* library, const char* name, Function& function) {
 
 // The first runtime in the order in which libraries were loaded. It is never unloaded from then on.
 Runtime search() {
-  std::vector<std::string> paths;
+  struct Paths {
+    char text[4][4096];
+    std::size_t count = 0;
+  } paths;
   dl_iterate_phdr(  // which holds a lock that dlopen takes second
       [](dl_phdr_info* info, std::size_t, void* result) {
-        if (info->dlpi_name && is_openmp(info->dlpi_name))
-          static_cast<std::vector<std::string>*>(result)->emplace_back(info->dlpi_name);
+        auto& [text, count] = *static_cast<Paths*>(result);
+        if (count == std::size(text)) return 1;
+        if (info->dlpi_name && is_openmp(info->dlpi_name) && std::strlen(info->dlpi_name) < sizeof(text[0]))
+          std::strcpy(text[count++], info->dlpi_name);
         return 0;
       },
       &paths);
-  for (const std::string& path : paths) {
+  for (std::size_t n = 0; n < paths.count; ++n) {
     Runtime runtime;
-    void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    void* library = dlopen(paths.text[n], RTLD_LAZY | RTLD_NOLOAD);
     if (library && find(library, "GOMP_parallel", runtime.parallel) &&
         find(library, "omp_get_max_threads", runtime.max_threads) &&
         find(library, "omp_in_parallel", runtime.in_parallel))
@@ -74,11 +81,11 @@ unsigned long long count_loads() {
   return count;
 }
 
-// Searches again when libraries have been loaded since.
+// Searches again when libraries have been loaded since. Its lock is not taken in a forked child, nor are the others.
 Runtime runtime() {
-  static std::mutex mutex;
-  static unsigned long long loads_seen = 0;
-  static Runtime found;
+  static constinit std::mutex mutex;
+  static constinit unsigned long long loads_seen = 0;
+  static constinit Runtime found;
   const std::lock_guard lock(mutex);
   if (found.parallel) return found;
   const unsigned long long loads = count_loads();
@@ -86,10 +93,71 @@ Runtime runtime() {
   return found;
 }
 
-std::atomic<bool> forked{false};
+// --- threads that a region would have to make
 
-// From the moment when the library is loaded: the runtime may have been used before the first call.
-[[maybe_unused]] const int watching_forks = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+// Threads of regions that have ended since, and those of whom it is not known.
+constinit std::atomic<unsigned> members_lost{0};
+
+// Of a thread that has taken part in a region.
+struct Member {
+  ~Member() { ++members_lost; }
+};
+
+// Whether the system would make so many threads now: it makes them, and they end.
+bool threads_can_be_made(int count) {
+  const std::unique_ptr<pthread_t[]> threads(new (std::nothrow) pthread_t[static_cast<std::size_t>(count)]);
+  if (!threads) return false;
+  std::mutex all_made;
+  const auto wait = [](void* gate) -> void* {
+    const std::lock_guard lock(*static_cast<std::mutex*>(gate));
+    return nullptr;
+  };
+  int made = 0;
+  {
+    const std::lock_guard lock(all_made);
+    while (made < count && pthread_create(&threads[static_cast<std::size_t>(made)], nullptr, wait, &all_made) == 0)
+      ++made;
+  }
+  for (int n = 0; n < made; ++n) pthread_join(threads[static_cast<std::size_t>(n)], nullptr);
+  return made == count;
+}
+
+// The regions of one calling thread, for which a runtime keeps threads of their own. So only few callers get one.
+class Team {
+ public:
+  ~Team() {
+    if (has_place) --places_taken;
+  }
+
+  // Whether a region of so many threads will have them: the last one's are still there, or the system makes as many.
+  // A runtime that is refused a thread ends the process.
+  bool may_begin(int threads) {
+    if (!has_place && !take_place()) return false;
+    const unsigned lost = members_lost;
+    if (threads <= size && lost == lost_before) return true;
+    if (!threads_can_be_made(threads - 1)) return false;
+    size = threads, lost_before = lost;
+    return true;
+  }
+
+ private:
+  static constexpr int most_teams = 2;
+  static constinit std::atomic<int> places_taken;
+
+  bool take_place() {
+    has_place = places_taken.fetch_add(1) < most_teams;
+    if (!has_place) --places_taken;
+    return has_place;
+  }
+
+  bool has_place = false;
+  int size = 0;
+  unsigned lost_before = 0;
+};
+
+constinit std::atomic<int> Team::places_taken{0};
+
+// --- regions
 
 struct Region {
   Time (*work)(void*);
@@ -98,28 +166,41 @@ struct Region {
 };
 
 void take_part(void* argument) {
+  static constinit PerThread<Member> members;
+  if (!members.get()) ++members_lost;
   Region& region = *static_cast<Region*>(argument);
   region.busy += region.work(region.context).count();
 }
 
 }  // namespace
 
-bool run_on_openmp(int threads, Time (*work)(void*), void* context) {
-  static const bool allowed = [] {
+// $TESSERA_OPENMP is looked at once.
+static bool switched_off() {
+  enum { unknown, off, on };
+  static constinit std::atomic<int> state{unknown};
+  if (state == unknown) {
     const char* wish = environment("TESSERA_OPENMP");
-    return !wish || std::strcmp(wish, "0") != 0;
-  }();
-  if (!allowed) return false;
-  if (forked) return false;
+    state = wish && std::strcmp(wish, "0") == 0 ? off : on;
+  }
+  return state == off;
+}
+
+bool run_on_openmp(int threads, Time (*work)(void*), void* context) {
+  if (fork_count() > 0 || !forks_are_noticed() || switched_off()) return false;
   const Runtime openmp = runtime();
-  if (!openmp.parallel || openmp.max_threads() < threads || openmp.in_parallel()) return false;
+  if (!openmp.parallel || openmp.in_parallel()) return false;
+  const int size = openmp.max_threads();
+  if (size < threads) return false;
   // A runtime has threads for each that calls it; two calls at once have better use for ours.
-  static std::mutex region_mutex;
+  static constinit std::mutex region_mutex;
   const std::unique_lock in_use(region_mutex, std::try_to_lock);
   if (!in_use) return false;
-  static Patience patience;
+  static constinit Patience patience;
+  if (patience.ended(time_now())) return false;
+  static constinit PerThread<Team> teams;
+  Team* team = teams.get();
+  if (!team || !team->may_begin(size)) return false;
   const Time begin = time_now();
-  if (patience.ended(begin)) return false;
   Region region{work, context};
   openmp.parallel(take_part, &region, 0, 0);  // as many as the caller's own: with fewer, gcc's ends the others
   const Time end = time_now();

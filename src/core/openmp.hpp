@@ -12,8 +12,9 @@ inline Time time_now() { return std::chrono::steady_clock::now().time_since_epoc
 
 // Calls work(context) on several threads at once, this one among them, and returns when all have returned; work says
 // how long it was busy. False, and nothing is done: no runtime is loaded, it would use fewer than `threads` threads, it
-// is busy with this thread or with another call from here, waiting for its threads has not paid lately (Patience), the
-// process is a forked child, in which such runtimes hang, or $TESSERA_OPENMP is 0.
+// is busy with this thread or with another call from here, waiting for its threads has not paid lately (Patience), two
+// other threads have begun regions here, the runtime would have to make threads that the system refuses, the process is
+// a forked child, in which such runtimes hang, or $TESSERA_OPENMP is 0. Takes no memory that it cannot do without.
 bool run_on_openmp(int threads, Time (*work)(void*), void* context);
 
 // Whether to wait for threads of OpenMP. They stay on their processors and their region ends with the slowest; where

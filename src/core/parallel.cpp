@@ -1,7 +1,7 @@
-// The pool behind parallel_steps; see parallel.hpp. Workers sleep on a condition variable between calls. A call ("job")
+// The pool behind parallel_for; see parallel.hpp. Workers sleep on a condition variable between calls. A call ("job")
 // hands out the indices of a step from an atomic counter; workers join any job that still has room. Nobody waits for a
-// worker that has not joined, so a forked child, whose pool is empty, still finishes every job by itself. Where the
-// process has threads of OpenMP, those take the workers' place.
+// worker that has not joined, so a forked child, whose pool is empty, still finishes every job by itself, and so does a
+// process that gets no threads. Where the process has threads of OpenMP, those take the workers' place.
 #include "core/parallel.hpp"
 
 #include <pthread.h>
@@ -9,36 +9,36 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <exception>
-#include <list>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "core/fork.hpp"
 #include "core/openmp.hpp"
 #include "core/spin.hpp"
 
 namespace tessera {
-namespace {
 
-// How far a step is: indices given out, and tasks done.
-struct Progress {
-  std::atomic<std::int64_t> next{0}, done{0};
-};
+struct PreparedSteps::Job {
+  // How far a step is: indices given out, and tasks done.
+  struct Progress {
+    std::atomic<std::int64_t> next{0}, done{0};
+  };
 
-struct Job {
-  const std::vector<Step>& steps;
+  const std::vector<Step> steps;
   int workers;                 // that may take part
   std::atomic<int> joined{0};  // and do; with the pool, guarded by its mutex
   int active = 0;              // pool threads inside, guarded by the pool's mutex
+  Job* next = nullptr;         // in the pool's list
   std::vector<Progress> progress;
   std::atomic<bool> failed{false};
   std::mutex error_mutex{};
   std::exception_ptr error{};
 
-  Job(const std::vector<Step>& steps, int workers) : steps(steps), workers(workers), progress(steps.size()) {}
+  Job(std::vector<Step> given, int workers) : steps(std::move(given)), workers(workers), progress(steps.size()) {}
 
   bool has_tasks_left() const {
     for (std::size_t n = 0; n < steps.size() && !failed; ++n)
@@ -80,6 +80,10 @@ struct Job {
   }
 };
 
+namespace {
+
+using Job = PreparedSteps::Job;
+
 // On a thread of OpenMP, of which there may be more than workers.
 Time join(void* context) {
   Job& job = *static_cast<Job*>(context);
@@ -87,73 +91,78 @@ Time join(void* context) {
   return worker < job.workers ? job.work(worker) : Time(0);
 }
 
+// Takes no memory but for its threads. Condition variables of the C library, since they need no destructor.
 class Pool {
  public:
-  void run(Job& job) {
+  void run(Job& job) noexcept {
     std::unique_lock lock(mutex);
     job.joined = 1;
-    jobs.push_back(&job);
+    Job** end = &jobs;
+    while (*end) end = &(*end)->next;
+    *end = &job;
     start_workers(job.workers - 1);
     lock.unlock();
-    wake.notify_all();
+    pthread_cond_broadcast(&wake);
     job.work(0);
     lock.lock();
-    jobs.remove(&job);  // nobody joins from here on
-    left.wait(lock, [&] { return job.active == 0; });
+    remove(job);  // nobody joins from here on
+    while (job.active > 0) pthread_cond_wait(&left, mutex.native_handle());
   }
 
  private:
-  // Threads are made when first asked for and then kept. If the system refuses one, fewer work.
+  static constexpr int most_workers = 1023;
+
+  // Threads are made when first asked for and then kept, one less than the largest call wants. If the system refuses
+  // one, fewer work.
   void start_workers(int wanted) {
-    while (workers < std::min(wanted, 1024)) {
-      try {
-        std::thread([this] { serve(); }).detach();
-      } catch (const std::system_error&) {
-        return;
-      }
-      ++workers;
-    }
+    if (workers >= wanted || !forks_are_noticed()) return;
+    pthread_attr_t detached;
+    if (pthread_attr_init(&detached) != 0) return;
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    const auto start = [](void* pool) -> void* { static_cast<Pool*>(pool)->serve(); };
+    pthread_t thread;
+    while (workers < std::min(wanted, most_workers) && pthread_create(&thread, &detached, start, this) == 0) ++workers;
+    pthread_attr_destroy(&detached);
   }
 
-  void serve() {
+  void remove(const Job& job) {
+    for (Job** at = &jobs; *at; at = &(*at)->next)
+      if (*at == &job) {
+        *at = job.next;
+        return;
+      }
+  }
+
+  [[noreturn]] void serve() {
     std::unique_lock lock(mutex);
     for (;;) {
-      const auto open = std::find_if(
-          jobs.begin(), jobs.end(), [](const Job* job) { return job->joined < job->workers && job->has_tasks_left(); });
-      if (open == jobs.end()) {
-        wake.wait(lock);
+      Job* job = jobs;
+      while (job && (job->joined >= job->workers || !job->has_tasks_left())) job = job->next;
+      if (!job) {
+        pthread_cond_wait(&wake, mutex.native_handle());
         continue;
       }
-      Job& job = **open;
-      ++job.active;
-      const int worker = job.joined++;
+      ++job->active;
+      const int worker = job->joined++;
       lock.unlock();
-      job.work(worker);
+      job->work(worker);
       lock.lock();
-      if (--job.active == 0) left.notify_all();
+      if (--job->active == 0) pthread_cond_broadcast(&left);
     }
   }
 
   std::mutex mutex;
-  std::condition_variable wake, left;
-  std::list<Job*> jobs;
+  pthread_cond_t wake = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
+  Job* jobs = nullptr;  // the oldest first
   int workers = 0;
 };
 
-// Never destroyed: its detached threads may outlive static destruction. Replaced in a forked child, where the threads
-// do not exist and the mutex may be locked for ever.
-std::atomic<Pool*> the_pool{nullptr};
-
-Pool& pool() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    the_pool = new Pool;
-    pthread_atfork(nullptr, nullptr, [] { the_pool = new Pool; });
-  });
-  return *the_pool;
-}
+// Never destroyed: its detached threads may outlive static destruction.
+constinit Pool pool;
 
 }  // namespace
+
+void forget_pool() { new (&pool) Pool; }
 
 int resolve_threads(int asked) {
   if (asked > 0) return asked;
@@ -162,19 +171,34 @@ int resolve_threads(int asked) {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-void parallel_for(std::int64_t count, int threads, Task task) { parallel_steps({{count, std::move(task)}}, threads); }
+int worker_count(std::int64_t count, int threads) {
+  return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(count, threads)));
+}
 
-void parallel_steps(const std::vector<Step>& steps, int threads) {
+void parallel_for(std::int64_t count, int threads, Task task) {
+  std::vector<Step> steps;
+  steps.push_back({count, std::move(task)});
+  parallel_steps(std::move(steps), threads);
+}
+
+PreparedSteps::PreparedSteps(std::vector<Step> steps, int threads) {
   std::int64_t widest = 0;
   for (const Step& step : steps) widest = std::max(widest, step.count);
-  if (threads <= 1 || widest <= 1) {
-    for (const Step& step : steps)
+  job = std::make_unique<Job>(std::move(steps), worker_count(widest, threads));
+}
+
+PreparedSteps::~PreparedSteps() = default;
+
+void PreparedSteps::run() {
+  if (job->workers == 1) {
+    for (const Step& step : job->steps)
       for (std::int64_t i = 0; i < step.count; ++i) step.task(i, 0);
     return;
   }
-  Job job(steps, static_cast<int>(std::min<std::int64_t>(widest, threads)));
-  if (!run_on_openmp(job.workers, join, &job)) pool().run(job);
-  if (job.error) std::rethrow_exception(job.error);
+  if (!run_on_openmp(job->workers, join, job.get())) pool.run(*job);
+  if (job->error) std::rethrow_exception(job->error);
 }
+
+void parallel_steps(std::vector<Step> steps, int threads) { PreparedSteps(std::move(steps), threads).run(); }
 
 }  // namespace tessera

@@ -24,8 +24,7 @@ static bool processor_has_amx() {
 
 bool amx_usable() {
   constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  static const bool usable = processor_has_amx() && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-  return usable;
+  return processor_has_amx() && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 
 #else

@@ -5,7 +5,7 @@
 namespace tessera::cpu {
 
 // The processor has AMX with bf16 and AVX-512 with bf16, and the system has granted the tiles to this process. Asks
-// once.
+// them each time.
 bool amx_usable();
 
 }  // namespace tessera::cpu

@@ -1,5 +1,6 @@
 // The CPU backend's kernels and plans; see kernels.hpp. How a plan runs: cpu/run.cpp.
 #include "core/failure.hpp"
+#include "core/once.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor.hpp"
 #include "cpu/decode.hpp"
@@ -71,9 +72,10 @@ class CpuKernel : public Kernel {
 }  // namespace
 
 std::vector<const Kernel*> kernels() {
-  static const std::vector<CpuKernel> list(isa_choices().list.begin(), isa_choices().list.end());
+  static constinit Once<const std::vector<CpuKernel>> list;
+  const auto make = [] { return std::vector<CpuKernel>(isa_choices().list.begin(), isa_choices().list.end()); };
   std::vector<const Kernel*> pointers;
-  for (const CpuKernel& kernel : list) pointers.push_back(&kernel);
+  for (const CpuKernel& kernel : list.get(make)) pointers.push_back(&kernel);
   return pointers;
 }
 

@@ -2,9 +2,10 @@
 #include "cpu/decode.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <new>
 
 #include "core/limits.hpp"
-#include "core/parallel.hpp"
 #include "cpu/jobs.hpp"
 
 namespace tessera::cpu {
@@ -12,19 +13,6 @@ namespace {
 
 // Query heads of one KV head that a task takes at once: as many as its rows have room for.
 Int64 heads_at_once(const Problem& p, Int64 nq) { return clamp(decode_rows / nq, 1, p.heads_per_kv()); }
-
-// One sequence: its chunks, and where its partial results lie.
-struct Decoding {
-  const Sequence* sequence;
-  Range keys;            // those that some query sees
-  Int64 chunks, passes;  // passes: over K and V, each for some of a KV head's query heads
-  float* partials;
-
-  Range chunk(Int64 c) const {
-    const Int64 size = decode_chunk(keys.size());
-    return {keys.begin + c * size, lesser(keys.begin + (c + 1) * size, keys.end)};
-  }
-};
 
 // Pass number `pass` of a chunk: some query heads of KV head pass / passes.
 DecodeJob decode_job(const Problem& p, const Call& call, const Decoding& d, Int64 chunk, Int64 pass) {
@@ -64,9 +52,10 @@ Int64 decode_bytes(const Problem& p) {
   return product({rows, p.Hq, most_chunks(p.longest_k()), p.Dv + 2, sizeof(float)});
 }
 
-void run_decode(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
-                const std::vector<Sequence>& sequences) {
-  std::vector<Decoding> list;
+Decode::Decode(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
+               const std::vector<Sequence>& sequences) :
+    p(p),
+    isa(isa), layout(layout), call(call) {
   auto* partials = reinterpret_cast<float*>(static_cast<char*>(call.execution.workspace) + layout.partials);
   for (const Sequence& s : sequences) {
     const Range keys = visible_keys(s.mask, {0, s.nq});
@@ -75,34 +64,40 @@ void run_decode(const Problem& p, const Isa& isa, const WorkspaceLayout& layout,
     list.push_back({&s, keys, chunks, passes, partials});
     partials += s.nq * p.Hq * chunks * (p.Dv + 2);
   }
-  const int threads = useful_readers(p, list, layout.threads);
+  thread_count = useful_readers(p, list, layout.threads);
   // As many passes side by side as leave every thread several tasks. Their results do not depend on each other.
-  Int64 chunks = 0, beside = decode_jobs;
+  Int64 chunks = 0;
   for (const Decoding& d : list) chunks += d.chunks * p.Hk * d.passes;
-  while (beside > 1 && chunks < beside * 2 * threads) beside /= 2;
-  std::vector<Int64> first{0};  // task of each sequence
+  while (beside > 1 && chunks < beside * 2 * thread_count) beside /= 2;
   for (const Decoding& d : list) first.push_back(first.back() + d.chunks * ceil_div(p.Hk * d.passes, beside));
+}
 
-  const auto read_chunk = [&](Int64 index, int worker) {
-    const auto at = static_cast<std::size_t>(std::upper_bound(first.begin(), first.end(), index) - first.begin()) - 1;
-    const Decoding& d = list[at];
-    const Int64 all = p.Hk * d.passes, groups = ceil_div(all, beside);
-    const Int64 chunk = (index - first[at]) / groups, begin = (index - first[at]) % groups * beside;
-    std::vector<DecodeJob> jobs;
-    for (Int64 pass = begin; pass < lesser(begin + beside, all); ++pass)
-      jobs.push_back(decode_job(p, call, d, chunk, pass));
-    isa.decode(jobs.data(), Int64(jobs.size()), d.chunk(chunk), scratch_of(call, layout, worker));
-  };
-  const auto merge_chunks = [&](Int64 index, int) {
-    const Decoding& d = list[static_cast<std::size_t>(index / p.Hq)];
-    const Sequence& s = *d.sequence;
-    const Int64 h = index % p.Hq;
-    const ForwardJob job{.head = head_job(p, call, s, h),
-                         .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), h),
-                         .lse = head_numbers(row_numbers(call.outputs.lse, p, s), h)};
-    isa.finish_decode(job, d.partials + h * s.nq * d.chunks * (p.Dv + 2), d.chunks);
-  };
-  parallel_steps({{first.back(), read_chunk}, {Int64(list.size()) * p.Hq, merge_chunks}}, threads);
+std::vector<Step> Decode::steps() const {
+  return {{first.back(), [this](Int64 index, int worker) { read_chunk(index, worker); }},
+          {Int64(list.size()) * p.Hq, [this](Int64 index, int) { merge_chunks(index); }}};
+}
+
+void Decode::read_chunk(Int64 index, int worker) const {
+  const auto at = static_cast<std::size_t>(std::upper_bound(first.begin(), first.end(), index) - first.begin()) - 1;
+  const Decoding& d = list[at];
+  const Int64 all = p.Hk * d.passes, groups = ceil_div(all, beside);
+  const Int64 chunk = (index - first[at]) / groups, begin = (index - first[at]) % groups * beside;
+  const Int64 count = lesser(beside, all - begin);
+  // On the stack: there is no way to fail any more. Only those that are there are written.
+  alignas(DecodeJob) std::byte room[decode_jobs * sizeof(DecodeJob)];
+  auto* jobs = reinterpret_cast<DecodeJob*>(room);
+  for (Int64 n = 0; n < count; ++n) new (jobs + n) DecodeJob(decode_job(p, call, d, chunk, begin + n));
+  isa.decode(jobs, count, d.chunk(chunk), scratch_of(call, layout, worker));
+}
+
+void Decode::merge_chunks(Int64 index) const {
+  const Decoding& d = list[static_cast<std::size_t>(index / p.Hq)];
+  const Sequence& s = *d.sequence;
+  const Int64 h = index % p.Hq;
+  const ForwardJob job{.head = head_job(p, call, s, h),
+                       .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), h),
+                       .lse = head_numbers(row_numbers(call.outputs.lse, p, s), h)};
+  isa.finish_decode(job, d.partials + h * s.nq * d.chunks * (p.Dv + 2), d.chunks);
 }
 
 }  // namespace tessera::cpu

@@ -1,5 +1,6 @@
 // Merge: partial results over disjoint key sets become that of the union; docs/algorithm.md, "Merge". In float64, one
 // row at a time: it is bound by memory, and the partials' own rounding is all that may show.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -22,8 +23,9 @@ std::int64_t lse_index(const Tensor& lse, std::int64_t b, std::int64_t i, std::i
   return (n ? b * stride(lse, 0) : 0) + h * stride(lse, n) + i * stride(lse, n + 1);
 }
 
-void merge_row(std::span<const Outputs> partials, const Outputs& merged, std::int64_t b, std::int64_t i,
-               std::int64_t h) {
+// o: room for a row.
+void merge_row(std::span<const Outputs> partials, const Outputs& merged, std::int64_t b, std::int64_t i, std::int64_t h,
+               std::span<double> o) {
   const auto partial_lse = [&](const Outputs& part) {
     return load_element(part.lse.data, part.lse.type, lse_index(part.lse, b, i, h));
   };
@@ -34,8 +36,8 @@ void merge_row(std::span<const Outputs> partials, const Outputs& merged, std::in
   for (const Outputs& part : partials) l += merge_weight(partial_lse(part), m, exp_of);
   const double lse = log_sum_exp(m, l, [](double x) { return std::log(x); });
 
-  const std::int64_t width = merged.o.shape[static_cast<std::size_t>(merged.o.ndim - 1)];
-  std::vector<double> o(static_cast<std::size_t>(width), 0.0);
+  const auto width = static_cast<std::int64_t>(o.size());
+  std::fill(o.begin(), o.end(), 0.0);
   for (const Outputs& part : partials) {
     const double weight = merge_weight(partial_lse(part), lse, exp_of);
     if (weight == 0) continue;  // a partial that saw nothing may hold anything
@@ -55,8 +57,12 @@ void merge(std::span<const Outputs> partials, const Outputs& merged, int threads
   const Tensor& o = merged.o;
   const auto n = static_cast<std::size_t>(o.ndim - 3);
   const std::int64_t batch = n ? o.shape[0] : 1, rows = o.shape[n], heads = o.shape[n + 1];
-  parallel_for(heads == 0 ? 0 : batch * rows, threads, [&](std::int64_t index, int) {
-    for (std::int64_t h = 0; h < heads; ++h) merge_row(partials, merged, index / rows, index % rows, h);
+  const std::int64_t tasks = heads == 0 ? 0 : batch * rows;
+  const auto width = static_cast<std::size_t>(o.shape[n + 2]);
+  std::vector<double> room(static_cast<std::size_t>(worker_count(tasks, threads)) * width);
+  parallel_for(tasks, threads, [&](std::int64_t index, int worker) {
+    const std::span<double> row(room.data() + static_cast<std::size_t>(worker) * width, width);
+    for (std::int64_t h = 0; h < heads; ++h) merge_row(partials, merged, index / rows, index % rows, h, row);
   });
 }
 

@@ -131,7 +131,6 @@ void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout
   const std::vector<Sequence> all = all_sequences(p, call);
   std::vector<Sequence> sequences, few;  // few: with few queries
   for (const Sequence& s : all) (is_decoding(p, s) ? few : sequences).push_back(s);
-  if (!few.empty()) run_decode(p, isa, layout, call, few);
   const int threads = useful_threads(p, sequences, layout.threads);
   // As many blocks to a task as leave every thread several tasks.
   Int64 blocks = 0, group = forward_blocks;
@@ -145,7 +144,12 @@ void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout
     steps.push_back(pack_round(p, isa, layout, call, round));
     steps.push_back(attend_round(p, isa, layout, call, round, group, threads));
   }
-  parallel_steps(steps, threads);
+  PreparedSteps attention(std::move(steps), threads);
+  Decode decode(p, isa, layout, call, few);
+  PreparedSteps decoding(decode.steps(), decode.threads());
+  // From here on nothing fails: outputs are written.
+  decoding.run();
+  attention.run();
 }
 
 // --- backward
@@ -185,12 +189,14 @@ class Backward {
   }
 
   void run() {
-    clear_unused_rows(p, call);
     std::vector<Step> steps{prepare()};
     if (p.dq || p.dk || p.dv) steps.push_back(key_spans());
     if (p.dq) steps.push_back(finish_dq());
     if (p.dbias) steps.push_back(bias_gradient());
-    parallel_steps(steps, threads);
+    PreparedSteps prepared(std::move(steps), threads);
+    // From here on nothing fails: outputs are written.
+    clear_unused_rows(p, call);
+    prepared.run();
     if (p.dsinks) sink_gradient();
   }
 
@@ -263,18 +269,23 @@ class Backward {
     const bool sum_rows = shape[2] == 1, sum_keys = shape[3] == 1;
     const Int64 row_tiles = sum_rows ? 1 : query_blocks(shape[2]), key_tiles = sum_keys ? 1 : key_blocks(shape[3]);
     const Int64 everything = std::numeric_limits<Int64>::max();
+    // Each job belongs to one element of the leading dimensions; where the next element's begin.
+    std::vector<const BackwardJob*> terms;
+    std::vector<std::size_t> first{0};
+    for (Int64 b = 0; b < shape[0]; ++b)
+      for (Int64 h = 0; h < shape[1]; ++h) {
+        for (std::size_t x = sum_batch ? 0 : first_from(b); x < (sum_batch ? sequences.size() : first_from(b + 1)); ++x)
+          for (Int64 y = sum_heads ? 0 : h; y < (sum_heads ? p.Hq : h + 1); ++y) terms.push_back(&job(x, y));
+        first.push_back(terms.size());
+      }
     return {shape[0] * shape[1] * row_tiles * key_tiles, [=, this](Int64 index, int worker) {
               const Int64 key_tile = index % key_tiles, row_tile = index / key_tiles % row_tiles;
               const Int64 lead = index / key_tiles / row_tiles, h = lead % shape[1], b = lead / shape[1];
-              std::vector<const BackwardJob*> terms;
-              for (std::size_t x = sum_batch ? 0 : first_from(b);
-                   x < (sum_batch ? sequences.size() : first_from(b + 1)); ++x)
-                for (Int64 y = sum_heads ? 0 : h; y < (sum_heads ? p.Hq : h + 1); ++y) terms.push_back(&job(x, y));
               Sequence place;
               place.b = b;
               isa.bias_gradient(
-                  {.jobs = terms.data(),
-                   .heads = static_cast<Int64>(terms.size()),
+                  {.jobs = terms.data() + first[static_cast<std::size_t>(lead)],
+                   .heads = Int64(first[static_cast<std::size_t>(lead) + 1] - first[static_cast<std::size_t>(lead)]),
                    .rows = sum_rows ? Range{0, everything}
                                     : Range{row_tile * block_q, std::min((row_tile + 1) * block_q, Int64(shape[2]))},
                    .keys = sum_keys ? Range{0, everything}

@@ -1,9 +1,10 @@
 // Properties and contexts of GPUs; see device.hpp.
 #include "cuda/device.hpp"
 
-#include <mutex>
+#include <atomic>
 
 #include "core/failure.hpp"
+#include "core/once.hpp"
 
 namespace tessera::cuda {
 
@@ -52,24 +53,30 @@ static std::vector<Properties> read_all_properties() {
   return all;
 }
 
-const Properties& properties(int device) {
+static const std::vector<Properties>& all_properties() {
   (void)driver();  // says why, if there is none
-  static const std::vector<Properties> known = read_all_properties();
+  static constinit Once<const std::vector<Properties>> all;
+  return all.get(read_all_properties);
+}
+
+const Properties& properties(int device) {
+  const std::vector<Properties>& known = all_properties();
   const auto count = static_cast<int>(known.size());
   if (device < 0 || device >= count)
     invalid("device: is cuda:", device, " but this machine has ", count, count == 1 ? " GPU" : " GPUs");
   return known[static_cast<std::size_t>(device)];
 }
 
-// A primary context is retained once per process and device and never released: the process's other users need it too.
+// A primary context is retained once per process and device, or by each thread that comes first, and never released:
+// the process's other users need it too.
 static ContextHandle primary_context(int device) {
-  static std::mutex mutex;
-  static std::vector<ContextHandle> contexts;
-  const std::lock_guard lock(mutex);
-  if (contexts.empty()) contexts.resize(static_cast<std::size_t>(device_count()));
-  ContextHandle& context = contexts[static_cast<std::size_t>(device)];
-  if (!context)
-    check(driver().device_primary_ctx_retain(&context, properties(device).handle), "cuDevicePrimaryCtxRetain");
+  const Properties& p = properties(device);
+  using Contexts = std::vector<std::atomic<ContextHandle>>;
+  static constinit Once<Contexts> contexts;
+  auto& known = contexts.get([] { return Contexts(all_properties().size()); })[static_cast<std::size_t>(device)];
+  ContextHandle context = known;
+  if (!context) check(driver().device_primary_ctx_retain(&context, p.handle), "cuDevicePrimaryCtxRetain");
+  known = context;
   return context;
 }
 

@@ -2,6 +2,8 @@
 #include "cuda/driver.hpp"
 
 #include "core/failure.hpp"
+#include "core/fork.hpp"
+#include "core/once.hpp"
 #include "cuda/library.hpp"
 
 namespace tessera::cuda {
@@ -10,11 +12,10 @@ namespace {
 // cuLibraryLoadData and its family came with CUDA 12.
 constexpr int oldest_driver = 12000;
 
-DriverOrReason open_driver() {
-  static const SharedLibrary library({"libcuda.so.1"});
+DriverOrReason open_driver(Driver& table) {
+  const SharedLibrary library({"libcuda.so.1"});
   if (!library.is_open())
     return {nullptr, text("the NVIDIA driver is missing: libcuda.so.1 could not be opened (", library.error(), ")")};
-  static Driver table;
   const char* missing = bind(library, {
 #define X(name, symbol, parameters) {symbol, reinterpret_cast<void**>(&table.name)},
                                           TESSERA_CUDA_DRIVER(X)
@@ -22,7 +23,7 @@ DriverOrReason open_driver() {
                                       });
   if (missing)
     return {nullptr, text("the NVIDIA driver is too old: it has no ", missing, "; CUDA 12 or later is needed")};
-  const auto does_not_start = [](const char* call, Status status) -> DriverOrReason {
+  const auto does_not_start = [&table](const char* call, Status status) -> DriverOrReason {
     const char* words = nullptr;
     table.get_error_string(status, &words);
     return {nullptr, text("the NVIDIA driver does not start: ", call, " says ", words ? words : "nothing")};
@@ -40,11 +41,22 @@ DriverOrReason open_driver() {
   return {&table, "", devices};
 }
 
+// The driver does not work in a child that is forked after it was started, and locks of ours may be held there.
+struct Opened {
+  Driver table{};
+  DriverOrReason found = open_driver(table);
+  DriverOrReason lost{nullptr,
+                      "this process was forked after the NVIDIA driver had been started, which then does not work in "
+                      "it; start a new process instead (in Python: the start method \"spawn\")"};
+  unsigned forks = fork_count();
+};
+
 }  // namespace
 
 const DriverOrReason& find_driver() {
-  static const DriverOrReason found = open_driver();
-  return found;
+  static constinit Once<const Opened> opened;
+  const Opened& here = opened.get([] { return Opened(); });
+  return here.found.driver && here.forks != fork_count() ? here.lost : here.found;
 }
 
 const Driver& driver() {

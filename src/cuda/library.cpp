@@ -3,18 +3,25 @@
 
 #include <dlfcn.h>
 
+#include <cerrno>
+#include <cstring>
+#include <new>
+
 namespace tessera::cuda {
 
 SharedLibrary::SharedLibrary(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
+    errno = 0;
     handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle) {
       opened = path;
       return;
     }
+    const char* text = dlerror();
+    // It may be there: that is no reason to remember.
+    if (errno == ENOMEM || !text || std::strstr(text, "out of memory")) throw std::bad_alloc();
     // The first reason is that of the plain name, which the loader searched for everywhere it knows.
-    if (reason.empty())
-      if (const char* text = dlerror()) reason = text;
+    if (reason.empty()) reason = text;
   }
 }
 

@@ -31,14 +31,23 @@ struct Shared {
   }
 };
 
-void backward_head(const Problem& p, const Call& call, const Sequence& s, std::int64_t h, const Matrix& K,
-                   const Matrix& V, Matrix& dK, Matrix& dV, Shared& shared) {
+// What one KV head of one sequence is computed in.
+struct Room {
+  Matrix Q, O, dO, dQ, K, V, dK, dV;
+
+  Room(const Problem& p, const Longest& longest) :
+      Q(longest.nq, p.D), O(longest.nq, p.Dv), dO(longest.nq, p.Dv), dQ(longest.nq, p.D), K(longest.nk, p.D),
+      V(longest.nk, p.Dv), dK(longest.nk, p.D), dV(longest.nk, p.Dv) {}
+};
+
+void backward_head(const Problem& p, const Call& call, const Sequence& s, std::int64_t h, Room& room, Shared& shared) {
   const Head head(p, call, s, h);
-  const Matrix Q(token_rows(call.inputs.q, p, s.b, s.q_begin), h, s.nq, p.D);
-  const Matrix O(token_rows(call.saved.o, p, s.b, s.q_begin), h, s.nq, p.Dv);
-  const Matrix dO(token_rows(call.saved.d_o, p, s.b, s.q_begin), h, s.nq, p.Dv);
+  auto& [Q, O, dO, dQ, K, V, dK, dV] = room;
+  Q.load(token_rows(call.inputs.q, p, s.b, s.q_begin), h, s.nq);
+  O.load(token_rows(call.saved.o, p, s.b, s.q_begin), h, s.nq);
+  dO.load(token_rows(call.saved.d_o, p, s.b, s.q_begin), h, s.nq);
+  dQ.clear();
   const RowNumbers LSE = row_numbers(call.saved.lse, p, s), dLSE = row_numbers(call.saved.d_lse, p, s);
-  Matrix dQ(s.nq, p.D);
   double dsink = 0;
 
   for (std::int64_t i = 0; i < s.nq; ++i) {
@@ -68,14 +77,15 @@ void backward_head(const Problem& p, const Call& call, const Sequence& s, std::i
 }
 
 // All the query heads of one KV head of one sequence: they share dK and dV.
-void backward_group(const Problem& p, const Call& call, const Sequence& s, std::int64_t kv, Shared& shared) {
-  const Matrix K(token_rows(call.inputs.k, p, s.b, s.k_begin), kv, s.nk, p.D);
-  const Matrix V(token_rows(call.inputs.v, p, s.b, s.k_begin), kv, s.nk, p.Dv);
-  Matrix dK(s.nk, p.D), dV(s.nk, p.Dv);
+void backward_group(const Problem& p, const Call& call, const Sequence& s, std::int64_t kv, Room& room,
+                    Shared& shared) {
+  room.K.load(token_rows(call.inputs.k, p, s.b, s.k_begin), kv, s.nk);
+  room.V.load(token_rows(call.inputs.v, p, s.b, s.k_begin), kv, s.nk);
+  room.dK.clear(), room.dV.clear();
   const std::int64_t group = p.heads_per_kv();
-  for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) backward_head(p, call, s, h, K, V, dK, dV, shared);
-  write_rows(token_rows(call.gradients.dk, p, s.b, s.k_begin), kv, dK, s.nk, p.options.accumulate);
-  write_rows(token_rows(call.gradients.dv, p, s.b, s.k_begin), kv, dV, s.nk, p.options.accumulate);
+  for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) backward_head(p, call, s, h, room, shared);
+  write_rows(token_rows(call.gradients.dk, p, s.b, s.k_begin), kv, room.dK, s.nk, p.options.accumulate);
+  write_rows(token_rows(call.gradients.dv, p, s.b, s.k_begin), kv, room.dV, s.nk, p.options.accumulate);
 }
 
 void write_shared(const Problem& p, const Call& call, Shared& shared) {
@@ -107,11 +117,15 @@ void backward(const Problem& p, const Call& call, int threads) {
     shared.dbias.assign(static_cast<std::size_t>(call.gradients.dbias.elements()), 0.0);
     threads = 1;  // a broadcast bias sums over heads and sequences: in order
   }
-  clear_unused_rows(p, call);
-  parallel_for(p.B * p.Hk, threads, [&](std::int64_t index, int) {
+  std::vector<Room> rooms(static_cast<std::size_t>(worker_count(p.B * p.Hk, threads)), Room(p, Longest(p, call)));
+  const auto group = [&](std::int64_t index, int worker) {
     const Sequence s = sequence_of(p, call, index / p.Hk);
-    backward_group(p, call, s, index % p.Hk, shared);
-  });
+    backward_group(p, call, s, index % p.Hk, rooms[static_cast<std::size_t>(worker)], shared);
+  };
+  PreparedSteps prepared({{p.B * p.Hk, group}}, threads);
+  // From here on nothing fails: outputs are written.
+  clear_unused_rows(p, call);
+  prepared.run();
   write_shared(p, call, shared);
 }
 

@@ -1,5 +1,6 @@
 // The forward pass, in float64, one query row at a time: docs/algorithm.md, equations (1) to (6).
 #include <algorithm>
+#include <vector>
 
 #include "core/parallel.hpp"
 #include "reference/kernel.hpp"
@@ -8,16 +9,26 @@
 namespace tessera::reference {
 namespace {
 
-void forward_head(const Problem& p, const Call& call, const Sequence& s, std::int64_t h) {
+// What one head of one sequence is computed in.
+struct Room {
+  Matrix Q, K, V;
+  std::vector<double> S, o;  // of one row
+
+  Room(const Problem& p, const Longest& longest) :
+      Q(longest.nq, p.D), K(longest.nk, p.D), V(longest.nk, p.Dv), S(static_cast<std::size_t>(longest.nk)),
+      o(static_cast<std::size_t>(p.Dv)) {}
+};
+
+void forward_head(const Problem& p, const Call& call, const Sequence& s, std::int64_t h, Room& room) {
   const Head head(p, call, s, h);
   const std::int64_t kv = h / p.heads_per_kv();
-  const Matrix Q(token_rows(call.inputs.q, p, s.b, s.q_begin), h, s.nq, p.D);
-  const Matrix K(token_rows(call.inputs.k, p, s.b, s.k_begin), kv, s.nk, p.D);
-  const Matrix V(token_rows(call.inputs.v, p, s.b, s.k_begin), kv, s.nk, p.Dv);
+  auto& [Q, K, V, S, o] = room;
+  Q.load(token_rows(call.inputs.q, p, s.b, s.q_begin), h, s.nq);
+  K.load(token_rows(call.inputs.k, p, s.b, s.k_begin), kv, s.nk);
+  V.load(token_rows(call.inputs.v, p, s.b, s.k_begin), kv, s.nk);
   const TokenRows O = token_rows(call.outputs.o, p, s.b, s.q_begin);
   const RowNumbers LSE = row_numbers(call.outputs.lse, p, s);
 
-  std::vector<double> S(static_cast<std::size_t>(s.nk)), o(static_cast<std::size_t>(p.Dv));
   for (std::int64_t i = 0; i < s.nq; ++i) {
     double m = head.sink;
     for (std::int64_t j = 0; j < s.nk; ++j) {
@@ -47,9 +58,10 @@ void forward_head(const Problem& p, const Call& call, const Sequence& s, std::in
 
 void forward(const Problem& p, const Call& call, int threads) {
   if (!p.has_queries()) return;
-  parallel_for(p.B * p.Hq, threads, [&](std::int64_t index, int) {
+  std::vector<Room> rooms(static_cast<std::size_t>(worker_count(p.B * p.Hq, threads)), Room(p, Longest(p, call)));
+  parallel_for(p.B * p.Hq, threads, [&](std::int64_t index, int worker) {
     const Sequence s = sequence_of(p, call, index / p.Hq);
-    forward_head(p, call, s, index % p.Hq);
+    forward_head(p, call, s, index % p.Hq, rooms[static_cast<std::size_t>(worker)]);
   });
 }
 

@@ -2,6 +2,7 @@
 #include "reference/kernel.hpp"
 
 #include "core/failure.hpp"
+#include "core/once.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor.hpp"
 
@@ -39,8 +40,8 @@ class ReferenceKernel : public Kernel {
 }  // namespace
 
 const Kernel& kernel() {
-  static const ReferenceKernel instance;
-  return instance;
+  static constinit Once<const ReferenceKernel> instance;
+  return instance.get([] { return ReferenceKernel(); });
 }
 
 }  // namespace tessera::reference

@@ -2,6 +2,7 @@
 // visible(), the definition. Included by reference/forward.cpp and reference/backward.cpp.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -14,18 +15,31 @@ namespace tessera::reference {
 
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
-// A matrix of float64 rows, copied from a tensor of any type.
+// A matrix of float64 rows, with room for the longest sequence: all of it is taken before the first output is written.
 struct Matrix {
   std::int64_t width = 0;
   std::vector<double> values;
 
   Matrix(std::int64_t rows, std::int64_t width) : width(width), values(static_cast<std::size_t>(rows * width)) {}
-  Matrix(const TokenRows& source, std::int64_t h, std::int64_t rows, std::int64_t width) : Matrix(rows, width) {
+  // Copied from a tensor of any type.
+  void load(const TokenRows& source, std::int64_t h, std::int64_t rows) {
     for (std::int64_t i = 0; i < rows; ++i)
       for (std::int64_t d = 0; d < width; ++d) (*this)[i][d] = load_element(source.at(i, h), source.type, d);
   }
+  void clear() { std::fill(values.begin(), values.end(), 0.0); }
   double* operator[](std::int64_t i) { return values.data() + i * width; }
   const double* operator[](std::int64_t i) const { return values.data() + i * width; }
+};
+
+// The longest of the sequences.
+struct Longest {
+  std::int64_t nq = 0, nk = 0;
+  Longest(const Problem& p, const Call& call) {
+    for (std::int64_t b = 0; b < p.B; ++b) {
+      const Sequence s = sequence_of(p, call, b);
+      nq = std::max(nq, s.nq), nk = std::max(nk, s.nk);
+    }
+  }
 };
 
 inline double dot(const double* a, const double* b, std::int64_t n) {

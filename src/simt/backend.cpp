@@ -1,5 +1,6 @@
 // The ladder's rungs as kernels of the library: compiled, loaded and launched on a GPU; see kernels.hpp.
 #include "core/failure.hpp"
+#include "core/once.hpp"
 #include "core/tensor.hpp"
 #include "cuda/device.hpp"
 #include "simt/kernels.hpp"
@@ -62,9 +63,10 @@ class RungKernel : public Kernel {
 }  // namespace
 
 std::vector<const Kernel*> kernels() {
-  static const std::vector<RungKernel> list(rungs().begin(), rungs().end());
+  static constinit Once<const std::vector<RungKernel>> list;
   std::vector<const Kernel*> all;
-  for (const RungKernel& kernel : list) all.push_back(&kernel);
+  for (const RungKernel& kernel : list.get([] { return std::vector<RungKernel>(rungs().begin(), rungs().end()); }))
+    all.push_back(&kernel);
   return all;
 }
 

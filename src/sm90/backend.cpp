@@ -2,6 +2,7 @@
 #include <numbers>
 
 #include "core/failure.hpp"
+#include "core/once.hpp"
 #include "core/tensor.hpp"
 #include "cuda/device.hpp"
 #include "cuda/jit/cache.hpp"
@@ -39,10 +40,6 @@ class HopperPlan : public KernelPlan {
     const cuda::CurrentDevice current(problem.device.id);
     const auto stream = static_cast<cuda::StreamHandle>(call.execution.stream);
     auto* taken = counts() ? static_cast<UInt32*>(call.execution.workspace) : nullptr;
-    if (taken) {
-      void* arguments[] = {&taken};
-      restart->launch({.grid = {1}, .block = {1}, .stream = stream}, arguments);
-    }
     const bool copies_O = plan.config.stages_O && copyable(call.outputs.o);
     ForwardParams params{.q = tensor_map(call.inputs.q, 64),
                          .k = tensor_map(call.inputs.k, plan.config.block_keys),
@@ -57,6 +54,10 @@ class HopperPlan : public KernelPlan {
                          .section = plan.section,
                          .taken = taken};
     params.call.x.scale = static_cast<float>(score_scale(problem, plan.config));
+    if (taken) {
+      void* counter[] = {&taken};
+      restart->launch({.grid = {1}, .block = {1}, .stream = stream}, counter);
+    }
     void* arguments[] = {&params};
     kernel->launch({.grid = {static_cast<unsigned>(plan.grid)},
                     .block = {static_cast<unsigned>(threads_of(plan.config))},
@@ -102,15 +103,15 @@ class HopperBackwardPlan : public KernelPlan {
     const cuda::CurrentDevice current(problem.device.id);
     const auto stream = static_cast<cuda::StreamHandle>(call.execution.stream);
     simt::BackwardParams params = simt::backward_params(problem, call, {});
+    std::vector<BackwardParams> of_passes;  // before the first launch: the driver may refuse a tensor map
+    for (const BackwardPlan::Pass& pass : passes) of_passes.push_back(params_of(pass.config, call, params));
     start.run(&params, stream);
-    for (std::size_t n = 0; n < passes.size(); ++n) launch(*kernels[n], passes[n], call, params, stream);
+    for (std::size_t n = 0; n < passes.size(); ++n) launch(*kernels[n], passes[n], of_passes[n], stream);
     end.run(&params, stream);
   }
 
  private:
-  void launch(const cuda::LoadedKernel& kernel, const BackwardPlan::Pass& pass, const Call& call,
-              const simt::BackwardParams& params, cuda::StreamHandle stream) const {
-    const BackwardConfig& c = pass.config;
+  BackwardParams params_of(const BackwardConfig& c, const Call& call, const simt::BackwardParams& params) const {
     const Tensor &q = call.inputs.q, &k = call.inputs.k, &v = call.inputs.v, &d_o = call.saved.d_o;
     const bool queries = owns_queries(c);
     const double scale = score_scale(problem, Config{.halves_S = c.halves_S});
@@ -124,7 +125,13 @@ class HopperBackwardPlan : public KernelPlan {
                        .factor = static_cast<float>(scale * std::numbers::log2e),
                        .scale = static_cast<float>(problem.options.scale)};
     all.call.x.scale = static_cast<float>(scale);
-    void* arguments[] = {&all};
+    return all;
+  }
+
+  static void launch(const cuda::LoadedKernel& kernel, const BackwardPlan::Pass& pass, BackwardParams& params,
+                     cuda::StreamHandle stream) {
+    const BackwardConfig& c = pass.config;
+    void* arguments[] = {&params};
     kernel.launch({.grid = {static_cast<unsigned>(pass.blocks)},
                    .block = {static_cast<unsigned>(threads_of(c))},
                    .shared_bytes = static_cast<unsigned>(layout_of(c).bytes),
@@ -175,8 +182,8 @@ class HopperKernel : public Kernel {
 }  // namespace
 
 std::vector<const Kernel*> kernels() {
-  static const HopperKernel hopper;
-  return {&hopper};
+  static constinit Once<const HopperKernel> hopper;
+  return {&hopper.get([] { return HopperKernel(); })};
 }
 
 }  // namespace tessera::sm90

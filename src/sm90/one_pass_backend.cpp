@@ -41,15 +41,12 @@ class HopperOnePassPlan : public KernelPlan {
     simt::BackwardParams params = simt::backward_params(problem, call, {});
     const OnePassMemory memory = memory_of(plan, call.execution.workspace);
     const OnePassPlan::Part zeros = plan.zeros();
-    start.run(&params, stream);
 
     PrepareParams before{.call = params,
                          .memory = memory,
                          .Dv = static_cast<Int32>(problem.Dv),
                          .zero = static_cast<char*>(call.execution.workspace) + zeros.at,
                          .zeros = zeros.bytes / 16};
-    launch(*prepare, plan.query_blocks, prepare_threads, 0, stream, false, &before);
-
     OnePassParams all{.q = tensor_map(call.inputs.q, plan.config.block_queries),
                       .k = tensor_map(call.inputs.k, 64),
                       .v = tensor_map(call.inputs.v, 64),
@@ -59,9 +56,12 @@ class HopperOnePassPlan : public KernelPlan {
                       .D = static_cast<Int32>(problem.D),
                       .Dv = static_cast<Int32>(problem.Dv),
                       .factor = static_cast<float>(score_scale(problem, Config{}) * std::numbers::log2e)};
-    launch(*main, plan.grid, one_pass_threads, layout_of(plan.config).bytes, stream, true, &all);
-
     FinishParams after{.call = params, .memory = memory, .D = static_cast<Int32>(problem.D)};
+
+    // The driver may have refused a tensor map; from here on nothing is made any more.
+    start.run(&params, stream);
+    launch(*prepare, plan.query_blocks, prepare_threads, 0, stream, false, &before);
+    launch(*main, plan.grid, one_pass_threads, layout_of(plan.config).bytes, stream, true, &all);
     launch(*finish, plan.query_blocks, 128 * parts_of(plan.config), 0, stream, true, &after);
     end.run(&params, stream);
   }

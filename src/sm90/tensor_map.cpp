@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/per_thread.hpp"
 #include "core/tensor.hpp"
 #include "cuda/device.hpp"
 #include "sm90/backend.hpp"
@@ -56,10 +57,12 @@ TensorMap tensor_map(const Tensor& t, int rows) {
     TensorMap map;
   };
   constexpr int index_bits = 7;
-  thread_local std::array<Entry, 1 << index_bits> kept{};
+  static constinit PerThread<std::array<Entry, 1 << index_bits>> kept_maps;
+  auto* kept = kept_maps.get();
+  if (!kept) return encode(wanted);
   const std::uint64_t mixed =
       (reinterpret_cast<std::uintptr_t>(t.data) + static_cast<unsigned>(rows)) * 0x9e3779b97f4a7c15;
-  Entry& entry = kept[mixed >> (64 - index_bits)];
+  Entry& entry = (*kept)[mixed >> (64 - index_bits)];
   if (entry.key != wanted) entry = {wanted, encode(wanted)};
   return entry.map;
 }

@@ -16,6 +16,7 @@
 
 #include "core/environment.hpp"
 #include "core/failure.hpp"
+#include "core/once.hpp"
 #include "cuda/device.hpp"
 #include "cuda/jit/file.hpp"
 #include "cuda/jit/nvrtc.hpp"
@@ -112,7 +113,7 @@ void DiskCache::write(const std::string& key, const std::vector<char>& cubin) co
   if (path.empty() || !make_folders(path)) return;
   const Descriptor folder = open_folder(path);
   if (!folder) return;
-  static std::atomic<int> count{0};
+  static constinit std::atomic<int> count{0};
   const std::string entry = key + ending, head = content_hash(cubin) + "\n";
   // The clock keeps apart processes of one number, which containers have.
   const auto clock = std::chrono::system_clock::now().time_since_epoch().count();
@@ -168,8 +169,12 @@ std::vector<char> find_cubin(const Unit& unit) {
 
 const LoadedKernel* find_kernel(const std::string& unit_text, const char* symbol, int device) {
   using Loading = std::shared_future<std::shared_ptr<const LoadedKernel>>;
-  static std::mutex mutex;
-  static std::map<std::pair<int, std::string>, Loading> kernels;
+  struct Known {
+    std::mutex mutex;
+    std::map<std::pair<int, std::string>, Loading> kernels;
+  };
+  static constinit Once<Known> known;
+  auto& [mutex, kernels] = known.get([] { return Known(); });
 
   const std::pair<int, std::string> key{device, text(symbol, "\n", unit_text)};
   std::promise<std::shared_ptr<const LoadedKernel>> promise;

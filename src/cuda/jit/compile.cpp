@@ -6,6 +6,7 @@
 
 #include "core/environment.hpp"
 #include "core/failure.hpp"
+#include "core/once.hpp"
 #include "cuda/jit/nvrtc.hpp"
 #include "cuda/jit/source.hpp"
 
@@ -42,12 +43,12 @@ const std::vector<std::string>& compile_flags() {
   // product and a sum in one variant of a kernel and not in another, and bits would depend on alignment; where device
   // text wants a fused multiply-add it says so. -v: registers and spills for the gate. Lines of the source, for
   // profilers, would make the cubins three times as large: only on demand.
-  static const std::vector<std::string> flags = [] {
+  static constinit Once<const std::vector<std::string>> flags;
+  return flags.get([] {
     std::vector<std::string> list{"-std=c++20", "-default-device", "--ptxas-options=-v", "--fmad=false"};
     if (const char* wanted = environment("TESSERA_LINEINFO"); wanted && *wanted) list.emplace_back("-lineinfo");
     return list;
-  }();
-  return flags;
+  });
 }
 
 Resources read_resources(const std::string& log) {

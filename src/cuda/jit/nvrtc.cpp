@@ -3,10 +3,12 @@
 
 #include <glob.h>
 
+#include <new>
 #include <vector>
 
 #include "core/environment.hpp"
 #include "core/failure.hpp"
+#include "core/once.hpp"
 #include "cuda/library.hpp"
 
 namespace tessera::cuda {
@@ -17,9 +19,11 @@ const char* const library_names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvr
 // Files that match a pattern, newest version last in the alphabet, so in reverse order.
 void add_matches(const std::string& pattern, std::vector<std::string>& paths) {
   glob_t found{};
-  if (glob(pattern.c_str(), 0, nullptr, &found) == 0)
+  const int status = glob(pattern.c_str(), 0, nullptr, &found);
+  if (status == 0)
     for (std::size_t i = found.gl_pathc; i-- > 0;) paths.emplace_back(found.gl_pathv[i]);
   globfree(&found);
+  if (status == GLOB_NOSPACE) throw std::bad_alloc();
 }
 
 // $TESSERA_NVRTC (a file) first, then the loader's own search, toolkit folders, and the folders of Python's wheels.
@@ -44,13 +48,12 @@ std::vector<std::string> candidates() {
   return paths;
 }
 
-NvrtcOrReason open_nvrtc() {
-  static const SharedLibrary library(candidates());
+NvrtcOrReason open_nvrtc(Nvrtc& table) {
+  const SharedLibrary library(candidates());
   if (!library.is_open())
     return {nullptr, text("NVRTC is missing: no libnvrtc.so.13 or .12 was found (", library.error(),
                           "); install it (CUDA's toolkit has it, and so has the Python package nvidia-cuda-nvrtc), "
                           "or set TESSERA_NVRTC to its path")};
-  static Nvrtc table;
   const char* missing = bind(library, {
 #define X(name, symbol, parameters) {symbol, reinterpret_cast<void**>(&table.name)},
                                           TESSERA_NVRTC(X)
@@ -63,11 +66,16 @@ NvrtcOrReason open_nvrtc() {
   return {&table, ""};
 }
 
+struct Opened {
+  Nvrtc table{};
+  NvrtcOrReason found = open_nvrtc(table);
+};
+
 }  // namespace
 
 const NvrtcOrReason& find_nvrtc() {
-  static const NvrtcOrReason found = open_nvrtc();
-  return found;
+  static constinit Once<const Opened> opened;
+  return opened.get([] { return Opened(); }).found;
 }
 
 }  // namespace tessera::cuda

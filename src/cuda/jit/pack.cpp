@@ -11,6 +11,7 @@
 
 #include "core/environment.hpp"
 #include "core/failure.hpp"
+#include "core/once.hpp"
 #include "core/parallel.hpp"
 #include "cuda/jit/cache.hpp"
 #include "cuda/jit/file.hpp"
@@ -145,13 +146,13 @@ struct Place {
 
 // A wrong $TESSERA_PACK is an error each time it is looked at: whoever set it wants it to be used.
 const std::vector<Place>& places() {
-  static const std::vector<Place> list = [] {
+  static constinit Once<const std::vector<Place>> list;
+  return list.get([] {
     std::vector<Place> out;
     if (!embedded_pack().empty()) out.push_back({"the library", parse(embedded_pack(), Trust::unchecked)});
     if (const char* path = environment("TESSERA_PACK"); path && *path) out.push_back({path, read_pack_file(path)});
     return out;
-  }();
-  return list;
+  });
 }
 
 // Per architecture, from kernel to its variants.

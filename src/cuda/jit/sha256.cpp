@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "core/once.hpp"
+
 namespace tessera::cuda {
 namespace {
 
@@ -24,7 +26,8 @@ std::array<std::uint32_t, 64> make_constants() {
 }  // namespace
 
 void Sha256::block(const unsigned char* bytes) {
-  static const std::array<std::uint32_t, 64> k = make_constants();
+  static constinit Once<const std::array<std::uint32_t, 64>> constants;
+  const std::array<std::uint32_t, 64>& k = constants.get(make_constants);
   std::array<std::uint32_t, 64> w;
   for (std::size_t i = 0; i < 16; ++i)
     w[i] = std::uint32_t(bytes[4 * i]) << 24 | std::uint32_t(bytes[4 * i + 1]) << 16 |

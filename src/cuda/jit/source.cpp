@@ -6,6 +6,7 @@
 
 #include "core/environment.hpp"
 #include "core/failure.hpp"
+#include "core/once.hpp"
 #include "cuda/jit/file.hpp"
 
 namespace tessera::cuda {
@@ -35,8 +36,8 @@ std::vector<SourceFile> collect() {
 }  // namespace
 
 const std::vector<SourceFile>& device_sources() {
-  static const std::vector<SourceFile> files = collect();
-  return files;
+  static constinit Once<const std::vector<SourceFile>> files;
+  return files.get(collect);
 }
 
 std::vector<const SourceFile*> sources_read_by(const std::string& unit_text) {
