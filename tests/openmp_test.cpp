@@ -18,8 +18,10 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core/parallel.hpp"
+#include "tests/faults.hpp"
 
 namespace tessera {
 namespace {
@@ -167,6 +169,67 @@ TEST_F(OpenMpTest, NobodyWaitsLongForAThreadWithoutAProcessor) {
   busy.join();
   EXPECT_TRUE(ours);
 }
+
+std::size_t threads_alive() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& task : std::filesystem::directory_iterator("/proc/self/task")) ++count;
+  return count;
+}
+
+// A runtime keeps threads for every thread that begins a region, so few callers may. In a process of its own.
+TEST_F(OpenMpTest, ManyCallersKeepFewThreads) {
+  constexpr const char* variable = "TESSERA_TEST_COUNTS_THREADS";
+  if (!std::getenv(variable)) return run_again("OpenMpTest.ManyCallersKeepFewThreads", variable, "1");
+  constexpr std::size_t callers = 20;
+  const std::size_t before = threads_alive();
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> list;
+  for (std::size_t n = 0; n < callers; ++n) {  // one after the other, and all stay
+    std::atomic<bool> called{false};
+    list.emplace_back([&] {
+      EXPECT_EQ(threads_of_call(openmp_threads).size(), openmp_threads);
+      called = true;
+      while (!stop) std::this_thread::yield();
+    });
+    while (!called) std::this_thread::yield();
+  }
+  EXPECT_LE(threads_alive() - before, callers + 3 * (openmp_threads - 1)) << "two teams and the pool";
+  stop = true;
+  for (std::thread& caller : list) caller.join();
+  const auto theirs = threads_of_region();
+  EXPECT_EQ(threads_of_call(openmp_threads), theirs) << "the places of callers that have ended are free again";
+}
+
+#if !TESSERA_TEST_SANITIZED
+// gcc's runtime ends the process when it cannot make a thread. In a process of its own, whose threads are missing.
+TEST_F(OpenMpTest, ThreadsThatCannotBeMade) {
+  constexpr const char* variable = "TESSERA_TEST_REFUSES_THREADS";
+  if (!std::getenv(variable)) return run_again("OpenMpTest.ThreadsThatCannotBeMade", variable, "1");
+  const auto computes = [] {
+    std::atomic<int> sum{0};
+    parallel_for(100, openmp_threads, [&](std::int64_t, int) { ++sum; });
+    EXPECT_EQ(sum, 100);
+  };
+  test::allow_threads(0);
+  computes();  // the first region would make all of them
+  test::allow_threads(openmp_threads - 2);
+  computes();  // one of them
+  test::allow_threads(-1);
+  const auto theirs = threads_of_region();
+  EXPECT_EQ(threads_of_call(openmp_threads), theirs);
+  test::allow_threads(0);
+  EXPECT_EQ(threads_of_call(openmp_threads), theirs) << "none has to be made";
+  test::allow_threads(-1);
+  const std::size_t before = threads_alive();
+  openmp.get<void (*)(int)>("omp_set_num_threads")(2);
+  threads_of_region();  // ends the others
+  while (threads_alive() > before - (openmp_threads - 2)) std::this_thread::yield();
+  openmp.get<void (*)(int)>("omp_set_num_threads")(openmp_threads);
+  test::allow_threads(0);
+  computes();
+  test::allow_threads(-1);
+}
+#endif
 
 TEST_F(OpenMpTest, MoreThreadsThanItHas) { EXPECT_EQ(threads_of_call(openmp_threads + 3).size(), openmp_threads + 3); }
 

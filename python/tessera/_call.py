@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
 import weakref
 from typing import Any, Callable, Iterable, NamedTuple, Optional
@@ -118,9 +119,13 @@ class _Questions:
     """The questions that were asked last."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._clock = itertools.count()
         self.kept: dict[Any, Question] = {}
+        self._make_lock()
+        os.register_at_fork(after_in_child=self._make_lock)  # a thread that the child does not have may hold the old one
+
+    def _make_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def find(self, key: Any) -> Question:
         """Two questions must not have the same key."""
