@@ -103,8 +103,9 @@ void Files::commit(const std::function<void()>& last) {
   created_folders.clear();
 }
 
-void recover_folder(const fs::path& folder) {
+void recover_folder_of(const fs::path& file) {
   std::error_code error;
+  const fs::path folder = place_of(file).parent_path();
   if (fs::is_directory(folder, error)) Replacement{folder};
 }
 

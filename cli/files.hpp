@@ -45,8 +45,9 @@ class Files {
   std::vector<std::filesystem::path> created_folders;
 };
 
-// Undoes what a process that was killed has left half done in a folder; nothing if there is no such folder.
-void recover_folder(const std::filesystem::path& folder);
+// Undoes what a process that was killed has left half done in the folder where this file lies, or the file that it is a
+// link to. Nothing if there is no such folder.
+void recover_folder_of(const std::filesystem::path& file);
 
 // An argument of the command line that is a file.
 struct NamedPath {

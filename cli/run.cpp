@@ -236,7 +236,7 @@ class Run {
   // --accumulate: what an earlier run left in the folder is added to.
   void add_earlier(Output& output) const {
     const auto path = place_of(output);
-    recover_folder(std::filesystem::weakly_canonical(path).parent_path());
+    recover_folder_of(path);
     if (!std::filesystem::exists(path)) return;
     Array earlier = read_npy(path);
     if (earlier.shape() != output.shape || earlier.type() != output.type)

@@ -17,8 +17,10 @@ def tessera(*arguments, **options):
 
 
 class Case(unittest.TestCase):
+    BASE = None  # the folder for temporary files, if not the usual one
+
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_cli_")
+        folder = tempfile.TemporaryDirectory(prefix="tessera_cli_", dir=self.BASE)
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
         self.out = self.path("out")
