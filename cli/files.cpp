@@ -51,7 +51,8 @@ void Files::create_folder(const fs::path& folder) {
   if (fs::exists(folder, error)) cannot("write into", folder, "it is not a folder");
   const fs::path parent = folder.parent_path();
   if (!parent.empty() && parent != folder) create_folder(parent);
-  if (fs::create_directory(folder, error)) created_folders.push_back(folder);
+  created_folders.push_back(folder);  // first: whoever has made it must be able to remember it
+  if (!fs::create_directory(folder, error)) created_folders.pop_back();
   if (error) cannot("create the folder", folder, error.message());
   const int descriptor = open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return;  // a folder that may be written but not read cannot be synced

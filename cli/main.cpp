@@ -21,11 +21,12 @@ namespace {
 
 using namespace tessera::cli;
 
-int fail(const std::string& sentence, int status) {
+int fail(const char* sentence, int status) {
   std::fflush(stdout);
-  std::fprintf(stderr, "tessera: %s\n", sentence.c_str());
+  std::fprintf(stderr, "tessera: %s\n", sentence);
   return status;
 }
+int fail(const std::string& sentence, int status) { return fail(sentence.c_str(), status); }
 
 int usage_error(const CLI::App& program, const CLI::ParseError& error, const std::string& first_word) {
   const auto named = [&](const CLI::App* command) { return command->get_name() == first_word; };
@@ -39,14 +40,8 @@ int usage_error(const CLI::App& program, const CLI::ParseError& error, const std
 }
 
 int run_chosen(const std::vector<std::pair<CLI::App*, Action>>& actions) {
-  try {
-    for (const auto& [command, action] : actions)
-      if (command->parsed()) return action();
-  } catch (const std::bad_alloc&) {
-    return fail("not enough memory for this problem.", 1);
-  } catch (const std::exception& error) {
-    return fail(error.what(), 1);
-  }
+  for (const auto& [command, action] : actions)
+    if (command->parsed()) return action();
   return 0;
 }
 
@@ -69,10 +64,8 @@ int end(int status) {
   return status;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  occupy_standard_descriptors();
+// Parses the command line and runs the command.
+int run(int argc, char** argv) {
   CLI::App program("Exact attention, forward and backward, tile by tile.", "tessera");
   use_plain_help(program);
   program.require_subcommand(1);
@@ -93,7 +86,7 @@ int main(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& help) {
-    return end(program.exit(help));
+    return program.exit(help);
   } catch (const CLI::ParseError& error) {
     if (argc == 1) {  // nothing was asked for: the help is the best answer
       std::fputs(program.help().c_str(), stderr);
@@ -101,5 +94,25 @@ int main(int argc, char** argv) {
     }
     return usage_error(program, error, argv[1]);
   }
-  return end(run_chosen(actions));
+  return run_chosen(actions);
+}
+
+// Every error as one sentence. That memory ran out is said without any.
+template <class Body>
+int guarded(Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return fail("not enough memory for this problem.", 1);
+  } catch (const std::exception& error) {
+    return fail(error.what(), 1);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  occupy_standard_descriptors();
+  const int status = guarded([&] { return run(argc, argv); });
+  return guarded([&] { return end(status); });
 }

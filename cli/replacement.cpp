@@ -146,14 +146,14 @@ void Replacement::write(const std::string& name, const std::function<void(std::o
   for (const File& other : files)
     if (other.name == name) cannot_write(name, "it is the place of two outputs");
   remove_leftovers(name);
-  files.push_back({name, id, 0});
+  files.emplace_back(name, id, 0);
   File& file = files.back();
   try {
-    write_file(file.temporary(), write);
+    write_file(file.temporary, write);
   } catch (const std::system_error& error) {
     cannot_write(name, error.code().message());
   }
-  file.inode = inode_of(file.temporary());
+  file.inode = inode_of(file.temporary);
 }
 
 void Replacement::rename(const std::string& from, const std::string& to) const {
@@ -183,9 +183,9 @@ void Replacement::place() {
   sync();
   for (const File& file : files) {
     // A second name keeps what is there, and it stays in its place meanwhile; without second names it is moved away.
-    if (inode_of(file.name) != 0 && linkat(folder, file.name.c_str(), folder, file.kept().c_str(), 0) != 0)
-      rename(file.name, file.kept());
-    rename(file.temporary(), file.name);
+    if (inode_of(file.name) != 0 && linkat(folder, file.name.c_str(), folder, file.kept.c_str(), 0) != 0)
+      rename(file.name, file.kept);
+    rename(file.temporary, file.name);
   }
   sync();
 }
@@ -197,21 +197,21 @@ void Replacement::finish() {
 }
 
 void Replacement::forget_old() {
-  for (const File& file : files) unlinkat(folder, file.kept().c_str(), 0);
+  for (const File& file : files) unlinkat(folder, file.kept.c_str(), 0);
   files.clear();
 }
 
 // Right at any moment between the first temporary file and forget_old(), and again after itself.
 bool Replacement::undo(const File& file) const {
   bool good = true;
-  const std::uint64_t present = inode_of(file.name), kept = inode_of(file.kept());
+  const std::uint64_t present = inode_of(file.name), kept = inode_of(file.kept);
   if (kept != 0 && (present == 0 || present == file.inode))
-    good = renameat(folder, file.kept().c_str(), folder, file.name.c_str()) == 0;
+    good = renameat(folder, file.kept.c_str(), folder, file.name.c_str()) == 0;
   else if (kept != 0)  // the old one is in its place still, or somebody else's is
-    good = unlinkat(folder, file.kept().c_str(), 0) == 0;
+    good = unlinkat(folder, file.kept.c_str(), 0) == 0;
   else if (present != 0 && present == file.inode)
     good = unlinkat(folder, file.name.c_str(), 0) == 0;
-  return (unlinkat(folder, file.temporary().c_str(), 0) == 0 || errno == ENOENT) && good;
+  return (unlinkat(folder, file.temporary.c_str(), 0) == 0 || errno == ENOENT) && good;
 }
 
 // Only a journal of our own is believed, and names in it lead to nothing outside the folder.
@@ -231,7 +231,7 @@ std::vector<Replacement::File> Replacement::read_journal() const {
   std::vector<File> found;
   for (std::size_t i = 0; i + 2 < fields.size(); i += 3)
     if (is_name(fields[i]) && is_id(fields[i + 1]))
-      found.push_back({fields[i], fields[i + 1], std::strtoull(fields[i + 2].c_str(), nullptr, 10)});
+      found.emplace_back(fields[i], fields[i + 1], std::strtoull(fields[i + 2].c_str(), nullptr, 10));
   if (found.empty() || found.size() * 3 != fields.size())
     cannot_write_into(std::string("its file ") + journal +
                       " is not this user's, or damaged; it tells which files an earlier process was replacing");

@@ -31,12 +31,15 @@ class Replacement {
   void forget_old();  // and now it cannot
 
  private:
+  // All names are made beforehand: undoing takes no memory.
   struct File {
-    std::string name;     // its final one
-    std::string id;       // of the process that writes it, part of the names that begin with a dot
-    std::uint64_t inode;  // of the new file: tells whether it is in its place
-    std::string temporary() const { return "." + name + "." + id + ".tmp"; }
-    std::string kept() const { return "." + name + "." + id + ".old"; }
+    std::string name;             // its final one
+    std::string id;               // of the process that writes it, part of the names that begin with a dot
+    std::uint64_t inode;          // of the new file: tells whether it is in its place
+    std::string temporary, kept;  // names of the new file and of the old one
+    File(const std::string& name, const std::string& id, std::uint64_t inode) :
+        name(name), id(id), inode(inode), temporary("." + name + "." + id + ".tmp"),
+        kept("." + name + "." + id + ".old") {}
   };
 
   [[noreturn]] void cannot_write(const std::string& name, const std::string& reason) const;

@@ -15,6 +15,13 @@ if(TARGET tessera_cli)
   set(file_groups Places Printing)
   if(NOT TESSERA_SANITIZE)
     list(APPEND file_groups Privileges Faults Kills)
+    add_library(failing_memory MODULE failing_memory.c)
+    target_compile_options(failing_memory PRIVATE -fvisibility=default)
+    target_link_libraries(failing_memory PRIVATE ${CMAKE_DL_LIBS})
+    add_test(NAME cli_memory_test
+             COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_memory_test.py $<TARGET_FILE:tessera_cli>
+                     $<TARGET_FILE:failing_memory>)
+    set_tests_properties(cli_memory_test PROPERTIES TIMEOUT 600)
   endif()
   foreach(group ${file_groups})
     add_test(NAME cli_files_test.${group}

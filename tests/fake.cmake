@@ -22,6 +22,7 @@ fake_test(fake_gpu_test fake_gpu_test.cpp)
 fake_test(fake_shapes_test fake_shapes_test.cpp)
 fake_test(fake_faults_test fake_faults_test.cpp)
 fake_test(fake_opening_test fake_opening_test.cpp)
+fake_test(fake_memory_test fake_memory_test.cpp faults.cpp)
 fake_test(fake_cache_test fake_cache_test.cpp failing_calls.c)
 
 fake_library(fake_old_driver libcuda.so.1 fake/old_driver.cpp)

@@ -1,7 +1,7 @@
 // Memory that runs out, threads that cannot be had and allocations that pause, on purpose: linking faults.cpp replaces
 // the C library's allocation functions and pthread_create in the whole test program, shared libraries included. With a
 // sanitizer, which has allocation functions of its own, only operator new fails.
-// Included by fault_test.cpp, fork_test.cpp and openmp_test.cpp.
+// Included by fault_test.cpp, fork_test.cpp, openmp_test.cpp and fake_memory_test.cpp.
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -28,6 +28,9 @@ struct Allocations {
   long counted, failed;
 };
 Allocations stop_counting();
+
+// Allocations by the shared library that holds this address (of four at most) neither count nor fail.
+void spare_library(const void* address);
 
 // From now on only so many threads can be made; -1: as many as the system allows.
 void allow_threads(int count);

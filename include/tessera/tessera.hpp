@@ -221,6 +221,10 @@ class Plan {
 };
 
 inline int version() { return tessera_version(); }
-inline std::string info() { return tessera_info(); }
+inline std::string info() {
+  const std::string text = tessera_info();
+  if (text.empty()) throw Error(TESSERA_OUT_OF_MEMORY, tessera_last_error());
+  return text;
+}
 
 }  // namespace tessera

@@ -1,9 +1,16 @@
 // Finding and binding libnvrtc; see nvrtc.hpp.
 #include "cuda/jit/nvrtc.hpp"
 
-#include <glob.h>
+#include <dirent.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <functional>
+#include <memory>
 #include <new>
+#include <set>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/environment.hpp"
@@ -16,14 +23,18 @@ namespace {
 
 const char* const library_names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
 
-// Files that match a pattern, newest version last in the alphabet, so in reverse order.
-void add_matches(const std::string& pattern, std::vector<std::string>& paths) {
-  glob_t found{};
-  const int status = glob(pattern.c_str(), 0, nullptr, &found);
-  if (status == 0)
-    for (std::size_t i = found.gl_pathc; i-- > 0;) paths.emplace_back(found.gl_pathv[i]);
-  globfree(&found);
-  if (status == GLOB_NOSPACE) throw std::bad_alloc();
+// Folders PARENT/BEGIN.../REST, newest version first: last in the alphabet. Not glob(), which frees memory twice when
+// it runs out.
+void add_folders(const std::string& parent, std::string_view begin, const std::string& rest,
+                 std::vector<std::string>& folders) {
+  errno = 0;
+  const std::unique_ptr<DIR, int (*)(DIR*)> open(opendir(parent.c_str()), closedir);
+  if (errno == ENOMEM) throw std::bad_alloc();
+  if (!open) return;
+  std::set<std::string, std::greater<>> names;
+  while (const dirent* entry = readdir(open.get()))
+    if (std::string_view(entry->d_name).starts_with(begin)) names.emplace(entry->d_name);
+  for (const std::string& name : names) folders.push_back(text(parent, "/", name, "/", rest));
 }
 
 // $TESSERA_NVRTC (a file) first, then the loader's own search, toolkit folders, and the folders of Python's wheels.
@@ -33,8 +44,9 @@ std::vector<std::string> candidates() {
   for (const char* name : library_names) paths.emplace_back(name);
   for (const char* root : {environment("CUDA_HOME"), environment("CUDA_PATH")})
     if (root) folders.push_back(text(root, "/lib64"));
-  for (const char* folder : {"/usr/local/cuda/lib64", "/usr/local/cuda-1[23]*/lib64", "/opt/cuda/lib64"})
-    folders.emplace_back(folder);
+  folders.emplace_back("/usr/local/cuda/lib64");
+  for (const char* version : {"cuda-13", "cuda-12"}) add_folders("/usr/local", version, "lib64", folders);
+  folders.emplace_back("/opt/cuda/lib64");
   std::vector<std::string> prefixes{"/usr/local", "/usr"};
   if (const char* root = environment("VIRTUAL_ENV")) prefixes.insert(prefixes.begin(), root);
   if (const char* root = environment("CONDA_PREFIX")) prefixes.insert(prefixes.begin(), root);
@@ -42,9 +54,10 @@ std::vector<std::string> candidates() {
   for (const std::string& prefix : prefixes)
     for (const char* packages : {"site-packages", "dist-packages"})
       for (const char* wheel : {"cu13", "cuda_nvrtc"})
-        folders.push_back(text(prefix, "/lib/python3*/", packages, "/nvidia/", wheel, "/lib"));
+        add_folders(prefix + "/lib", "python3", text(packages, "/nvidia/", wheel, "/lib"), folders);
   for (const std::string& folder : folders)
-    for (const char* name : library_names) add_matches(text(folder, "/", name), paths);
+    for (const char* name : library_names)
+      if (std::string path = text(folder, "/", name); access(path.c_str(), F_OK) == 0) paths.push_back(std::move(path));
   return paths;
 }
 
