@@ -121,7 +121,9 @@ TEST(Places, SenselessLengthsGiveASequenceAllOfItsBlocksOrNone) {
       const bool has_some = found.contains(b);
       (has_some ? all : none) += 1;
       ASSERT_EQ(has_some, finds_blocks(b, rows, x.B(), x.N, x.ref()));
-      if (has_some) ASSERT_EQ(found.at(b), all_blocks(tokens.size(), rows));
+      if (has_some) {
+        ASSERT_EQ(found.at(b), all_blocks(tokens.size(), rows));
+      }
     }
   }
   EXPECT_GT(none, 500);

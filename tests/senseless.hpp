@@ -25,8 +25,8 @@ inline cases::Case senseless_base(std::int64_t D, Type type, bool causal) {
 
 struct Senseless {
   std::string name;
-  std::vector<std::int64_t> cu_q, cu_k, used_q, used_k;  // empty: as they are
-  std::vector<std::size_t> kept;                         // sequences that have nothing to do with it
+  std::vector<std::int64_t> cu_q{}, cu_k{}, used_q{}, used_k{};  // empty: as they are
+  std::vector<std::size_t> kept{};                               // sequences that have nothing to do with it
 };
 
 inline std::vector<Senseless> senseless_lengths() {
