@@ -135,7 +135,10 @@ TEST_F(FakeOpening, InfoSaysWhatIsMissing) {
 
 // The driver does not work there, and another thread may have held a lock.
 TEST_F(FakeOpening, AForkedChildIsToldWhyItHasNoGpu) {
-  const std::string said = in_child([] { return planned_on(0) + in_child([] { return planned_on(0); }); });
+  const std::string said = in_child([] {
+    const std::string started = planned_on(0);
+    return started + in_child([] { return planned_on(0); });
+  });
   expect_begins(said, unsupported +
                           "this process was forked after the NVIDIA driver had been started, which then does "
                           "not work in it; start a new process instead");
