@@ -245,7 +245,7 @@ void build_score_inputs(CaseData& data, const Builder& make) {
     Generator random(c.seed, SinksSlot + 1);
     data.sinks = make.make(SinksSlot, wide, {c.Hq});
     for (std::int64_t h = 0; h < c.Hq; ++h) {
-      const double x = 2 * random.normal();
+      const double x = c.sinks == Sinks::high ? 88.0 + 6 * static_cast<double>(h) : 2 * random.normal();
       data.sinks.set(h, c.sinks == Sinks::some_infinite && h % 2 == 0 ? -infinity : x);
     }
   }

@@ -37,7 +37,12 @@ struct Dims {
 };
 
 enum class Slopes { none, per_head, per_batch_head };
-enum class Sinks { none, finite, some_infinite };
+enum class Sinks {
+  none,
+  finite,
+  some_infinite,
+  high  // so far above the scores that every probability is near the end of f32's range, or beyond it
+};
 
 struct Grads {
   bool dq = true, dk = true, dv = true, dbias = true, dsinks = true;  // the last two only where the input is given

@@ -72,7 +72,8 @@ OutputReport compare(const std::string& name, const Buffer& output, const Expect
   }
   report.error = std::sqrt(error), report.model_error = std::sqrt(model), report.norm = std::sqrt(norm);
   report.allowed = std::max(model_factor * report.model_error, expected.rounding) + absolute_factor * std::sqrt(bound);
-  if (!(report.error <= report.allowed)) {
+  report.underflow = expected.underflow;
+  if (!(report.error <= report.allowed + report.underflow)) {
     report.ok = false;
     if (report.detail.empty()) report.detail = "error beyond the allowed one; worst " + report.worst;
   }

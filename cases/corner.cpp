@@ -280,6 +280,23 @@ void numbers(Rows& rows) {
       {.name = "dropout_rounds_to_none", .Nq = 70, .Nk = 70, .options = {.dropout = 1e-6, .seed = 4}});
 }
 
+// Every probability of a row is below f32's range: sinks that take all of it, and keys that ALiBi has pushed far away.
+void underflow(Rows& rows) {
+  const Case base{.name = "", .Nq = 70, .Nk = 70, .D = 40};
+  const auto add = [&](const char* name, Options options, auto change) {
+    Case c = base;
+    c.name = name, c.options = options;
+    change(c);
+    rows.add_in_each_type(c);
+  };
+  add("underflow_sinks", {}, [](Case& c) { c.sinks = Sinks::high; });
+  add("underflow_sinks_decode", {}, [](Case& c) { c.sinks = Sinks::high, c.Nq = 2, c.Nk = 300; });
+  add("underflow_sinks_bias_dlse", {.causal = true}, [](Case& c) { c.sinks = Sinks::high, c.bias = c.dlse = true; });
+  add("underflow_sinks_dropout", {.softcap = 3, .dropout = 0.3, .seed = 4}, [](Case& c) { c.sinks = Sinks::high; });
+  for (const auto& [name, distance] : {std::pair{"underflow_alibi_some", 400}, {"underflow_alibi_all", 440}})
+    add(name, {.col0 = distance}, [](Case& c) { c.slopes = Slopes::per_head, c.sinks = Sinks::finite; });
+}
+
 void heads(Rows& rows) {
   for (std::int64_t ratio : {1, 3, 5, 6, 7, 8, 9, 63})
     rows.add({.name = join("ratio", ratio),
@@ -352,6 +369,7 @@ std::vector<Case> corner() {
   numbers(rows);
   heads(rows);
   layouts(rows);
+  underflow(rows);
   return rows.all;
 }
 

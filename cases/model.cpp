@@ -46,19 +46,22 @@ void add_scaled(double* y, double* y_bound, const double* x, double f, double f_
 }
 
 // A sum under construction: the model's values, their bounds, and per row of `width` elements the variance that
-// the roundings give it.
+// the roundings give it and the norm of what underflow may take.
 struct Sum {
   std::int64_t width;
-  Values model, bound, variance;
+  Values model, bound, variance, lost;
   Sum(std::int64_t n, std::int64_t row) :
-      width(row), model(at(n), 0.0), bound(at(n), 0.0), variance(at(n / row), 0.0) {}
+      width(row), model(at(n), 0.0), bound(at(n), 0.0), variance(at(n / row), 0.0), lost(variance) {}
   // Rows of `part` are `heads` rows apart here.
   void add(const Sum& part, std::int64_t first_row, std::int64_t heads) {
     for (std::size_t e = 0; e < part.model.size(); ++e) {
       const std::size_t row = at(first_row) + e / at(width) * at(heads), to = row * at(width) + e % at(width);
       model[to] += part.model[e], bound[to] += part.bound[e];
     }
-    for (std::size_t r = 0; r < part.variance.size(); ++r) variance[at(first_row) + r * at(heads)] += part.variance[r];
+    for (std::size_t r = 0; r < part.variance.size(); ++r) {
+      const std::size_t to = at(first_row) + r * at(heads);
+      variance[to] += part.variance[r], lost[to] += part.lost[r];
+    }
   }
 };
 
@@ -76,6 +79,9 @@ Values squares(const Values& x, std::int64_t width) {
   for (std::size_t row = 0; row < all.size(); ++row) all[row] = square(&x[row * at(width)], width);
   return all;
 }
+
+// What underflow may take of a probability.
+double lost_of(double p) { return std::min(p, lost_probability); }
 
 // Strides of a tensor that broadcasts over dimensions of size 1.
 struct ScoreIndex {
@@ -149,7 +155,7 @@ class Model {
   // A share of one element of dBias.
   struct BiasTerm {
     std::size_t element;
-    double dS, bound, variance;
+    double dS, bound, variance, lost;
   };
   // What one (b, h) adds to sums that several share.
   struct Head {
@@ -157,7 +163,7 @@ class Model {
     const Sequence& s;
     double sink;
     Sum dk, dv;
-    double dsink = 0, dsink_bound = 0, dsink_variance = 0;
+    double dsink = 0, dsink_bound = 0, dsink_variance = 0, dsink_lost = 0;
     double dsink_spread = 0;  // the sum of the deviations themselves
     std::vector<BiasTerm> dbias{};
   };
@@ -167,12 +173,15 @@ class Model {
     std::size_t q, o, lse;  // where its elements begin
     std::vector<Pair> pairs;
     double LSE = -infinity;
-    double delta_variance = 0;  // of the roundings that reach delta
+    double delta_variance = 0, delta_lost = 0;  // of the roundings, and of the underflow, that reach delta
   };
 
   std::size_t key(const Head& x, std::int64_t j) const { return at((x.s.row_k + j) * c.Hk + x.hk); }
   const double* k_row(const Head& x, std::int64_t j) const { return &k[key(x, j) * at(c.D)]; }
   const double* v_row(const Head& x, std::int64_t j) const { return &v[key(x, j) * at(c.dim_v())]; }
+
+  double k_norm(const Head& x, std::int64_t j) const { return std::sqrt(k_squares[key(x, j)]); }
+  double v_norm(const Head& x, std::int64_t j) const { return std::sqrt(v_squares[key(x, j)]); }
 
   bool visible(const Head& x, std::int64_t i, std::int64_t j) const {
     const std::int64_t row = i + c.options.row0 + x.s.off, column = j + c.options.col0;
@@ -240,9 +249,11 @@ class Model {
     for (const BiasTerm& term : x.dbias) {
       dbias.model[term.element] += term.dS, dbias.bound[term.element] += term.bound;
       dbias.variance[term.element] += term.variance, dbias_spread[term.element] += std::sqrt(term.variance);
+      dbias.lost[term.element] += term.lost;
     }
     if (sinks.empty()) return;
     dsinks.model[at(h)] += x.dsink, dsinks.bound[at(h)] += x.dsink_bound;
+    dsinks.lost[at(h)] += x.dsink_lost;
     dsinks.variance[at(h)] += x.dsink_variance, dsinks_spread[at(h)] += x.dsink_spread;
   }
 
@@ -262,6 +273,7 @@ class Model {
       largest_c = std::max(largest_c, pair.c);
       const double P = pair.p * pair.keep;
       add_scaled(&o.model[row.o], &o.bound[row.o], v_row(x, pair.j), round_to(c.type, P), pair.w * pair.keep, Dv);
+      o.lost[at(number)] += pair.keep * (lost_of(pair.p) * v_norm(x, pair.j) + lost_product * std::sqrt(Dv));
     }
     for_alike(row, [&](double lost, std::span<const Pair* const> alike) {
       if (alike.size() == 1) {
@@ -309,14 +321,19 @@ class Model {
       delta += d_o[d] * o.model[d], delta_bound += std::abs(d_o[d]) * o.bound[d];
     if (!d_lse.empty()) delta -= d_lse[row.lse], delta_bound += std::abs(d_lse[row.lse]);
 
-    double& dq_variance = dq.variance[row.q / at(D)];
+    const double dO_norm = std::sqrt(dO_square), q_norm = std::sqrt(q_square), factor = std::max(1.0, std::abs(scale));
+    const double root_D = std::sqrt(D), root_Dv = std::sqrt(Dv), width = static_cast<double>(Dv);
+    row.delta_lost = dO_norm * o.lost[row.o / at(Dv)] + width * lost_product;
+    double &dq_variance = dq.variance[row.q / at(D)], &dq_lost = dq.lost[row.q / at(D)];
     Values slope(at(D), 0.0);  // of dQ_i as a function of delta_i
     for (Pair& pair : row.pairs) {
       const std::int64_t j = pair.j;
       const Dots dOv = dots(&d_o[row.o], v_row(x, j), Dv);
       double dS = pair.p * (pair.keep * dOv.sum - delta);
       double dS_bound = pair.w * (pair.keep * dOv.absolute + delta_bound);
-      if (!bias.empty()) x.dbias.push_back({bias_index(x.b, x.h, row.i, j), dS, dS_bound, 0});
+      const double dS_lost = lost_of(pair.p) * (pair.keep * dOv.absolute + delta_bound) +
+                             pair.p * (pair.keep * width * lost_product + row.delta_lost) + lost_product;
+      if (!bias.empty()) x.dbias.push_back({bias_index(x.b, x.h, row.i, j), dS, dS_bound, 0, dS_lost});
       const double slack = c.options.softcap > 0 ? 1 - pair.t * pair.t : 1;
       if (c.options.softcap > 0) dS *= slack, dS_bound *= 1 + pair.t * pair.t;
       const double P_variance = variance(c.type, pair.p * pair.keep);
@@ -332,6 +349,9 @@ class Model {
       x.dv.variance[at(j)] += P_variance * dO_square;
       dq_variance += dS_variance * k_squares[key(x, j)];
       x.dk.variance[at(j)] += dS_variance * q_square;
+      x.dv.lost[at(j)] += pair.keep * (lost_of(pair.p) * dO_norm + lost_product * root_Dv);
+      dq_lost += factor * (dS_lost * k_norm(x, j) + lost_product * root_D);
+      x.dk.lost[at(j)] += factor * (dS_lost * q_norm + lost_product * root_D);
     }
     for_alike(row, [&](double lost, std::span<const Pair* const> alike) {
       double sum = 0;
@@ -351,10 +371,10 @@ class Model {
       x.dk.variance[at(pair.j)] += row.delta_variance * ds * ds * q_square;
       sum += pair.p;
       if (!bias.empty() && data.bias.size(3) > 1)
-        x.dbias.push_back({bias_index(x.b, x.h, row.i, pair.j), 0, 0, pair.p * pair.p * row.delta_variance});
+        x.dbias.push_back({bias_index(x.b, x.h, row.i, pair.j), 0, 0, pair.p * pair.p * row.delta_variance, 0});
     }
     if (!bias.empty() && data.bias.size(3) == 1)
-      x.dbias.push_back({bias_index(x.b, x.h, row.i, 0), 0, 0, sum * sum * row.delta_variance});
+      x.dbias.push_back({bias_index(x.b, x.h, row.i, 0), 0, 0, sum * sum * row.delta_variance, 0});
   }
 
   void sink_backward(Head& x, const Row& row, double delta, double delta_bound) const {
@@ -363,6 +383,7 @@ class Model {
     for (const Pair& pair : row.pairs) mean_c += pair.p * pair.c;
     x.dsink -= p * delta;
     x.dsink_bound += p * std::max(1.0, std::abs(x.sink) + mean_c) * delta_bound;
+    x.dsink_lost += lost_of(p) * delta_bound + p * row.delta_lost + lost_product;
     x.dsink_variance += p * p * row.delta_variance, x.dsink_spread += p * std::sqrt(row.delta_variance);
   }
 
@@ -386,38 +407,21 @@ Expected finished(const Buffer& output, const Buffer& exact, const Sum& sum, boo
     }
   }
   if (!output) return e;
-  double total = 0, largest = 0;
+  double total = 0, largest = 0, lost = 0;
   for (std::size_t r = 0; r < sum.variance.size(); ++r) {
     double row = sum.variance[r];
     for (std::size_t n = r * at(sum.width); n < (r + 1) * at(sum.width); ++n)
       if (e.bound[n] > 0) row += variance(output.type(), e.model[n]);  // NaN: never written
     total += row, largest = std::max(largest, row);
+    if (std::isfinite(sum.lost[r])) lost += sum.lost[r] * sum.lost[r];
   }
+  e.underflow = std::sqrt(lost);
   e.rounding = std::sqrt(total) + 3 * std::sqrt(largest);
   e.model = rounded(e.model, output.type());
   return e;
 }
 
 }  // namespace
-
-bool kept(std::uint64_t seed, std::uint64_t offset, double p_drop, std::int64_t b, std::int64_t h, std::int64_t i,
-          std::int64_t j) {
-  using Word = std::uint32_t;
-  const auto philox = [](std::array<Word, 4> x, Word k0, Word k1) {
-    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9, k1 += 0xBB67AE85) {
-      const std::uint64_t p0 = 0xD2511F53ULL * x[0], p1 = 0xCD9E8D57ULL * x[2];
-      x = {static_cast<Word>(p1 >> 32) ^ x[1] ^ k0, static_cast<Word>(p1), static_cast<Word>(p0 >> 32) ^ x[3] ^ k1,
-           static_cast<Word>(p0)};
-    }
-    return x;
-  };
-  const auto low = [](auto x) { return static_cast<Word>(x); };
-  const auto key = philox({low(offset), low(offset >> 32), 0, 0}, low(seed), low(seed >> 32));
-  const auto bits = philox({low((j >> 4) * 4 + ((j >> 1) & 3)), low(i >> 1), low(h), low(b)}, key[0], key[1]);
-  const auto number = 4 * (i & 1) + 2 * ((j >> 3) & 1) + (j & 1);
-  const Word value = (bits[at(number / 2)] >> (16 * (number % 2))) & 0xFFFF;
-  return value >= static_cast<Word>(std::round(65536 * p_drop));
-}
 
 Expectation expect(const CaseData& data) {
   const CaseData wide = widened(data);

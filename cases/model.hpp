@@ -19,7 +19,16 @@ struct Expected {
   // How far the model's roundings may carry the tensor, by their variances, with three standard deviations to spare.
   // |Xmodel - X64| is one draw of them: reliable for a large tensor, luck where only a few numbers were rounded.
   double rounding = 0;
+  // |U|: what may be lost because probabilities below `lost_probability` and products below `lost_product` may be 0.
+  double underflow = 0;
 };
+
+// f32's smallest normal number: kernels may flush what is below it, wherever they multiply or add.
+inline constexpr double lost_product = 0x1p-126;
+// Exponentials are taken relative to a running maximum that may lag behind the row's own, by a factor of 2^8 in the CPU
+// kernels and of a row's sum in `hopper`; what is below 2^-126 of it is 0, and likewise a factor that brings older ones
+// up to date.
+inline constexpr double lost_probability = 0x1p-100;
 
 struct Expectation {
   Expected o, lse, dq, dk, dv, dbias, dsinks;

@@ -26,13 +26,19 @@ namespace tessera::cases {
 struct OutputReport {
   std::string name;  // "o", "lse", "dq", "dk", "dv", "dbias", "dsinks"
   Type type = Type::f32;
-  double error = 0, allowed = 0;
+  double error = 0, allowed = 0;     // allowed: without the underflow term
+  double underflow = 0;              // |U|: what may be lost besides, because P or a product is below f32's range
   double model_error = 0, norm = 0;  // |Xmodel - X64| and |X64|
   bool ok = true;
   std::string worst;   // index of the element that is furthest off, e.g. "[0,17,2,5]", with its two values
   std::string detail;  // why it is not ok; empty otherwise
 
-  double ratio() const { return allowed > 0 ? error / allowed : (error > 0 ? 1e300 : 0); }
+  // Of what underflow does not explain.
+  double ratio() const {
+    const double rest = error - underflow;
+    return rest <= 0 ? 0 : allowed > 0 ? rest / allowed : 1e300;
+  }
+  bool needs_underflow() const { return error > allowed; }
 };
 
 struct CaseReport {
@@ -72,7 +78,10 @@ Case find_case(const std::string& name);
 std::vector<std::string> available_kernels();
 
 std::string to_text(const CaseReport& report);  // several lines: name, text, every output, messages, command
-// Worst ratio of error to the allowed error, a row per output and a column per type, with the case that has it.
+// How many cases pass by the rule's underflow term only.
+std::size_t underflowed(const SuiteReport& report);
+// Worst ratio of error to the allowed error, a row per output and a column per type, with the case that has it; and
+// the number above.
 std::string worst_table(const SuiteReport& report);
 
 }  // namespace tessera::cases

@@ -55,12 +55,14 @@ void options(std::ostream& out, const Options& o) {
   if (o.accumulate) out << " accumulate";
 }
 
+constexpr const char* sinks[] = {"", " sinks", " sinks(-inf)", " sinks(high)"};
+
 void tensors(std::ostream& out, const Case& c) {
   if (c.bias) out << " bias" << dims(c.bias_dims) << (c.bias_f32 ? "f32" : "");
   if (c.masked_bias > 0) out << " bias_inf=" << c.masked_bias;
   if (c.mask) out << " mask" << dims(c.mask_dims) << c.mask_density;
   if (c.slopes != Slopes::none) out << (c.slopes == Slopes::per_head ? " slopes[H]" : " slopes[B,H]");
-  if (c.sinks != Sinks::none) out << (c.sinks == Sinks::finite ? " sinks" : " sinks(-inf)");
+  out << sinks[static_cast<std::size_t>(c.sinks)];
   if (c.dlse) out << " dlse";
   if (c.rng) out << " rng";
   if (c.no_lse) out << " no_lse";
@@ -112,14 +114,21 @@ std::string to_text(const CaseReport& report) {
       << report.name << " on " << (report.kernel.empty() ? "?" : report.kernel) << "\n  " << report.text << "\n";
   for (const OutputReport& o : report.outputs) {
     out << "  " << padded(o.name, 7) << padded(name_of(o.type), 5) << printed(" error %.3e", o.error)
-        << printed(" allowed %.3e", o.allowed) << printed(" model %.3e", o.model_error)
-        << printed(" norm %.3e", o.norm);
+        << printed(" allowed %.3e", o.allowed) << printed(" underflow %.3e", o.underflow)
+        << printed(" model %.3e", o.model_error) << printed(" norm %.3e", o.norm);
     if (!o.ok) out << "  <- " << o.detail;
     out << "\n";
   }
   for (const std::string& message : report.messages) out << "  " << message << "\n";
   if (!report.ok) out << "  repeat with: " << report.reproduce << "\n";
   return out.str();
+}
+
+std::size_t underflowed(const SuiteReport& report) {
+  const auto needs = [](const OutputReport& o) { return o.ok && o.needs_underflow(); };
+  return static_cast<std::size_t>(std::count_if(report.cases.begin(), report.cases.end(), [&](const CaseReport& c) {
+    return std::any_of(c.outputs.begin(), c.outputs.end(), needs);
+  }));
 }
 
 std::string worst_table(const SuiteReport& report) {
@@ -140,6 +149,8 @@ std::string worst_table(const SuiteReport& report) {
           << padded(printed("%.2e", worst->error), 11) << padded(printed("%.2e", worst->allowed), 11) << where->name
           << " (" << where->kernel << ")\n";
     }
+  if (const auto count = underflowed(report); count > 0)
+    out << count << (count == 1 ? " case is" : " cases are") << " within the rule only by its underflow term\n";
   return out.str();
 }
 

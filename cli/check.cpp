@@ -46,6 +46,7 @@ Json to_json(const cases::CaseReport& report) {
                        {"type", cases::name_of(o.type)},
                        {"error", o.error},
                        {"allowed", o.allowed},
+                       {"underflow", o.underflow},
                        {"model_error", o.model_error},
                        {"norm", o.norm},
                        {"ok", o.ok}});
@@ -64,6 +65,7 @@ Json to_json(const cases::SuiteReport& report, const Arguments& a) {
   json["passed"] = report.passed;
   json["failed"] = report.failed;
   json["skipped"] = report.skipped;
+  json["underflowed"] = cases::underflowed(report);
   json["cases"] = Json::array();
   for (const cases::CaseReport& one : report.cases) json["cases"].push_back(to_json(one));
   return json;

@@ -297,7 +297,12 @@ class Commands(Case):
         for case in report["cases"]:
             self.assertIn("tessera check --suite random --seed", case["repeat"])
             for output in case["outputs"]:
-                self.assertLessEqual(output["error"], output["allowed"])
+                self.assertLessEqual(output["error"], output["allowed"] + output["underflow"])
+        self.assertEqual(report["underflowed"], 0)
+        self.assertNotIn("underflow", text)
+        report, text = self.load_json("check", "--case", "underflow_sinks_f32")
+        self.assertEqual((report["passed"], report["underflowed"]), (1, 1))
+        self.assertIn("1 case is within the rule only by its underflow term", text)
         name = tessera("check", "--suite", "regular", "--list").stdout.split()[0]
         report, _ = self.load_json("check", "--case", name)
         self.assertEqual(report["cases"][0]["name"], name)

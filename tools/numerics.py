@@ -30,7 +30,9 @@ def check(program, arguments):
 
 
 def share(output):
-    return output["error"] / output["allowed"] if output["allowed"] > 0 else 0.0
+    """Of the allowed error; what underflow explains is not counted."""
+    rest = output["error"] - output["underflow"]
+    return rest / output["allowed"] if rest > 0 and output["allowed"] > 0 else 0.0
 
 
 def worst_table(reports):

@@ -27,20 +27,20 @@ HWY_INLINE Range key_range(const HeadJob& head, Range queries, Int64 block) {
   return {greater(seen.begin, block * block_k), lesser(seen.end, (block + 1) * block_k)};
 }
 
-// Hands out pieces of one thread's scratch memory, each aligned to a cache line.
+// Hands out pieces of one thread's scratch memory, each aligned to a cache line. Without memory it only counts.
 class Scratch {
  public:
-  explicit Scratch(float* base) : begin(base), next(base) {}
+  explicit Scratch(float* memory) : base(memory) {}
   float* take(Int64 floats) {
-    float* piece = next;
-    next += round_up(floats, 16);
+    float* piece = base ? base + used : nullptr;
+    used += round_up(floats, 16);
     return piece;
   }
-  Int64 bytes() const { return (next - begin) * Int64(sizeof(float)); }
+  Int64 bytes() const { return used * Int64(sizeof(float)); }
 
  private:
-  float* begin;
-  float* next;
+  float* base;
+  Int64 used = 0;
 };
 
 // Bytes that a layout takes of it.
