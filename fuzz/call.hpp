@@ -109,7 +109,7 @@ Call separated(const Call& call);
 
 // For the line that a target prints when it ends.
 struct Counts {
-  std::uint64_t calls = 0, refused = 0, judged = 0, repeated = 0;
+  std::uint64_t calls = 0, refused = 0, repeated = 0, judged = 0, unlucky = 0;
 };
 extern Counts counts;
 
