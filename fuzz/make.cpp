@@ -155,7 +155,8 @@ class Memory {
   void fill(std::size_t i) {
     const auto& content = argument(i).content;
     if (!places[i].present || content.empty()) return;
-    for (std::size_t n = 0; n < places[i].range.size; ++n) first(i)[n] = content[n % content.size()];
+    for (std::size_t n = 0; n < places[i].range.size; n += content.size())
+      std::copy_n(content.begin(), std::min(content.size(), places[i].range.size - n), first(i) + n);
   }
 
   // How many elements of outputs each byte of a block belongs to.
