@@ -84,7 +84,7 @@ __device__ inline void load_tile(float (&to)[rows][pitch], const TokenRef& t, In
         store4(&to[r][d], {to_float(values.x[0]), to_float(values.x[1]), to_float(values.x[2]), to_float(values.x[3])});
         store4(&to[r][d + 4],
                {to_float(values.x[4]), to_float(values.x[5]), to_float(values.x[6]), to_float(values.x[7])});
-      } else if constexpr (element == Element::f32) {
+      } else if constexpr (element == Element::f32 && config.dbias == Element::none) {
         copy_number_async(&to[r][d], inside ? row + d : static_cast<T*>(t.data), inside);
       } else {
         to[r][d] = inside ? to_float(row[d]) : 0.0f;
