@@ -70,8 +70,9 @@ __device__ inline void load_tile(float (&to)[rows][pitch], const TokenRef& t, In
   using T = typename Stored<element>::Type;
   const TileShare<config.threads, lesser(width / at_once, config.threads)> share;
   const T* row = row_of<element>(t, b, first + share.first_row, h);
-  // Rows beyond a thread's share and pieces beyond D count as invalid; addresses go up row by row, which is cheap.
-#pragma unroll 2
+  // Rows beyond a thread's share and pieces beyond D count as invalid; addresses go up row by row, which is cheap. Two
+  // rows overlap their loads, except where registers are short: dBias would spill.
+#pragma unroll(config.dbias == Element::none ? 2 : 1)
   for (int r = share.first_row; r < rows; r += share.step, row += share.step * t.token)
 #pragma unroll
     for (int d = share.piece * at_once; d < width; d += at_once * config.threads) {
@@ -84,7 +85,7 @@ __device__ inline void load_tile(float (&to)[rows][pitch], const TokenRef& t, In
         store4(&to[r][d], {to_float(values.x[0]), to_float(values.x[1]), to_float(values.x[2]), to_float(values.x[3])});
         store4(&to[r][d + 4],
                {to_float(values.x[4]), to_float(values.x[5]), to_float(values.x[6]), to_float(values.x[7])});
-      } else if constexpr (element == Element::f32 && config.dbias == Element::none) {
+      } else if constexpr (element == Element::f32) {
         copy_number_async(&to[r][d], inside ? row + d : static_cast<T*>(t.data), inside);
       } else {
         to[r][d] = inside ? to_float(row[d]) : 0.0f;

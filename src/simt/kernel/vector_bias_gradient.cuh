@@ -39,6 +39,8 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
   static_assert(sizeof(BiasTile<config>) <= sizeof(shared.X) && config.stages == 1);
+  // Kahan's compensation. It has the place of P, which no product over columns needs here: registers are short.
+  auto& lost = shared.P;
   const Question& x = p.x;
 
   // The tile: keys fastest, then rows, heads, sequences.
@@ -51,7 +53,8 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
 
   QueryPlace place{};
   Kernel kernel(shared, p, place);
-  float sum[Kernel::rows][Kernel::cols] = {}, lost[Kernel::rows][Kernel::cols] = {};  // Kahan's compensation
+  float sum[Kernel::rows][Kernel::cols] = {};
+  kernel.for_each([&](int, int, int row, int col) { lost[row][col] = 0; });  // each thread reads and writes its own
   const auto add_tile = [&](Int64 key) {
     __syncthreads();  // nobody reads the tiles before any more
     kernel.load_queries(shared.X, shared.Y, shared.lse2[0], shared.delta[0], place.first, place.h);
@@ -63,14 +66,11 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
     const ScoreOf<config> score(x, place.s, place.b, place.h);
     kernel.template recompute<true>(score, ScoreTile(place.s, place.first, config.block_rows, key, config.block_cols),
                                     0);
-#pragma unroll
-    for (int r = 0; r < Kernel::rows; ++r)
-#pragma unroll
-      for (int c = 0; c < Kernel::cols; ++c) {
-        const float term = kernel.dS[r][c] - lost[r][c], next = sum[r][c] + term;
-        lost[r][c] = (next - sum[r][c]) - term;
-        sum[r][c] = next;
-      }
+    kernel.for_each([&](int r, int c, int row, int col) {
+      const float term = kernel.dS[r][c] - lost[row][col], next = sum[r][c] + term;
+      lost[row][col] = (next - sum[r][c]) - term;
+      sum[r][c] = next;
+    });
   };
 
   const Range batches = terms_of(p.dbias_batches == 1, b0, 1, x.B), heads = terms_of(p.dbias_heads == 1, h0, 1, x.Hq);
@@ -90,10 +90,7 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
 
   auto& sums = *reinterpret_cast<BiasTile<config>*>(memory);
   __syncthreads();
-#pragma unroll
-  for (int r = 0; r < Kernel::rows; ++r)
-#pragma unroll
-    for (int c = 0; c < Kernel::cols; ++c) sums[kernel.product.row(r)][kernel.product.col(c)] = sum[r][c];
+  kernel.for_each([&](int r, int c, int row, int col) { sums[row][col] = sum[r][c]; });
   __syncthreads();
   store_bias_tile<config>(p, sums, b0, h0, i0, j0);
 }
