@@ -34,24 +34,23 @@ HWY_INLINE void tile_store(void* rows, Int64 stride_bytes) {
 
 // A product of two bf16 is exact in f32, so multiplying and then adding rounds as a fused multiply-add does.
 HWY_NOINLINE void emulated_dot(EmulatedTile& c, const EmulatedTile& a, const EmulatedTile& b) {
-  float even_b[16][16], odd_b[16][16];
+  static_assert(lanes == 16);  // a row of c
+  Vec even_b[16], odd_b[16];
   for (int k = 0; k < 16; ++k) {
-    BF16 pairs[32];
-    __builtin_memcpy(pairs, b.row[k], 64);
-    for (int n = 0; n < 16; ++n) even_b[k][n] = widen(pairs[2 * n]), odd_b[k][n] = widen(pairs[2 * n + 1]);
+    const auto pairs = hn::Load(IntTag(), reinterpret_cast<const int32_t*>(b.row[k]));
+    even_b[k] = hn::BitCast(FloatTag(), hn::ShiftLeft<16>(pairs));
+    odd_b[k] = hn::BitCast(FloatTag(), hn::And(pairs, hn::Set(IntTag(), -65536)));
   }
   for (int m = 0; m < 16; ++m) {
     BF16 left[32];
-    float even[16] = {}, odd[16] = {}, sum[16];
     __builtin_memcpy(left, a.row[m], 64);
-    __builtin_memcpy(sum, c.row[m], 64);
-    for (int k = 0; k < 16; ++k)
-      for (int n = 0; n < 16; ++n) {
-        even[n] += widen(left[2 * k]) * even_b[k][n];
-        odd[n] += widen(left[2 * k + 1]) * odd_b[k][n];
-      }
-    for (int n = 0; n < 16; ++n) sum[n] += even[n] + odd[n];
-    __builtin_memcpy(c.row[m], sum, 64);
+    Vec even = hn::Zero(FloatTag()), odd = hn::Zero(FloatTag());
+    for (int k = 0; k < 16; ++k) {
+      even = hn::Add(even, hn::Mul(set(widen(left[2 * k])), even_b[k]));
+      odd = hn::Add(odd, hn::Mul(set(widen(left[2 * k + 1])), odd_b[k]));
+    }
+    float* sum = reinterpret_cast<float*>(c.row[m]);
+    store(hn::Add(load(sum), hn::Add(even, odd)), sum);
   }
 }
 
