@@ -13,7 +13,7 @@ from tessera import _call
 def runs_in_child(body):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)  # ends a child that hangs
+        signal.alarm(200)  # ends a child that hangs
         status = 1
         try:
             body()

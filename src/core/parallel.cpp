@@ -29,16 +29,17 @@ struct PreparedSteps::Job {
   };
 
   const std::vector<Step> steps;
-  int workers;                 // that may take part
-  std::atomic<int> joined{0};  // and do; with the pool, guarded by its mutex
-  int active = 0;              // pool threads inside, guarded by the pool's mutex
-  Job* next = nullptr;         // in the pool's list
-  std::vector<Progress> progress;
+  int workers;                     // that may take part
+  std::atomic<int> joined{0};      // and do; with the pool, guarded by its mutex
+  int active = 0;                  // pool threads inside, guarded by the pool's mutex
+  Job* next = nullptr;             // in the pool's list
+  std::vector<Progress> progress;  // none for a single worker
   std::atomic<bool> failed{false};
   std::mutex error_mutex{};
   std::exception_ptr error{};
 
-  Job(std::vector<Step> given, int workers) : steps(std::move(given)), workers(workers), progress(steps.size()) {}
+  Job(std::vector<Step> given, int workers) :
+      steps(std::move(given)), workers(workers), progress(workers > 1 ? steps.size() : 0) {}
 
   bool has_tasks_left() const {
     for (std::size_t n = 0; n < steps.size() && !failed; ++n)

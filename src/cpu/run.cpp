@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -141,14 +142,19 @@ void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout
   const auto rounds = rounds_of(p, isa, layout, call, sequences);
   std::vector<Step> steps;
   for (const std::vector<SharedKeys>& round : rounds) {
+    if (round.empty()) continue;
     steps.push_back(pack_round(p, isa, layout, call, round));
     steps.push_back(attend_round(p, isa, layout, call, round, group, threads));
   }
   PreparedSteps attention(std::move(steps), threads);
-  Decode decode(p, isa, layout, call, few);
-  PreparedSteps decoding(decode.steps(), decode.threads());
+  std::optional<Decode> decode;
+  std::optional<PreparedSteps> decoding;
+  if (!few.empty()) {
+    decode.emplace(p, isa, layout, call, few);
+    decoding.emplace(decode->steps(), decode->threads());
+  }
   // From here on nothing fails: outputs are written.
-  decoding.run();
+  if (decoding) decoding->run();
   attention.run();
 }
 
