@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # tree_test.py [COMPILER]: the tree keeps its shape. Include directions, self-contained headers, file lengths, comment
-# at the top, no loose ends, and a test's sentence for every sentence of the checks. Python's standard library only.
-# Run by ctest. Implements the rules of docs/architecture.md.
+# at the top, no loose ends, a test's sentence for every sentence of the checks, a reason for every folder of tests.
+# Python's standard library only. Run by ctest. Implements the rules of docs/architecture.md.
 import re
 import subprocess
 import sys
@@ -230,8 +230,23 @@ def check_c_abi():
             fail("src/api/c_api.cpp", 0, f"{name} lets exceptions out; see guarded()")
 
 
+def check_test_folders():
+    """Every test lies in a folder, and docs/architecture.md says of every folder what belongs there."""
+    section = re.search(r"### The folders of tests/\n(.*?)\n#", (ROOT / "docs/architecture.md").read_text(), re.S)
+    documented = set(re.findall(r"^- `tests/(\w+)`:", section[1] if section else "", re.M))
+    tracked = {p for p in (ROOT / "tests").iterdir() if p.name != "__pycache__"}
+    folders = {p.name for p in tracked if p.is_dir()}
+    for name in sorted(folders ^ documented):
+        fail(f"tests/{name}", 0, 'is a folder without a line in docs/architecture.md, "The folders of tests/", or a line '
+                                 "without a folder")
+    for path in sorted(tracked):
+        if path.is_file() and path.name not in {"CMakeLists.txt", "tree_test.py"}:
+            fail(path, 0, "lies in no folder of tests/")
+
+
 def main():
-    for check in [check_includes, check_text, check_headers, check_sentences, check_environment, check_c_abi]:
+    for check in [check_includes, check_text, check_headers, check_sentences, check_environment, check_c_abi,
+                  check_test_folders]:
         before = len(failures)
         check()
         print(f"{check.__name__}: {'ok' if len(failures) == before else f'{len(failures) - before} failures'}")

@@ -1,5 +1,6 @@
 // Every rule for the caller's arguments, and its sentence. From tensors to a checked Problem; nothing after this
-// asserts anything about users. Included by src/api. Each rule has a row in tests/check_test.cpp that expects its text.
+// asserts anything about users. Included by src/api. Each rule has a row in tests/api/check_rows.hpp that expects its
+// text.
 #pragma once
 
 #include <span>

@@ -1,6 +1,6 @@
 // The rules for a single tensor, the options and the execution, each with its sentence. Included by core/check.cpp and
-// core/check_run.cpp, which apply them. Every rule throws Failure; each has a row in tests/check_rows.hpp that expects
-// its text.
+// core/check_run.cpp, which apply them. Every rule throws Failure; each has a row in tests/api/check_rows.hpp that
+// expects its text.
 #pragma once
 
 #include <cstdint>

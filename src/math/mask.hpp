@@ -1,6 +1,7 @@
 // The mask: which key j a query i sees, and what follows for tiles of queries and keys, forward and transposed.
 // Shared by every backend as constexpr text; the reference may use only visible(), which is the definition, so that a
-// mistake in the ranges cannot hide (tests/mask_test compares them exhaustively). Implements docs/algorithm.md, "Mask".
+// mistake in the ranges cannot hide (tests/unit/mask_test.cpp compares them exhaustively). Implements
+// docs/algorithm.md, "Mask".
 #pragma once
 
 #include "math/types.hpp"

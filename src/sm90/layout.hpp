@@ -1,6 +1,6 @@
 // The arithmetic of Hopper's shared-memory tiles: where TMA puts an element, where wgmma looks for it, which element of
 // an accumulator a thread holds, and where stmatrix puts it. Constexpr text for the kernels and for the tests that
-// emulate the hardware on the host (tests/sm90_test.cpp). Facts: PTX ISA, "Asynchronous warpgroup level matrix
+// emulate the hardware on the host (tests/sm90/sm90_test.cpp). Facts: PTX ISA, "Asynchronous warpgroup level matrix
 // instructions" and "Tensor copy"; 16-bit elements, 128-byte swizzle.
 #pragma once
 

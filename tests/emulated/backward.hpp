@@ -1,6 +1,6 @@
 // What the tests of the Hopper backward kernels' text share: NaN where a kernel must not look, what the ladder's
-// kernels do before, and the judgement of gradients. Included by tests/sm90_backward_test.cpp and
-// tests/sm90_one_pass_test.cpp.
+// kernels do before, and the judgement of gradients. Included by tests/sm90/sm90_backward_test.cpp and
+// tests/sm90/sm90_one_pass_test.cpp.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 #include "core/kernel.hpp"
 #include "tests/emulated/backward_cases.hpp"
-#include "tests/support.hpp"
+#include "tests/support/support.hpp"
 
 namespace tessera::emulated {
 

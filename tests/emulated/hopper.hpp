@@ -1,6 +1,6 @@
 // A case of the tables on the emulated machine: planned like a call, run by the Hopper forward kernel's own text,
 // judged like a result of a GPU. Device text needs constants, so the tiles that may come out of the planner are a list.
-// Included by tests/sm90_machine_test.cpp, whose include path puts tests/emulated before src.
+// Included by tests/sm90/sm90_machine_test.cpp, whose include path puts tests/emulated before src.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 #include "sm90/plan.hpp"
 #include "sm90/unit.hpp"
 #include "tests/emulated/machine.hpp"
-#include "tests/support.hpp"
+#include "tests/support/support.hpp"
 // The machine comes first: device text needs it.
 #include "sm90/kernel/forward.cuh"
 

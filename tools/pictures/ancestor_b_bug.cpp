@@ -40,7 +40,7 @@ std::vector<double> row_of(const cases::AncestorB& b, std::int64_t i, bool forge
 Sheet ancestor_b_bug() {
   const cases::AncestorB b = cases::ancestor_b();
   const std::vector<double> right = row_of(b, 0, false), wrong = row_of(b, 0, true);
-  // The figures of docs/numerics.md; tests/ancestors_test.cpp pins the same ones.
+  // The figures of docs/numerics.md; tests/cpu/ancestors_test.cpp pins the same ones.
   if (format("%.6g", wrong[0]) != "0.00981674" || format("%.6g", right[0]) != "0.016065")
     throw std::runtime_error("ancestor_b_bug: the figures do not come out");
 

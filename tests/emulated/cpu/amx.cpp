@@ -1,5 +1,5 @@
 // Takes the place of src/cpu/amx.cpp in the tests with an emulated matrix unit, which every processor has.
-// See tests/amx.cmake.
+// See tests/cpu/amx.cmake.
 #include "cpu/amx.hpp"
 
 namespace tessera::cpu {

@@ -1,0 +1,16 @@
+# Tests of the library as its callers meet it. Included by tests/CMakeLists.txt, which defines tessera_test.
+tessera_test(NAME check_test SOURCES api/check_test.cpp)
+tessera_test(NAME abi_test SOURCES api/abi_test.cpp LABELS threads)
+tessera_test(NAME plan_test SOURCES api/plan_test.cpp)
+tessera_test(NAME limits_test SOURCES api/limits_test.cpp)
+tessera_test(NAME fault_test SOURCES api/fault_test.cpp support/faults.cpp SHARDS 4)
+target_compile_definitions(fault_test PRIVATE TESSERA_SHARED_LIBRARY="$<TARGET_FILE:tessera>")
+add_dependencies(fault_test tessera)
+tessera_test(NAME fork_test SOURCES api/fork_test.cpp support/faults.cpp)
+
+# The shared library alone, from C99: whatever is not exported does not link.
+add_executable(c_api_test api/c_api_test.c)
+target_compile_options(c_api_test PRIVATE -pedantic)
+target_link_libraries(c_api_test PRIVATE tessera Threads::Threads m)
+add_test(NAME c_api_test COMMAND c_api_test)
+set_tests_properties(c_api_test PROPERTIES TIMEOUT 600 LABELS threads)

@@ -1,0 +1,22 @@
+# The kernels for AMX on processors without it: src/cpu/isa/amx.cpp, compiled against a matrix unit in plain C++
+# (tests/emulated/cpu), takes the place of the library's own in these tests, which force the kernel `amx`.
+# Included by tests/cpu/tests.cmake. They need AVX-512, without which they are skipped, and ctest says so: the unit is
+# emulated, but the kernels' vectors are written for AVX-512.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  add_library(emulated_amx OBJECT ${PROJECT_SOURCE_DIR}/src/cpu/isa/amx.cpp emulated/cpu/amx.cpp cpu/amx_skip.cpp)
+  target_include_directories(emulated_amx PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated ${PROJECT_SOURCE_DIR}
+                                                  ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_compile_options(emulated_amx PRIVATE -O3)
+
+  # Another test once more, as it was compiled there. The objects come before the library, so the linker looks for
+  # nothing of theirs in it.
+  function(emulated_amx_test name shards test)
+    tessera_test(NAME ${name} SHARDS ${shards} ENVIRONMENT TESSERA_TEST_KERNELS=amx
+                 SOURCES $<TARGET_OBJECTS:${test}> ${ARGN} $<TARGET_OBJECTS:emulated_amx>)
+  endfunction()
+  emulated_amx_test(amx_features_test 1 simd_test cpu/amx_test.cpp)
+  emulated_amx_test(amx_cases_test 2 cases_test)
+  emulated_amx_test(amx_random_test 2 random_test)
+  emulated_amx_test(amx_invariance_test 1 invariance_test)
+  emulated_amx_test(amx_edge_test 1 edge_test)
+endif()

@@ -1,0 +1,273 @@
+// What launches address; see extents.hpp.
+#include "tests/fake/extents.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+#include "cases/buffer.hpp"
+#include "sm90/one_pass_config.hpp"
+
+namespace tessera::test {
+namespace {
+
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+template <class Params>
+Params params_of(const fake::Launch& launch) {
+  Params params;
+  std::memcpy(static_cast<void*>(&params), launch.parameters.data(), sizeof(params));
+  return params;
+}
+
+std::int64_t ceil_div_of(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+std::int64_t width_of(const Tensor& t) { return t ? t.shape[static_cast<std::size_t>(t.ndim - 1)] : 0; }
+
+}  // namespace
+
+Extent extent_of(const void* data, std::int64_t element_bytes, std::initializer_list<Axis> axes) {
+  std::int64_t low = 0, high = 1;
+  for (const Axis& axis : axes) {
+    if (axis.count <= 0) return {};
+    const std::int64_t last = (axis.count - 1) * axis.stride;
+    (last < 0 ? low : high) += last;
+  }
+  const auto base = reinterpret_cast<std::uintptr_t>(data);
+  return {base + static_cast<std::uintptr_t>(low * element_bytes),
+          base + static_cast<std::uintptr_t>(high * element_bytes)};
+}
+
+Extent extent_of(const Tensor& t) {
+  Axis axes[4]{{1, 0}, {1, 0}, {1, 0}, {1, 0}};
+  for (std::size_t d = 0; d < static_cast<std::size_t>(t.ndim); ++d)
+    axes[d] = {t.shape[d], t.shape[d] == 1 ? 0 : t.strides[d]};
+  return extent_of(t.data, static_cast<std::int64_t>(cases::size_of(t.type)), {axes[0], axes[1], axes[2], axes[3]});
+}
+
+void Addressed::fault(const std::string& what) { found.push_back(launch->kernel->function + ": " + what); }
+
+int Addressed::setting(const char* name) const {
+  const std::string wanted = text(".", name, " = ");
+  const std::size_t at = launch->kernel->unit.find(wanted);
+  return at == std::string::npos ? -1 : std::stoi(launch->kernel->unit.substr(at + wanted.size()));
+}
+
+bool Addressed::is_set(const char* name) const {
+  return launch->kernel->unit.find(text(".", name, " = true")) != std::string::npos;
+}
+
+// --- tensors
+
+void Addressed::tensor(const char* name, const void* data, const Extent& addressed, const Tensor& of) {
+  if (!of) {
+    if (data) fault(text(name, " is not given but has a pointer"));
+    return;
+  }
+  if (addressed.empty()) return;
+  if (!data) return fault(text(name, " is given but has no pointer"));
+  const Extent whole = extent_of(of);
+  if (!whole.holds(addressed))
+    fault(text(name, " is addressed from byte ", static_cast<std::int64_t>(addressed.begin - whole.begin), " to ",
+               static_cast<std::int64_t>(addressed.end - whole.begin), " of ", whole.end - whole.begin));
+  std::uintptr_t begin = 0;
+  const fake::Allocation* memory = fake::machine().find(addressed.begin, begin);
+  if (!memory || !Extent{begin, begin + memory->bytes}.holds(addressed))
+    fault(text(name, " leaves its allocation"));
+  else if (memory->device != launch->device)
+    fault(text(name, " is on cuda:", memory->device, " but the launch on cuda:", launch->device));
+}
+
+void Addressed::tokens(const char* name, const simt::TokenRef& ref, const Tensor& of, std::int64_t B, std::int64_t N,
+                       std::int64_t H) {
+  const auto bytes = static_cast<std::int64_t>(cases::size_of(of.type));
+  tensor(name, ref.data,
+         extent_of(ref.data, bytes,
+                   {{call.packed() ? 1 : B, ref.batch}, {N, ref.token}, {H, ref.head}, {width_of(of), 1}}),
+         of);
+}
+
+void Addressed::rows(const char* name, const simt::RowRef& ref, const Tensor& of, const simt::Question& x) {
+  tensor(name, ref.data,
+         extent_of(ref.data, sizeof(float), {{call.packed() ? 1 : x.B, ref.batch}, {x.Hq, ref.head}, {x.Nq, ref.row}}),
+         of);
+}
+
+void Addressed::pairs(const char* name, const simt::PairRef& ref, const Tensor& of, const simt::Question& x) {
+  // Packed: as many rows and keys as the tensor has; no sequence has more.
+  const std::int64_t nq = call.packed() ? of.shape[2] : x.Nq, nk = call.packed() ? of.shape[3] : x.Nk;
+  tensor(name, ref.data,
+         extent_of(ref.data, static_cast<std::int64_t>(cases::size_of(of.type)),
+                   {{x.B, ref.batch}, {x.Hq, ref.head}, {nq, ref.row}, {nk, ref.key}}),
+         of);
+}
+
+void Addressed::lengths(const char* name, const simt::LengthRef& ref, const Tensor& of, std::int64_t count) {
+  tensor(name, ref.data, extent_of(ref.data, sizeof(Int32), {{count, ref.stride}}), of);
+}
+
+void Addressed::map(const char* name, const sm90::TensorMap& map, const Tensor& of) {
+  fake::EncodedMap m;
+  std::memcpy(&m, &map, sizeof(m));
+  const auto* data = reinterpret_cast<const void*>(m.address);
+  if (!data) return fault(text("the tensor map of ", name, " is empty"));
+  const auto axis = [&](int d) {
+    return Axis{static_cast<std::int64_t>(m.shape[d]), static_cast<std::int64_t>(m.strides[d - 1]) / 2};
+  };
+  const auto size = [&](int d) { return static_cast<std::uint64_t>(of.shape[static_cast<std::size_t>(d)]); };
+  const int n = of.ndim;
+  if (m.shape[0] != size(n - 1) || m.shape[1] != size(n - 3) || m.shape[2] != size(n - 2) ||
+      m.shape[3] != (n == 4 ? size(0) : 1))
+    fault(text("the tensor map of ", name, " has another shape"));
+  // A dimension of size 1 has whichever stride.
+  tensor(name, data, extent_of(data, 2, {{static_cast<std::int64_t>(m.shape[0]), 1}, axis(1), axis(2), axis(3)}), of);
+}
+
+// --- the workspace
+
+void Addressed::part(const char* name, const void* data, std::int64_t bytes) {
+  if (bytes <= 0) return;
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const Extent extent{begin, begin + static_cast<std::uintptr_t>(bytes)};
+  if (!call.workspace().holds(extent))
+    return fault(text(name, " takes bytes ", static_cast<std::int64_t>(extent.begin - call.workspace().begin), " to ",
+                      static_cast<std::int64_t>(extent.end - call.workspace().begin), " of a workspace of ",
+                      call.workspace().end - call.workspace().begin));
+  furthest = std::max(furthest, extent.end);
+  for (const auto& [other, taken] : parts)
+    if (other == name ? taken != extent : taken.meets(extent)) fault(text(name, " is not where it was, or in ", other));
+  parts[name] = extent;
+}
+
+// --- parameters
+
+void Addressed::question(const simt::Question& x) {
+  tokens("q", x.q, call.in.q, x.B, x.Nq, x.Hq);
+  tokens("k", x.k, call.in.k, x.B, x.Nk, x.Hk);
+  tokens("v", x.v, call.in.v, x.B, x.Nk, x.Hk);
+  lengths("cu_seqlens_q", x.cu_seqlens_q, call.in.cu_seqlens_q, x.B + std::int64_t{1});
+  lengths("cu_seqlens_k", x.cu_seqlens_k, call.in.cu_seqlens_k, x.B + std::int64_t{1});
+  lengths("seqused_q", x.seqused_q, call.in.seqused_q, x.B);
+  lengths("seqused_k", x.seqused_k, call.in.seqused_k, x.B);
+  pairs("bias", x.bias, call.in.bias, x);
+  pairs("mask", x.mask, call.in.mask, x);
+  tensor("slopes", x.slopes, extent_of(x.slopes, sizeof(float), {{x.B, x.slope_batch}, {x.Hq, x.slope_head}}),
+         call.in.slopes);
+  tensor("sinks", x.sinks, extent_of(x.sinks, sizeof(float), {{x.Hq, x.sink_head}}), call.in.sinks);
+  tensor("rng", x.rng, extent_of(x.rng, sizeof(Int64), {{2, x.rng_stride}}), call.in.rng);
+}
+
+void Addressed::forward(const simt::ForwardParams& p) {
+  question(p.x);
+  tokens("o", p.o, call.out.o, p.x.B, p.x.Nq, p.x.Hq);
+  rows("lse", p.lse, call.out.lse, p.x);
+}
+
+void Addressed::backward(const simt::BackwardParams& p) {
+  const simt::Question& x = p.x;
+  question(x);
+  tokens("o", p.o, call.saved.o, x.B, x.Nq, x.Hq);
+  tokens("d_o", p.d_o, call.saved.d_o, x.B, x.Nq, x.Hq);
+  rows("lse", p.lse, call.saved.lse, x);
+  rows("d_lse", p.d_lse, call.saved.d_lse, x);
+  tokens("dq", p.dq, call.grads.dq, x.B, x.Nq, x.Hq);
+  tokens("dk", p.dk, call.grads.dk, x.B, x.Nk, x.Hk);
+  tokens("dv", p.dv, call.grads.dv, x.B, x.Nk, x.Hk);
+  const Tensor& dbias = call.grads.dbias;
+  tensor("dbias", p.dbias.data,
+         extent_of(p.dbias.data, static_cast<std::int64_t>(cases::size_of(dbias.type)),
+                   {{p.dbias_batches, p.dbias.batch},
+                    {p.dbias_heads, p.dbias.head},
+                    {p.dbias_rows, p.dbias.row},
+                    {p.dbias_keys, p.dbias.key}}),
+         dbias);
+  tensor("dsinks", p.dsinks, extent_of(p.dsinks, sizeof(float), {{x.Hq, p.dsink_head}}), call.grads.dsinks);
+
+  const std::int64_t batches = call.packed() ? 1 : x.B;
+  const Extent query_rows = extent_of(nullptr, 1, {{x.Hq, p.row_head}, {batches, p.row_batch}, {x.Nq, 1}});
+  const Extent key_rows = extent_of(nullptr, 1, {{x.Hk, p.key_head}, {batches, p.key_batch}, {x.Nk, 1}});
+  const auto count = [](const Extent& rows) { return static_cast<std::int64_t>(rows.end); };
+  part("delta", p.delta, 4 * count(query_rows));
+  part("lse2", p.lse2, 4 * count(query_rows));
+  const auto sum = [&](const char* name, const simt::Sum& s, const Extent& rows, const Tensor& gradient) {
+    if (!s.data) return;
+    part(name, s.data, 4 * s.copy * s.copies);
+    if (s.copies > 0 && s.copy < count(rows) * simt::padded_to_4(static_cast<int>(width_of(gradient))))
+      fault(text(name, " has copies of ", s.copy, " numbers for ", count(rows), " rows"));
+  };
+  sum("dq_sum", p.dq_sum, query_rows, call.grads.dq);
+  sum("dk_sum", p.dk_sum, key_rows, call.grads.dk);
+  sum("dv_sum", p.dv_sum, key_rows, call.grads.dv);
+}
+
+void Addressed::hopper_forward(const sm90::ForwardParams& p) {
+  forward(p.call);
+  map("q", p.q, call.in.q), map("k", p.k, call.in.k), map("v", p.v, call.in.v);
+  if (p.copies_O) map("o", p.o, call.out.o);
+  const std::int64_t heads = std::int64_t{p.call.x.Hq} * (call.packed() ? 1 : p.call.x.B);
+  if (p.tiles != heads * p.tiles_per_head || p.section < 1 || heads % p.section != 0)
+    fault(text(p.tiles, " tiles for ", heads, " heads of ", p.tiles_per_head, " in sections of ", p.section));
+  if (launch->grid[0] > static_cast<unsigned>(p.tiles)) fault(text(launch->grid[0], " blocks for ", p.tiles, " tiles"));
+  if (p.taken) part("taken", p.taken, sizeof(UInt32));
+}
+
+void Addressed::hopper_backward(const sm90::BackwardParams& p) {
+  backward(p.call);
+  const bool queries = launch->kernel->unit.find("Side::queries") != std::string::npos;
+  const Tensor &q = call.in.q, &k = call.in.k, &v = call.in.v, &d_o = call.saved.d_o;
+  map("X", p.X, queries ? q : k), map("Y", p.Y, queries ? d_o : v);
+  map("x", p.x, queries ? k : q), map("y", p.y, queries ? v : d_o);
+}
+
+void Addressed::one_pass(const sm90::OnePassMemory& memory, const simt::BackwardParams& p) {
+  backward(p);
+  const sm90::OnePassConfig c{.D = setting("D"), .Dv = setting("Dv"), .block_queries = setting("block_queries")};
+  const std::int64_t per_head =
+      call.packed() ? p.x.Nq / c.block_queries + p.x.B : p.x.B * ceil_div_of(p.x.Nq, c.block_queries);
+  if (memory.tiles_per_head != per_head) fault(text(memory.tiles_per_head, " tiles per head; there are ", per_head));
+  const std::int64_t tiles = p.x.Hq * per_head;
+  part("sums", memory.sums, tiles * sm90::parts_of(c) * sm90::part_bytes);
+  part("numbers", memory.numbers, 4 * tiles * sm90::numbers_of(c));
+  if (is_set("ordered")) part("counts", memory.counts, 4 * tiles);
+  part("taken", memory.taken, sizeof(UInt32));
+  part("works", memory.works, std::int64_t{memory.blocks} * sm90::one_pass_work_bytes);
+}
+
+void Addressed::check(const fake::Launch& given) {
+  launch = &given;
+  const std::string& type = given.kernel->parameter_type;
+  if (type == "tessera::simt::ForwardParams") return forward(params_of<simt::ForwardParams>(given));
+  if (type == "tessera::simt::BackwardParams") return backward(params_of<simt::BackwardParams>(given));
+  if (type == "tessera::sm90::ForwardParams") return hopper_forward(params_of<sm90::ForwardParams>(given));
+  if (type == "tessera::sm90::BackwardParams") return hopper_backward(params_of<sm90::BackwardParams>(given));
+  if (type == "tessera::UInt32*") return part("taken", params_of<UInt32*>(given), sizeof(UInt32));
+  if (type == "tessera::sm90::FinishParams") {
+    const auto p = params_of<sm90::FinishParams>(given);
+    return one_pass(p.memory, p.call);
+  }
+  if (type == "tessera::sm90::PrepareParams") {
+    const auto p = params_of<sm90::PrepareParams>(given);
+    one_pass(p.memory, p.call);
+    const auto begin = reinterpret_cast<std::uintptr_t>(p.zero);
+    const Extent zeros{begin, begin + static_cast<std::uintptr_t>(16 * p.zeros)};
+    if (!call.workspace().holds(zeros) || begin % 16 != 0) fault("sets to 0 what is not the workspace's");
+    for (const char* counted : {"taken", "counts"})
+      if (const auto at = parts.find(counted); at != parts.end() && !zeros.holds(at->second))
+        fault(text(counted, " does not begin at 0"));
+    return;
+  }
+  if (type == "tessera::sm90::OnePassParams") {
+    const auto p = params_of<sm90::OnePassParams>(given);
+    one_pass(p.memory, p.call);
+    map("q", p.q, call.in.q), map("k", p.k, call.in.k), map("v", p.v, call.in.v), map("d_o", p.d_o, call.saved.d_o);
+    return;
+  }
+  fault(text("has parameters of a type that this test does not know: ", type));
+}
+
+}  // namespace tessera::test

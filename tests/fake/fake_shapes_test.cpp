@@ -1,0 +1,141 @@
+// Calls that are no cases of the tables, on GPUs that are not there: nothing to compute, as much as a grid can hold,
+// strides that are far or negative, the caller's own contexts and streams, workspaces that are too small.
+// Links tessera_cases and the fake libcuda and NVRTC. Implements docs/architecture.md, "One call on a GPU".
+#include "tests/fake/support.hpp"
+
+namespace tessera::test {
+namespace {
+
+// Sizes of 0 in every place: nothing is launched where there is nothing to write, else legal grids.
+TEST_F(FakeGpu, EmptyTensorsLaunchNothingOrLegalGrids) {
+  int planned = 0;
+  for (const std::string& kernel : gpu_kernels)
+    for (const FakePass pass : {FakePass::forward, FakePass::backward})
+      for (const std::int64_t B : {0, 2})
+        for (const std::int64_t H : {0, 2})
+          for (const std::int64_t Nq : {0, 1, 130})
+            for (const std::int64_t Nk : {0, 1, 130}) {
+              Plain plain;
+              plain.B = B, plain.Hq = plain.Hk = H, plain.Nq = Nq, plain.Nk = Nk;
+              std::size_t launches = 0;
+              SCOPED_TRACE(testing::Message() << kernel << " B=" << B << " H=" << H << " Nq=" << Nq << " Nk=" << Nk);
+              if (!keeps_promises(plain.call(pass, kernel.c_str(), device_for(kernel, 0)), 0, launches)) continue;
+              ++planned;
+              const bool nothing_to_write = B == 0 || H == 0 || (Nq == 0 && (pass == FakePass::forward || Nk == 0));
+              if (!nothing_to_write) {
+                EXPECT_GT(launches, 0U);
+              }
+            }
+  EXPECT_GT(planned, 5 * 2 * 36);  // `hopper` refuses most of them
+}
+
+// A caller's own context on the device is kept, and its streams are those of the launches; a context of another device
+// gives way to the primary one, and comes back.
+TEST_F(FakeGpu, TheCallersContextAndStreamAreUsed) {
+  const int device = fake::machine().device_of(9, 0);
+  for (const std::string& kernel : gpu_kernels)
+    for (const FakePass pass : {FakePass::forward, FakePass::backward}) {
+      Plain plain;
+      FakeCall call = plain.call(pass, kernel.c_str(), device);
+      const cuda::ContextHandle own = fake::make_context(device), other = fake::make_context(0);
+      for (const cuda::ContextHandle current : {own, other}) {
+        fake::context_stack() = {other, current};
+        cuda::StreamHandle stream = nullptr;
+        if (current == own) {
+          ASSERT_EQ(cuda::driver().stream_create(&stream, 1), fake::success);
+        }
+        call.execution.stream = stream;
+        std::size_t launches = 0;
+        EXPECT_TRUE(keeps_promises(call, 0, launches));
+        EXPECT_GT(launches, 0U);
+        for (const fake::Launch& launch : fake::machine().launches)
+          EXPECT_EQ(launch.context, current == own ? own : fake::primary_context(device)) << launch.kernel->function;
+      }
+      fake::context_stack().clear();
+    }
+}
+
+// One byte less than the plan asks for is refused before anything is launched, and so is none at all.
+TEST_F(FakeGpu, TooSmallAWorkspaceIsRefused) {
+  Plain plain;
+  FakeCall call = plain.call(FakePass::backward, "vector", 0);
+  const Plan plan = planned(call);
+  const Workspace workspace(call, plan);
+  --call.execution.workspace_bytes;
+  fake::machine().forget();
+  EXPECT_THROW(run(plan, call), Error);
+  call.execution.workspace = nullptr;
+  EXPECT_THROW(run(plan, call), Error);
+  EXPECT_TRUE(fake::machine().launches.empty());
+}
+
+// --- sizes and strides
+
+// True: there is a plan, and it keeps its promises. False: the call is refused by a sentence, before anything is
+// launched.
+bool runs_or_is_refused(const FakeCall& call) {
+  try {
+    planned(call);
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.status() == TESSERA_UNSUPPORTED || error.status() == TESSERA_INVALID_ARGUMENT) << error.what();
+    return false;
+  }
+  std::size_t launches = 0;
+  return keeps_promises(call, 0, launches) && launches > 0;
+}
+
+// As many sequences of one token as a grid has blocks at most run on `vector`; with a head more than that, or a
+// sequence, a grid would have to wrap.
+TEST_F(FakeGpu, GridsHoldWhatTheyCanAndNoMore) {
+  constexpr std::int64_t most = 2147483647;
+  for (const std::string& kernel : gpu_kernels)
+    for (const FakePass pass : {FakePass::forward, FakePass::backward}) {
+      const auto runs = [&](std::int64_t B, std::int64_t H) {
+        SCOPED_TRACE(testing::Message() << kernel << " B=" << B << " H=" << H);
+        Plain plain;
+        plain.B = B, plain.Hq = plain.Hk = H, plain.Nq = plain.Nk = 1, plain.D = 8;
+        return runs_or_is_refused(plain.call(pass, kernel.c_str(), device_for(kernel, 1)));
+      };
+      const bool general = kernel == "vector" || kernel == "vector_fma";
+      EXPECT_TRUE(runs(most, 1) || !general) << kernel;
+      EXPECT_TRUE(runs(65536, 16) || kernel == "hopper");
+      EXPECT_FALSE(runs(most, 2));
+      EXPECT_FALSE(runs(most + 1, 1));
+    }
+}
+
+// The tensors of a call.
+std::vector<Tensor*> tensors_of(FakeCall& c) {
+  std::vector<Tensor*> all{&c.in.q, &c.in.k, &c.in.v};
+  if (c.pass == FakePass::forward) all.push_back(&c.out.o);
+  if (c.pass == FakePass::backward)
+    all.insert(all.end(), {&c.saved.o, &c.saved.d_o, &c.grads.dq, &c.grads.dk, &c.grads.dv});
+  return all;
+}
+
+// Tokens in reverse order, for one tensor after the other; and tokens 2^40 bytes apart, which tensor maps cannot say.
+TEST_F(FakeGpu, StridesMayBeNegativeOrFar) {
+  for (const std::string& kernel : gpu_kernels)
+    for (const FakePass pass : {FakePass::forward, FakePass::backward})
+      for (std::size_t n = 0; n < (pass == FakePass::forward ? 4 : 8); ++n)
+        for (const bool far : {false, true}) {
+          SCOPED_TRACE(testing::Message() << kernel << (far ? " far" : " reversed") << " tensor " << n);
+          Plain plain;
+          plain.B = 1, plain.Nq = plain.Nk = 3;
+          const int device = device_for(kernel, n);
+          FakeCall call = plain.call(pass, kernel.c_str(), device);
+          Tensor& t = *tensors_of(call)[n];
+          constexpr std::int64_t far_stride = std::int64_t{1} << 39;
+          const DeviceMemory memory(call.execution.device, far ? 2 * far_stride * 2 + 4096 : 65536);
+          t.data = memory.data();
+          if (far) t.strides[1] = far_stride;
+          if (!far) t.data = static_cast<std::byte*>(t.data) + 2 * t.strides[1] * 2, t.strides[1] *= -1;
+          if (runs_or_is_refused(call)) continue;
+          EXPECT_EQ(kernel, "hopper");
+          call.execution.kernel = nullptr;  // then another one takes it
+          EXPECT_TRUE(runs_or_is_refused(call));
+        }
+}
+
+}  // namespace
+}  // namespace tessera::test

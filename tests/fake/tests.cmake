@@ -1,0 +1,29 @@
+# Tests on GPUs that are not there: a fake libcuda and a fake libnvrtc with the real ones' names. Programs that link
+# them have them loaded, and so the library's dlopen by name finds them. Included by tests/CMakeLists.txt, which defines
+# tessera_test. See docs/architecture.md, "Tests".
+function(fake_library name soname)
+  add_library(${name} SHARED ${ARGN})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src
+                                             ${PROJECT_SOURCE_DIR}/include)
+  set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET default LIBRARY_OUTPUT_DIRECTORY fake/${name}
+                                           OUTPUT_NAME ${soname} PREFIX "" SUFFIX "")
+  # The C++ runtime in it is its own.
+  target_link_options(${name} PRIVATE -Wl,--exclude-libs,ALL)
+endfunction()
+fake_library(fake_driver libcuda.so.1 fake/driver.cpp fake/driver_memory.cpp fake/machine.cpp)
+fake_library(fake_compiler libnvrtc.so.13 fake/compiler.cpp)
+
+# Kernels come from the fake compiler, never from the pack of the build: the empty one takes its place.
+function(fake_test name)
+  tessera_test(NAME ${name} SOURCES ${ARGN} fake/extents.cpp ${PROJECT_SOURCE_DIR}/src/cuda/jit/no_pack.cpp
+               LIBRARIES fake_driver fake_compiler)
+endfunction()
+fake_test(fake_gpu_test fake/fake_gpu_test.cpp)
+fake_test(fake_shapes_test fake/fake_shapes_test.cpp)
+fake_test(fake_faults_test fake/fake_faults_test.cpp)
+fake_test(fake_opening_test fake/fake_opening_test.cpp)
+fake_test(fake_memory_test fake/fake_memory_test.cpp support/faults.cpp)
+fake_test(fake_cache_test fake/fake_cache_test.cpp support/failing_calls.c)
+
+fake_library(fake_old_driver libcuda.so.1 fake/old_driver.cpp)
+tessera_test(NAME fake_old_driver_test SOURCES fake/fake_old_driver_test.cpp LIBRARIES fake_old_driver)

@@ -1,0 +1,16 @@
+# Tests that need a GPU, with the label `gpu`: `ctest -L gpu -j 14`. Without one they are skipped, and ctest says so
+# (tests/support/main.cpp).
+# Included by tests/CMakeLists.txt, which defines tessera_test. See docs/architecture.md, "Tests".
+tessera_test(NAME gpu_cases_test SOURCES gpu/gpu_cases_test.cpp SHARDS 14 LABELS gpu)
+tessera_test(NAME gpu_invariance_test SOURCES gpu/gpu_invariance_test.cpp SHARDS 6 LABELS gpu)
+tessera_test(NAME gpu_memory_test SOURCES gpu/gpu_memory_test.cpp SHARDS 14 LABELS gpu)
+tessera_test(NAME gpu_calls_test SOURCES gpu/gpu_calls_test.cpp LABELS gpu)
+tessera_test(NAME gpu_hopper_test SOURCES gpu/gpu_hopper_test.cpp SHARDS 28 LABELS gpu)
+tessera_test(NAME gpu_hopper_backward_test SOURCES gpu/gpu_hopper_backward_test.cpp SHARDS 28 LABELS gpu)
+tessera_test(NAME gpu_ptx_test SOURCES gpu/gpu_ptx_test.cpp LABELS gpu)
+tessera_test(NAME gpu_sizes_test SOURCES gpu/gpu_sizes_test.cpp LABELS gpu)
+
+# Kernels that these tests compile stay in the build folder, not in the user's cache.
+get_property(all_tests DIRECTORY PROPERTY TESTS)
+list(FILTER all_tests INCLUDE REGEX "^gpu_")
+set_property(TEST ${all_tests} APPEND PROPERTY ENVIRONMENT "TESSERA_CACHE=${PROJECT_BINARY_DIR}/gpu_kernels")

@@ -1,0 +1,266 @@
+// The Hopper one-pass backward kernel's own text, run on the host (tests/emulated) with what comes before and after it,
+// against float64. Links tessera_cases; its include path puts tests/emulated before src.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numbers>
+#include <random>
+#include <utility>
+
+#include "core/check.hpp"
+#include "cuda/device.hpp"
+#include "simt/arguments.hpp"
+#include "sm90/one_pass_plan.hpp"
+#include "tests/emulated/backward.hpp"
+#include "tests/emulated/machine.hpp"
+#include "tests/support/senseless.hpp"
+// The machine comes first: device text needs it.
+#include "sm90/kernel/finish.cuh"
+#include "sm90/kernel/one_pass.cuh"
+#include "sm90/kernel/prepare.cuh"
+
+namespace tessera::sm90 {
+
+alignas(1024) unsigned char memory[emulated::Machine::memory_bytes];
+
+namespace {
+
+using enum Element;
+
+void run_blocks(std::int64_t blocks, int threads, const std::function<void()>& kernel) {
+  emulated::Machine& machine = emulated::Machine::here();
+  machine.memory = memory;
+  machine.run(int(blocks), threads, kernel);
+}
+
+template <Element element, Element gradient, int D>
+bool run_if(const OnePassPlan& plan, const PrepareParams& before, const OnePassParams& p, const FinishParams& after) {
+  const auto run = [&]<bool ordered>(std::bool_constant<ordered>) {
+    constexpr OnePassConfig config{.D = D,
+                                   .Dv = D,
+                                   .element = element,
+                                   .dK = gradient,
+                                   .dV = gradient,
+                                   .block_queries = D == 64 ? 128 : 64,
+                                   .ordered = ordered};
+    if (!(config == plan.config) || plan.dQ != gradient || plan.o != element) return false;
+    emulated_element = element;
+    const int lanes = plan.prepare_lanes;
+    run_blocks(plan.query_blocks, prepare_threads, [&] {
+      if (lanes == 16) prepare<config, element, 16>(before);
+      if (lanes == 8) prepare<config, element, 8>(before);
+      if (lanes == 4) prepare<config, element, 4>(before);
+    });
+    run_blocks(plan.grid, one_pass_threads, [&] { one_pass<config>(p); });
+    run_blocks(plan.query_blocks, 128 * parts_of(config), [&] { finish<config, gradient>(after); });
+    return true;
+  };
+  return run(std::true_type{}) || run(std::false_type{});
+}
+
+// As the plan of sm90/one_pass_backend.cpp runs it, but the scale is the caller's own: these products lose nothing.
+void run_backward(cases::CaseData& data) {
+  Call call = emulated::backward_call(data);
+  const Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});
+  const OnePassPlan plan = plan_one_pass(problem, cuda::target_named("sm_90a"));
+  ASSERT_EQ(plan.reason, "");
+  struct alignas(16) Chunk {
+    float numbers[4] = {NAN, NAN, NAN, NAN};
+  };
+  std::vector<Chunk> workspace(std::size_t(plan.workspace_bytes) / sizeof(Chunk) + 1);
+  call.execution.workspace = workspace.data();
+  const simt::BackwardParams params = simt::backward_params(problem, call, {});
+  emulated::clear_unused(data);
+  const OnePassMemory memory = memory_of(plan, workspace.data());
+  const OnePassPlan::Part zeros = plan.zeros();
+  const PrepareParams before{params, memory, Int32(problem.Dv), reinterpret_cast<char*>(workspace.data()) + zeros.at,
+                             zeros.bytes / 16};
+  const OnePassParams p{.q = emulated_map(call.inputs.q, plan.config.block_queries),
+                        .k = emulated_map(call.inputs.k, 64),
+                        .v = emulated_map(call.inputs.v, 64),
+                        .d_o = emulated_map(call.saved.d_o, plan.config.block_queries),
+                        .call = params,
+                        .memory = memory,
+                        .D = Int32(problem.D),
+                        .Dv = Int32(problem.Dv),
+                        .factor = float(problem.options.scale * std::numbers::log2e)};
+  const FinishParams after{params, memory, Int32(problem.D)};
+  const bool found = run_if<bf16, bf16, 64>(plan, before, p, after) ||
+                     run_if<bf16, bf16, 128>(plan, before, p, after) || run_if<f16, f16, 64>(plan, before, p, after) ||
+                     run_if<f16, f16, 128>(plan, before, p, after) || run_if<bf16, f32, 64>(plan, before, p, after) ||
+                     run_if<bf16, f32, 128>(plan, before, p, after);
+  ASSERT_TRUE(found) << "this test has no kernel for the types of the case";
+}
+
+void run(cases::CaseData& data) {
+  forward(data.inputs(), data.outputs(), data.options(), {});
+  run_backward(data);
+}
+
+OnePassPlan plan_of(const cases::Case& spec) {
+  cases::CaseData data = cases::build(spec);
+  const Call call = emulated::backward_call(data);
+  const Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});
+  return plan_one_pass(problem, cuda::target_named("sm_90a"));
+}
+
+// The group's cases that one pass takes; dQ summed in order and, where it may make a difference, not.
+void check_group(const std::string& group, bool in_any_order = false) {
+  int ran = 0;
+  for (emulated::BackwardCase c : emulated::backward_cases()) {
+    if (c.spec.name != group || !plan_of(c.spec).reason.empty()) continue;
+    emulated::check(c, run);
+    c.spec.options.deterministic = false;
+    if (in_any_order) emulated::check(c, run);
+    if (testing::Test::HasFailure()) return;
+    ++ran;
+  }
+  EXPECT_GT(ran, 0) << "there is no such group";
+}
+
+TEST(HopperOnePass, Full) { check_group("Full", true); }
+TEST(HopperOnePass, OneToManyTiles) { check_group("OneToManyTiles"); }
+TEST(HopperOnePass, HeadDimsBetweenTiles) { check_group("HeadDimsBetweenTiles"); }
+TEST(HopperOnePass, GroupsOfHeads) { check_group("GroupsOfHeads"); }
+TEST(HopperOnePass, Causal) { check_group("Causal", true); }
+TEST(HopperOnePass, QueriesThatSeeNothing) { check_group("QueriesThatSeeNothing"); }
+TEST(HopperOnePass, Windows) { check_group("Windows", true); }
+TEST(HopperOnePass, PackedSequences) { check_group("PackedSequences"); }
+TEST(HopperOnePass, Fronts) { check_group("Fronts", true); }
+TEST(HopperOnePass, UsedLengths) { check_group("UsedLengths", true); }
+TEST(HopperOnePass, Layouts) { check_group("Layouts"); }
+TEST(HopperOnePass, SinksAndLseGradient) { check_group("SinksAndLseGradient"); }
+TEST(HopperOnePass, WideGradients) { check_group("WideGradients"); }
+TEST(HopperOnePass, Accumulation) { check_group("Accumulation"); }
+
+// LSE so low that exp2(0 - LSE) is inf, in a tile that lacks keys but no queries.
+TEST(HopperOnePass, ExtremeNumbers) {
+  check_group("ExtremeNumbers");
+  for (const Type type : {Type::bf16, Type::f16})
+    emulated::check({{.Nq = 128, .Nk = 200, .D = 64, .type = type, .distribution = cases::Distribution::cold}, false},
+                    run);
+}
+
+TEST(HopperOnePass, SenselessLengths) {
+  for (const std::int64_t D : {64, 128})
+    test::check_senseless_lengths(test::senseless_base(D, Type::bf16, D == 64), true, run_backward);
+}
+
+// --- the order of additions to a tile's sum, without the arithmetic
+
+constexpr OnePassConfig turns_config{.D = 128, .Dv = 128};
+
+// Lengths and masks of all kinds; memory for cu_seqlens stays with the caller.
+simt::Question random_question(std::mt19937& random, std::vector<Int32>& q, std::vector<Int32>& k) {
+  const auto between = [&](Int64 least, Int64 most) { return least + Int64(random() % UInt64(most - least + 1)); };
+  simt::Question x{};
+  x.B = Int32(between(1, 5)), x.Hk = Int32(between(1, 2)), x.Hq = x.Hk * Int32(between(1, 2));
+  x.Nq = between(1, 700), x.Nk = between(1, 900);
+  x.window_left = x.window_right = -1;
+  if (random() % 2) x.causal = 1;
+  if (random() % 3 == 0) x.window_left = between(0, 300);
+  if (random() % 3 == 0 && !x.causal) x.window_right = between(0, 300);
+  x.alignment = Int32(random() % 2);
+  if (random() % 2) {
+    q.assign(std::size_t(x.B) + 1, 0), k = q;
+    if (random() % 2) q[0] = Int32(between(0, 400)), k[0] = Int32(between(0, 400));
+    for (std::size_t b = 1; b < q.size(); ++b)
+      q[b] = q[b - 1] + Int32(between(0, x.Nq)), k[b] = k[b - 1] + Int32(between(0, x.Nk));
+    x.Nq = q.back() + between(0, 90), x.Nk = k.back() + between(0, 90);
+    // Lengths that make no sense, too.
+    for (auto* list : {&q, &k})
+      while (random() % 3 == 0) (*list)[random() % list->size()] = Int32(between(-200, 1200));
+    x.cu_seqlens_q = {q.data(), 1}, x.cu_seqlens_k = {k.data(), 1};
+  }
+  return x;
+}
+
+// Blocks take work in order, `resident` of them are there at a time, and any of those may go on. Returns how many
+// additions had to wait for their turn at least once, or -1 if all blocks wait.
+int run_turns(const simt::Question& x, int resident, std::mt19937& random) {
+  struct Visit {
+    Int64 tile;
+    UInt32 turn;
+    bool waited = false;
+  };
+  const Int64 blocks = x.Hk * simt::block_count(x.cu_seqlens_k.data, x.Nk, one_pass_keys, x.B);
+  const auto work_of = [&](Int64 number) {
+    OnePassWork<turns_config> w{};
+    w.find(x, number);
+    std::vector<Visit> visits;
+    if (!w.has_keys()) return visits;
+    OnePassMemory memory{};
+    memory.tiles_per_head = Int32(simt::block_count(x.cu_seqlens_q.data, x.Nq, turns_config.block_queries, x.B));
+    for (TileWalk<turns_config> at(w); at.has_more(); at.advance())
+      visits.push_back({at.number(memory, w), w.turn_at(at.tile)});
+    return visits;
+  };
+  std::map<Int64, UInt32> counts;
+  std::vector<std::vector<Visit>> running;  // the next visit last
+  int waits = 0;
+  for (Int64 next = 0; next < blocks || !running.empty();) {
+    while (next < blocks && int(running.size()) < resident) {
+      running.push_back(work_of(next++));
+      std::reverse(running.back().begin(), running.back().end());
+    }
+    std::shuffle(running.begin(), running.end(), random);
+    bool progress = false;
+    for (auto& visits : running)
+      for (bool goes_on = true; goes_on && !visits.empty() && random() % 4;) {
+        Visit& v = visits.back();
+        goes_on = counts[v.tile] == v.turn;
+        if (goes_on)
+          ++counts[v.tile], visits.pop_back(), progress = true;
+        else
+          waits += !v.waited, v.waited = true;
+      }
+    const auto all_wait = [&] {
+      return std::none_of(running.begin(), running.end(),
+                          [&](const auto& v) { return v.empty() || counts[v.back().tile] == v.back().turn; });
+    };
+    if (!progress && !running.empty() && all_wait()) return -1;
+    std::erase_if(running, [](const auto& visits) { return visits.empty(); });
+  }
+  return waits;
+}
+
+TEST(HopperOnePass, EveryBlockIsTakenOnceAndThoseOfAHeadInOrder) {
+  std::mt19937 random(12);
+  bool sequences_took_turns = false;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<Int32> q, k;
+    simt::Question x = random_question(random, q, k);
+    x.B = Int32(1 + random() % 40);
+    if (x.cu_seqlens_k.data) continue;
+    const Int64 blocks = ceil_div(x.Nk, Int64(one_pass_keys)), works = x.B * x.Hk * blocks;
+    std::map<Int64, Int64> next;  // block of a head
+    for (Int64 n = 0; n < works; ++n) {
+      const Int64 number = OnePassWork<turns_config>::number_taken_as(x, n);
+      const Int64 sequence = number / x.Hk / blocks, head = sequence * x.Hk + number % x.Hk;
+      ASSERT_LT(sequence, x.B);
+      ASSERT_EQ(number / x.Hk % blocks, next[head]++);
+      sequences_took_turns |= blocks > 1 && n == x.Hk && sequence == 1;
+    }
+    EXPECT_EQ(Int64(next.size()), x.B * x.Hk);
+  }
+  EXPECT_TRUE(sequences_took_turns);
+}
+
+TEST(HopperOnePass, TurnsComeForAnyNumberOfResidentBlocks) {
+  std::mt19937 random(11);
+  int waits = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::vector<Int32> q, k;
+    const simt::Question x = random_question(random, q, k);
+    for (const int resident : {1, 2, 3, 8, 1000}) {
+      const int waited = run_turns(x, resident, random);
+      ASSERT_GE(waited, 0) << "Nq " << x.Nq << " Nk " << x.Nk << " resident " << resident;
+      ASSERT_TRUE(resident > 1 || waited == 0);
+      waits += waited;
+    }
+  }
+  EXPECT_GT(waits, 1000);  // else the order was never in question
+}
+
+}  // namespace
+}  // namespace tessera::sm90

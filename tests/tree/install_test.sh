@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Installs the build into an empty folder and uses it as a stranger would: both examples, with CMake and pkg-config.
+# Usage: install_test.sh SOURCE-FOLDER BUILD-FOLDER. Registered by tests/cli/tests.cmake.
+# Also checks what the library exports and needs; see docs/architecture.md.
+set -euo pipefail
+source_folder=$(realpath "$1")
+build_folder=$(realpath "$2")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+prefix=$work/prefix
+
+fail() {
+  echo "install_test: $1" >&2
+  exit 1
+}
+
+cmake --install "$build_folder" --prefix "$prefix" > /dev/null
+library=$(find "$prefix" -name 'libtessera.so.*.*.*' -type f)
+[[ -n $library ]] || fail "libtessera.so.X.Y.Z was not installed"
+library_folder=$(dirname "$library")
+for file in "$prefix"/include/tessera/{tessera.h,tessera.hpp,types.hpp} "$prefix/bin/tessera" \
+    "$library_folder/libtessera.so" "$library_folder/pkgconfig/tessera.pc" \
+    "$library_folder/cmake/tessera/"{tessera-config.cmake,tessera-config-version.cmake,tessera-targets.cmake}; do
+  [[ -e $file ]] || fail "${file#"$prefix"/} was not installed"
+done
+texts=("$prefix/include" "$library_folder/pkgconfig" "$library_folder/cmake")
+! grep -rqF -e "$source_folder" -e "$build_folder" "${texts[@]}" ||
+  fail "an installed text names the source or build folder"
+
+echo "the library: name, exports, needs"
+dynamic=$(readelf -d "$library")
+grep -qE 'SONAME.*\[libtessera\.so\.[0-9]+\]' <<< "$dynamic" || fail "the library has no soname"
+exported=$(nm -D --defined-only "$library" | awk '{print $NF}' | sed 's/@.*//' | grep -v '^TESSERA' | sort -u || true)
+strangers=$(grep -v '^tessera_' <<< "$exported" || true)
+[[ -z $strangers ]] || fail "symbols other than tessera_* are exported: $(head -n 5 <<< "$strangers" | tr '\n' ' ')"
+declared=$(grep -oE 'TESSERA_API [^;(]*\(' "$prefix/include/tessera/tessera.h" |
+  grep -oE 'tessera_[a-z_]+\($' | tr -d '(' | sort -u)
+[[ $(grep . <<< "$exported") == "$declared" ]] ||
+  fail "exported and declared functions differ: $(diff <(echo "$exported") <(echo "$declared") | tr '\n' ' ')"
+for file in "$library" "$prefix/bin/tessera"; do
+  needed=$(readelf -d "$file" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' |
+    grep -vE '^(libc|libm|libdl|libpthread|ld-linux[a-z0-9_-]*)\.so\.[0-9]+$' || true)
+  [[ -z $needed ]] || fail "$(basename "$file") needs $(tr '\n' ' ' <<< "$needed")"
+done
+
+echo "the program"
+"$prefix/bin/tessera" --version > /dev/null
+
+# Runs a command quietly; its output matters only when it fails.
+quietly() {
+  "$@" > "$work/log" 2>&1 || { cat "$work/log"; fail "failed: $*"; }
+}
+examples=$source_folder/examples
+
+for language in c cpp; do
+  echo "examples/$language with CMake"
+  quietly cmake -S "$examples/$language" -B "$work/$language" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
+  quietly cmake --build "$work/$language"
+  "$work/$language/attention"
+done
+
+echo "examples with pkg-config"
+export PKG_CONFIG_PATH=$library_folder/pkgconfig
+read -ra flags <<< "$(pkg-config --cflags --libs tessera) -Wall -Wextra -Werror"
+quietly "${CC:-cc}" -std=c99 -pedantic "$examples/c/attention.c" -o "$work/c-pkg" "${flags[@]}"
+quietly "${CXX:-c++}" -std=c++20 "$examples/cpp/attention.cpp" -o "$work/cpp-pkg" "${flags[@]}"
+LD_LIBRARY_PATH=$library_folder "$work/c-pkg"
+LD_LIBRARY_PATH=$library_folder "$work/cpp-pkg"
+
+echo "a version that is not there is refused"
+mkdir "$work/wrong"
+cp "$examples"/c/* "$work/wrong"
+sed -i 's/find_package(tessera [0-9.]*/find_package(tessera 9.9/' "$work/wrong/CMakeLists.txt"
+! cmake -S "$work/wrong" -B "$work/wrong/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" > /dev/null 2>&1 ||
+  fail "find_package(tessera 9.9) succeeded"
+echo "all as it should be"
