@@ -12,7 +12,7 @@ PyTorch's plain operations, the others' with cuDNN's; who differs gets no figure
 median counts; the L2 cache is flushed between launches, and up to N = 1024, and for packed sequences, calls are
 captured in CUDA graphs so that no host time counts. TFLOP/s are 4 B H N N D / time forward, half of that when causal,
 2.5 times that backward. Forward, cuDNN writes no LSE, as in inference with PyTorch; the others always do. The figures
-to beat are cuDNN's, measured, and those of FlashAttention-3, measured or else cuDNN's times FA3_TO_CUDNN.
+to beat are cuDNN's, measured, and those of FlashAttention-3, measured or else estimated (flash3.py).
 """
 import argparse
 import importlib
@@ -25,25 +25,13 @@ from pathlib import Path
 import contenders
 from contenders import (Cudnn, Data, Flash2, Flash3, Flex, Problem, Tessera, exact, first_heads, first_line, results_of,
                         torch)
+from flash3 import LENGTHS, bar
 
 TOKENS, HIDDEN = 16384, 2048  # of every point of the grid: batch x length, heads x head dim
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 GRAPHS_UP_TO = 1024
 # How far a result may lie from another's: relative, in the Frobenius norm, where two correct ones differ by about 3e-3;
 # and each row of D numbers, relative to its own norm plus the mean of all rows', so that one row that is missing shows.
 LARGEST_DIFFERENCE, LARGEST_OF_A_ROW = 1e-2, 0.25
-
-# FlashAttention-3's speed over cuDNN's at each length of LENGTHS, (forward, backward). From runs of both in one process
-# on an H200: CUDA 13.0, PyTorch 2.11, cuDNN 9.19, FlashAttention-3 of August 2026 built with nvcc 13.0; geometric mean
-# of two or three runs, at N = 512 the best of them.
-FA3_TO_CUDNN = {
-    (64, False): ((0.85, 0.89, 1.03, 1.08, 1.22, 1.13), (1.19, 1.16, 1.14, 1.17, 1.16, 1.17)),
-    (64, True): ((0.80, 0.89, 1.07, 1.08, 1.15, 1.15), (1.18, 1.21, 1.27, 1.24, 1.25, 1.24)),
-    (128, False): ((0.98, 1.04, 1.13, 1.11, 1.19, 1.08), (1.07, 1.07, 1.06, 1.04, 1.11, 1.13)),
-    (128, True): ((0.89, 1.05, 1.21, 1.21, 1.21, 1.19), (1.06, 1.12, 1.13, 1.10, 1.09, 1.13)),
-    (256, False): ((1.01, 1.07, 1.06, 1.06, 1.13, 1.09), (1.24, 1.23, 1.16, 1.13, 1.29, 1.28)),
-    (256, True): ((0.87, 1.08, 1.12, 1.13, 1.22, 1.17), (1.12, 1.14, 1.17, 1.14, 1.12, 1.20)),
-}
 
 
 def grid(arguments):
@@ -165,16 +153,6 @@ def measure_problem(problem, found, arguments):
         print(f"{problem.title():28} {short}  " + "  ".join(f"{name} {rows[name][short]:.0f}" for name in rates)
               + "".join(f"  {name}: {sentence}" for name, sentence in refused.items()), flush=True)
     return list(rows.values())
-
-
-def bar(row, rates, short):
-    """The figure to beat: cuDNN's or FlashAttention-3's, or the best peer's outside the grid."""
-    peers = [rate for name, rate in rates.items() if not name.startswith("tessera")]
-    if row["kind"] == "train" and "cudnn" in rates and "fa3" not in rates and row["N"] in LENGTHS:
-        ratios = FA3_TO_CUDNN.get((row["D"], row["causal"]))
-        if ratios:
-            peers.append(rates["cudnn"] * ratios[short == "bwd"][LENGTHS.index(row["N"])])
-    return max(peers, default=None)
 
 
 def summarize(rows, short, put):

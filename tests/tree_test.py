@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # tree_test.py [COMPILER]: the tree keeps its shape. Include directions, self-contained headers, file lengths, comment
-# at the top, no loose ends, a test's sentence for every sentence of the checks, a reason for every folder of tests.
-# Python's standard library only. Run by ctest. Implements the rules of docs/architecture.md.
+# at the top, no loose ends, a test's sentence for every sentence of the checks, a reason for every folder of tests,
+# links that lead somewhere, figures that are up to date. Python's standard library only. Run by ctest.
+# Implements the rules of docs/architecture.md.
 import re
 import subprocess
 import sys
@@ -244,9 +245,41 @@ def check_test_folders():
             fail(path, 0, "lies in no folder of tests/")
 
 
+def anchors(text):
+    """The fragments that lead to the headings of a document, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def check_links():
+    """Every link inside the documents leads to a file, and to a heading in it."""
+    links = 0
+    for path in [ROOT / "README.md", *files({".md"}, "docs")]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for target in re.findall(r"\]\(([^)\s]+)\)", line):
+                if re.match(r"\w+:", target):
+                    continue
+                links += 1
+                name, _, fragment = target.partition("#")
+                found = (path.parent / name).resolve() if name else path
+                if not found.exists():
+                    fail(path, number, f"links to {target}, which is not there")
+                elif fragment and fragment not in anchors(found.read_text()):
+                    fail(path, number, f"links to {target}; {found.name} has no such heading")
+    if links < 50:
+        fail("tests/tree_test.py", 0, f"found only {links} links; has their form changed?")
+
+
+def check_results():
+    """docs/results/ and the headline tables are what bench/results/ gives."""
+    done = subprocess.run([sys.executable, "-B", ROOT / "tools/benchmarks.py", "--check"], capture_output=True, text=True)
+    if done.returncode:
+        fail("tools/benchmarks.py --check", 0, (done.stdout + done.stderr).strip())
+
+
 def main():
     for check in [check_includes, check_text, check_headers, check_sentences, check_environment, check_c_abi,
-                  check_test_folders]:
+                  check_test_folders, check_links, check_results]:
         before = len(failures)
         check()
         print(f"{check.__name__}: {'ok' if len(failures) == before else f'{len(failures) - before} failures'}")

@@ -1,31 +1,46 @@
 #!/usr/bin/env python3
-"""Regenerates the tables of docs/benchmarks.md: runs `tessera bench` and `tessera demo`, replaces what lies between the
-markers.
+"""Writes the figures of the documents: docs/results/MACHINE.md, and the headline tables of docs/benchmarks.md, from
+bench/results/*.json.
 
-Usage: python3 tools/benchmarks.py [PROGRAM [THREADS]]          PROGRAM defaults to build/cli/tessera, THREADS to 2
+Usage: python3 tools/benchmarks.py                                   writes the pages
+       python3 tools/benchmarks.py --check                           only says whether they are up to date
+       python3 tools/benchmarks.py --measure MACHINE [PROGRAM [THREADS]]
+                                                                     first runs `tessera bench` and `tessera demo` and
+                                                                     keeps their figures as MACHINE-bench.json and
+                                                                     MACHINE-demo.json; PROGRAM defaults to
+                                                                     build/cli/tessera, THREADS to 2
 """
 import json
 import os
-import pathlib
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "benchmarks.md"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGES, HEADLINES = ROOT / "bench" / "results", ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md"
+sys.path.insert(0, str(ROOT / "bench"))
+from flash3 import bar  # noqa: E402: bench/ is no package
 
-
-def run(program, *arguments):
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "figures.json"
-        subprocess.run([program, *arguments, "--json", str(path)], stdout=subprocess.DEVNULL, check=True)
-        return json.loads(path.read_text())
+TORCH_PEERS = {"cuDNN": "sdpa cudnn", "FA2": "sdpa flash"}
 
 
-def replace(text, name, lines):
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, rest = text.split(begin)
-    return before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end)[1]
+def load(name):
+    return json.loads((RESULTS / name).read_text())
+
+
+def table(heads, rows):
+    """Lines of a table; columns of numbers are flush right."""
+    rows = [[str(cell) for cell in row] for row in rows]
+    numbers = [all(re.fullmatch(r"[-.\de]*( [a-zA-Z]+)?( [(/].*)?", row[n]) for row in rows) for n in range(len(heads))]
+    line = lambda cells: "| " + " | ".join(cells) + " |"
+    return [line(heads), "|" + "|".join("---:" if number else "---" for number in numbers) + "|", *map(line, rows)]
+
+
+def mask_text(causal):
+    return "causal" if causal else "full"
 
 
 def time_text(seconds):
@@ -36,49 +51,302 @@ def size_text(size):
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
-def machine_line(figures, load):
-    machine = figures["machine"]
+def version(figures):
+    return figures["torch"].split("+")[0]
+
+
+def geometric_mean(values):
+    return statistics.geometric_mean(list(values))
+
+
+# --- bench/peers.py --------------------------------------------------------------------------------------------------
+
+def points(figures, short):
+    """[(row, {peer: TFLOP/s})] of one pass, a point each."""
+    found = {}
+    for row in figures:
+        if short in row:
+            found.setdefault((row["what"], row["D"], row["causal"], row["N"]), (row, {}))[1][row["peer"]] = row[short]
+    return list(found.values())
+
+
+def peers_machine(figures):
+    machine = figures[0]
+    cudnn = f"{machine['cudnn'] // 10000}.{machine['cudnn'] // 100 % 100}"
+    return [f"{machine['gpu']}, CUDA {machine['cuda']}, PyTorch {version(machine)}, cuDNN {cudnn}: "
+            f"`{machine['command']}`", ""]
+
+
+def peers_table(name, short):
+    """Every point of one pass, and over how many of them Tessera is at least as fast as the best peer."""
+    figures = load(name)
+    found = points(figures, short)
+    extras = any(row["what"] != "grid" for row, _ in found)
+    peers = {"Tessera": "tessera", "any order": "tessera-fast", "cuDNN": "cudnn", "FA2": "fa2", "FlexAttention": "flex"}
+    peers = {head: who for head, who in peers.items() if any(who in rates for _, rates in found)}
+    rows, ratios = [], []
+    for row, rates in found:
+        dims = row["what"].removeprefix("dims ") if row["what"].startswith("dims ") else row["D"]
+        best = bar(row, rates, short)
+        ratios.append(rates["tessera"] / best)
+        over = f"{rates['tessera'] / rates['cudnn']:.2f}" if "cudnn" in rates else ""
+        cells = [f"{rates[who]:.0f}" if who in rates else "" for who in peers.values()]
+        rows.append([*([row["what"]] if extras else []), dims, mask_text(row["causal"]), row["N"], *cells, over,
+                     f"{ratios[-1]:.2f}"])
+    best = "over the best peer" if extras else "over the better of cuDNN and FA3"
+    heads = [*(["problem"] if extras else []), "D", "mask", "N", *peers, "over cuDNN", best]
+    return [*peers_machine(figures), *table(heads, rows), "",
+            f"Geometric mean of the last column {geometric_mean(ratios):.3f}, least {min(ratios):.3f}; "
+            f"{sum(ratio >= 1 for ratio in ratios)} of {len(ratios)} points at 1 or above."]
+
+
+def step_table(name):
+    figures = load(name)
+    steps = [row for row in figures if row["kind"] == "step"]
+    shape = steps[0]
+    rows = [[row["peer"], f"{row['ms']:.2f}", f"{row['tflops']:.0f}"] for row in steps]
+    return [*peers_machine(figures),
+            f"B={shape['B']} H={shape['H']} N={shape['N']} D={shape['D']} {mask_text(shape['causal'])}:", "",
+            *table(["who", "ms", "TFLOP/s"], rows)]
+
+
+def errors_table(name):
+    figures = load(name)
+    tensors = ("o", "dq", "dk", "dv")
+    rows = [[row["type"], row["data"], row["D"], mask_text(row["causal"]), row["peer"],
+             *(f"{row[tensor]:.2e}" if tensor in row else "" for tensor in tensors)]
+            for row in figures if row["kind"] == "errors" and row["peer"] != "tessera-fast"]
+    worst = [row for row in figures if row["kind"] == "summary" and row["peer"] == "tessera"]
+    return [*peers_machine(figures), *table(["type", "data", "D", "mask", "who", "O", "dQ", "dK", "dV"], rows), "",
+            "Tessera's error over the least of the peers', at most: "
+            + ", ".join(f"{row['tensor']} {row['largest_ratio']:.3f}" for row in worst) + "."]
+
+
+# --- tessera.bench, bench/cpu_peers.py -------------------------------------------------------------------------------
+
+def torch_table(name):
+    figures = load(name)
+    cells = {}
+    for row in figures["rows"]:
+        cells.setdefault((row["dim"], row["causal"], row["tokens"]), {})[row["pass"]] = row["seconds"]
+    passes = list(dict.fromkeys(row["pass"] for row in figures["rows"]))
+    rows = [[dim, mask_text(causal), tokens,
+             *(f"{found[which][who] * 1e3:.3g}" for which in passes for who in ("tessera", *TORCH_PEERS.values()))]
+            for (dim, causal, tokens), found in cells.items()]
+    heads = ["D", "mask", "N", *(head for which in passes for head in (which, *TORCH_PEERS))]
+    return [f"{figures['machine']}, PyTorch {version(figures)}, {figures['dtype']}, B = {figures['batch']}, "
+            f"H = {figures['heads']}: `python3 -m tessera.bench`. Milliseconds a call:", "", *table(heads, rows)]
+
+
+def cpu_peers_table(name):
+    figures = load(name)
+    products, decoding = {}, []
+    for row in figures["rows"]:
+        if row["pass"] == "decode":
+            rates = [f"{row['gbytes'][who]:.1f}" for who in ("tessera", "torch", "read")]
+            decoding.append([row["type"], row["shape"], *rates, f"{row['ratio']:.2f}", f"{row['of_read']:.2f}"])
+        else:
+            rates = [f"{row['gflops'][who]:.0f}" for who in ("tessera", "torch")]
+            products.setdefault((row["type"], row["shape"]), []).extend([*rates, f"{row['ratio']:.2f}"])
+    heads = ["type", "N, D", "forward", "PyTorch", "ratio", "backward", "PyTorch", "ratio"]
+    verdicts = [[row["what"], f"{row['value']:.2f}", f"{row['wanted']:.2f}", "yes" if row["met"] else "no"]
+                for row in figures["verdicts"]]
+    return [f"PyTorch {version(figures)} ({figures['capability']}), {figures['threads']} threads, B = 1, load before "
+            f"the run {figures['load_before']:.1f}. GFLOP/s, and PyTorch's time over Tessera's:", "",
+            *table(heads, [[*key, *cells] for key, cells in products.items()]), "", "Decoding, one query, GB/s:", "",
+            *table(["type", "one query", "Tessera", "PyTorch", "reading alone", "ratio", "of reading"], decoding), "",
+            "Geometric means of the ratios beside what is wanted:", "",
+            *table(["group", "measured", "wanted", "met"], verdicts)]
+
+
+# --- tessera bench, tessera demo, and tables of which only the print was kept ----------------------------------------
+
+def machine_line(figures):
+    machine, load_before = figures["machine"], figures["load_before"]
     name = machine.get("cpu") or machine.get("processor") or "unknown processor"
-    text = f"{name}, load of the machine before the run {load:.1f}."
-    if load > 0.5:
+    text = f"{name}, load of the machine before the run {load_before:.1f}."
+    if load_before > 0.5:
         text += " **Provisional: other programs were running; times, and to a lesser degree shares, are disturbed.**"
     return text
 
 
-def bench_table(figures, load):
-    lines = [f"{machine_line(figures, load)} {figures['threads']} threads; registers alone reach "
-             f"{figures['fma_gflops']:.0f} GF/s.", "",
-             "| type | N | D | pass | mask | time | GF/s | of FMA | vs full |",
-             "|---|---:|---:|---|---|---:|---:|---:|---:|"]
-    for row in figures["rows"]:
-        speedup = f"{row['speedup_over_full']:.2f}" if "speedup_over_full" in row else ""
-        mask = "causal" if row["causal"] else "full"
-        lines.append(f"| {row['type']} | {row['N']} | {row['D']} | {row['pass']} | {mask} "
-                     f"| {time_text(row['seconds'])} | {row['gflops']:.0f} | {row['of_fma']:.2f} | {speedup} |")
-    return lines
+def bench_rows(figures, wanted=lambda row: True):
+    return [[row["type"], row["N"], row["D"], row["pass"], mask_text(row["causal"]), time_text(row["seconds"]),
+             f"{row['gflops']:.0f}", f"{row['of_fma']:.2f}",
+             f"{row['speedup_over_full']:.2f}" if "speedup_over_full" in row else ""]
+            for row in figures["rows"] if wanted(row)]
 
 
-def demo_table(figures, load):
+def bench_table(name, wanted=lambda row: True):
+    figures = load(name)
+    rows = bench_rows(figures, wanted)
+    heads = ["type", "N", "D", "pass", "mask", "time", "GF/s", "of FMA", "vs full"]
+    return [f"{machine_line(figures)} {figures['threads']} threads; FMA peak {figures['fma_gflops']:.0f} GF/s.", "",
+            *table(heads, rows)]
+
+
+def demo_table(name):
+    figures = load(name)
     real = figures["realistic"]
-    lines = [f"{machine_line(figures, load)} {real['threads']} threads.", "",
-             "| pass | Tessera | unfused | speed-up | Tessera, extra memory | unfused, extra memory |",
-             "|---|---:|---:|---:|---:|---:|"]
-    for name in ["forward", "backward"]:
-        ours, plain = real["tessera"], real["unfused"]
-        lines.append(f"| {name} | {time_text(ours[name + '_seconds'])} | {time_text(plain[name + '_seconds'])} "
-                     f"| {plain[name + '_seconds'] / ours[name + '_seconds']:.2f} | {size_text(ours[name + '_bytes'])} "
-                     f"| {size_text(plain[name + '_bytes'])} |")
-    return lines
+    ours, plain = real["tessera"], real["unfused"]
+    rows = [[which, time_text(ours[which + "_seconds"]), time_text(plain[which + "_seconds"]),
+             f"{plain[which + '_seconds'] / ours[which + '_seconds']:.2f}", size_text(ours[which + "_bytes"]),
+             size_text(plain[which + "_bytes"])] for which in ("forward", "backward")]
+    heads = ["pass", "Tessera", "unfused", "speed-up", "Tessera, extra memory", "unfused, extra memory"]
+    return [f"{machine_line(figures)} {real['threads']} threads.", "", *table(heads, rows)]
+
+
+def printed_table(name):
+    figures = load(name)
+    return [f"{figures['machine']}: `{figures['command']}`", "", *table(figures["columns"], figures["rows"])]
+
+
+# --- the pages -------------------------------------------------------------------------------------------------------
+
+# Of each machine: its title, and its sections: heading, sentences, the function that writes the table, its arguments.
+MACHINES = {
+    "h200": ("NVIDIA H200", [
+        ("Forward", "bf16, 16,384 tokens, hidden size 2048, TFLOP/s.", peers_table, "h200-forward.json", "fwd"),
+        ("Forward, other shapes", "cuDNN's packed figures are not the tensor cores' speed: something in that call "
+         "takes milliseconds.", peers_table, "h200-extras.json", "fwd"),
+        ("Backward", "\"Any order\" is `deterministic = false`, where that is another kernel.", peers_table,
+         "h200-backward.json", "bwd"),
+        ("Backward, other shapes", "cuDNN had no packed backward pass here.", peers_table, "h200-backward-extras.json",
+         "bwd"),
+        ("A training step", "Forward and backward through the C ABI, host time included.", step_table,
+         "h200-step.json"),
+        ("Errors", "Relative, in the Frobenius norm, against float64, B=2 H=8 N=2048.", errors_table,
+         "h200-errors.json"),
+        ("Through PyTorch", "By autograd, with all that the host does.", torch_table, "h200-torch.json"),
+        ("The ladder", "B=2 H=8 N=4096, TFLOP/s, and in brackets the speed-up over `naive`. `tiled` adds with atomics "
+         "in its backward pass (`deterministic = false`).", printed_table, "h200-ladder.json"),
+        ("The kernel vector", "B=2 H=16 N=4096, full / causal, TFLOP/s, of an earlier build than the ladder's.",
+         printed_table, "h200-gpu.json"),
+        ("f32 beside PyTorch", "The kernel `vector` beside PyTorch's memory-efficient attention, B=2 H=16 N=4096.",
+         printed_table, "h200-f32.json"),
+        ("f32 errors", "Relative to float64, N=1024.", printed_table, "h200-f32-errors.json"),
+    ]),
+    "xeon": ("Intel Xeon with AMX", [
+        ("The floor", "2 of 16 virtual cores of a shared host.", printed_table, "xeon-bench.json"),
+        ("Beside PyTorch, 2 threads", "", cpu_peers_table, "xeon-cpu-peers.json"),
+        ("Beside PyTorch, 16 threads", "", cpu_peers_table, "xeon-cpu-peers-16.json"),
+        ("Beside PyTorch, 16 threads, another day", "", cpu_peers_table, "xeon-cpu-peers-16-quiet.json"),
+    ]),
+    "epyc": ("AMD EPYC without AMX", [
+        ("tessera bench", "From before the kernel `avx512bf16`: f16 and bf16 are widened to f32.", bench_table,
+         "epyc-bench.json"),
+        ("tessera demo", "8 heads, 4096 tokens, D = 64, causal, f32, beside plain attention in the same program.",
+         demo_table, "epyc-demo.json"),
+        ("Beside PyTorch, f32", "GFLOP/s, and PyTorch's time over Tessera's.", printed_table,
+         "epyc-cpu-peers-f32.json"),
+        ("Decoding beside PyTorch, f32", "PyTorch's time over Tessera's, and the share of reading alone.", printed_table,
+         "epyc-decode.json"),
+        ("Beside PyTorch, bf16", "The same, by dot products.", printed_table, "epyc-cpu-peers-bf16.json"),
+        ("Beside plain attention", "How many times as fast Tessera is as *rows*, one query row at a time, and *blas*, "
+         "two calls of OpenBLAS with a softmax between them. Backward, *blas* keeps P, N x N numbers for every head, and so has "
+         "four products where Tessera has five.", printed_table, "epyc-baselines.json"),
+    ]),
+}
+
+
+def page(machine):
+    title, sections = MACHINES[machine]
+    lines = [f"# {title}", "", "Written by `tools/benchmarks.py` from `bench/results/`; the method is in "
+             "[benchmarks.md](../benchmarks.md)."]
+    for heading, sentences, write, *arguments in sections:
+        lines += ["", f"## {heading}", "", *([sentences, ""] if sentences else []), *write(*arguments), "",
+                  f"[{arguments[0]}](../../bench/results/{arguments[0]})"]
+        figures = load(arguments[0])
+        if isinstance(figures, dict) and "note" in figures:
+            lines[-1] += f". {figures['note']}"
+    return "\n".join(lines) + "\n"
+
+
+def hopper_headline():
+    """Per head dim and mask: the longest sequence's rates, and the geometric means over all lengths."""
+    rows = {}
+    for name, short in (("h200-forward.json", "fwd"), ("h200-backward.json", "bwd")):
+        groups = {}
+        for row, rates in points(load(name), short):
+            groups.setdefault((row["D"], mask_text(row["causal"])), []).append((row, rates))
+        for key, members in groups.items():
+            _, last = max(members, key=lambda point: point[0]["N"])
+            over = [geometric_mean(rates["tessera"] / other(row, rates) for row, rates in members)
+                    for other in (lambda row, rates: rates["cudnn"], lambda row, rates: bar(row, rates, short))]
+            rows.setdefault(key, []).extend([*(f"{last[who]:.0f}" for who in ("tessera", "cudnn", "fa2")),
+                                             *(f"{value:.2f}" for value in over)])
+    heads = ["D", "mask"]
+    for which in ("forward", "backward"):
+        heads += [which, "cuDNN", "FA2", "over cuDNN", "over the best"]
+    return table(heads, [[*key, *cells] for key, cells in rows.items()])
+
+
+def cpu_headline():
+    """Geometric means of the ratios to PyTorch, and what is wanted."""
+    runs = {"2 threads": load("xeon-cpu-peers.json"), "16 threads": load("xeon-cpu-peers-16.json")}
+    heads, rows = ["group"], {}
+    for title, figures in runs.items():
+        heads += [f"{title}, wanted", "measured"]
+        for verdict in figures["verdicts"]:
+            what = "least of all rows" if verdict["what"].startswith("worst") else verdict["what"]
+            rows.setdefault(what, []).extend([f"{verdict['wanted']:.2f}", f"{verdict['value']:.2f}"])
+    return table(heads, [[what, *cells] for what, cells in rows.items()])
+
+
+BLOCKS = {
+    "hopper": hopper_headline,
+    "cpu": cpu_headline,
+    "bench": lambda: bench_table("epyc-bench.json", lambda row: row["type"] == "f32" and row["N"] == 2048),
+    "demo": lambda: demo_table("epyc-demo.json"),
+}
+
+
+def headlines(text):
+    """docs/benchmarks.md with its blocks filled in anew."""
+    for name, write in BLOCKS.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, rest = text.split(begin)
+        text = before + begin + "\n" + "\n".join(write()) + "\n" + end + rest.split(end)[1]
+    return text
+
+
+def pages():
+    """{path: text} of everything that this program writes."""
+    used = {section[3] for _, sections in MACHINES.values() for section in sections}
+    if used != {path.name for path in RESULTS.iterdir()}:
+        sys.exit(f"bench/results/ and tools/benchmarks.py differ: {sorted(used ^ {p.name for p in RESULTS.iterdir()})}")
+    return {HEADLINES: headlines(HEADLINES.read_text()), **{PAGES / f"{name}.md": page(name) for name in MACHINES}}
+
+
+def measure(machine, program, threads):
+    for command, more in (("bench", ["--suite", "cpu"]), ("demo", [])):
+        load_before = os.getloadavg()[0]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "figures.json"
+            subprocess.run([program, command, *more, "--threads", threads, "--json", str(path)], check=True,
+                           stdout=subprocess.DEVNULL)
+            figures = {"load_before": load_before, **json.loads(path.read_text())}
+        (RESULTS / f"{machine}-{command}.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def main():
-    program = sys.argv[1] if len(sys.argv) > 1 else str(ROOT / "build" / "cli" / "tessera")
-    threads = sys.argv[2] if len(sys.argv) > 2 else "2"
-    load = os.getloadavg()[0]
-    demo = demo_table(run(program, "demo", "--threads", threads), load)
-    bench = bench_table(run(program, "bench", "--suite", "cpu", "--threads", threads), load)
-    PAGE.write_text(replace(replace(PAGE.read_text(), "bench", bench), "demo", demo))
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--measure"] and 2 <= len(arguments) <= 4:
+        defaults = [str(ROOT / "build" / "cli" / "tessera"), "2"]
+        measure(arguments[1], *arguments[2:], *defaults[len(arguments) - 2:])
+    elif arguments not in ([], ["--check"]):
+        sys.exit(__doc__)
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
+    stale += [path for path in sorted(PAGES.glob("*.md")) if path not in pages()]
+    if arguments == ["--check"]:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is not what bench/results/ gives: run python3 tools/benchmarks.py")
+        return 1 if stale else 0
+    PAGES.mkdir(exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,5 +1,5 @@
 // Tile choices; see tiles.hpp. Figures: TFLOP/s of the forward pass on an H200, 16k tokens, hidden size 2048, bf16,
-// from docs/benchmarks.md, "Tiles of hopper". The compile gate refuses tiles that spill registers or make wgmma wait.
+// from docs/experiments.md, "Tiles of hopper". The compile gate refuses tiles that spill registers or make wgmma wait.
 #include "sm90/tiles.hpp"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ const AnyConfig* fitting(const Problem& p, std::span<const AnyConfig> tiles) {
 }
 
 // The backward pass, by side: of the sizes that compile without spilling, the largest. At N=16384 they give 485 at
-// D=256 and 437 at 192/128 (docs/benchmarks.md, "Hopper's backward pass"); of other sizes none has been measured.
+// D=256 and 437 at 192/128 (docs/experiments.md, "Hopper's backward pass"); of other sizes none has been measured.
 constexpr BackwardConfig query_tiles[] = {
     {.D = 64, .Dv = 64, .warpgroups = 3, .block_columns = 96, .stages = 4, .y_stages = 4, .drains = true},
     {.D = 128, .Dv = 128, .block_columns = 112, .stages = 2, .y_stages = 2},

@@ -5,7 +5,7 @@
 
 // On some processors of a shared Xeon, instructions of tiles that follow each other closely are executed one by one:
 // four loads and four products took 250 cycles, and 180 with as little as eight instructions of any kind behind each
-// (docs/benchmarks.md; a neighbour on the core's other thread is the likely reason). On the others these cost nothing:
+// (docs/experiments.md; a neighbour on the core's other thread is the likely reason). On the others these cost nothing:
 // a product lasts 16 cycles, in which a core passes over 96 of them.
 #define TESSERA_REST "\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop"
 

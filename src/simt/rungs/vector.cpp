@@ -22,8 +22,8 @@ struct TileShape {
   int threads, block_cols, stages, blocks_per_sm, row_tiles = 0, registers = 0;
 };
 
-// Best first (docs/benchmarks.md, "Tiles of vector"); the first that fits is taken. Two blocks on a multiprocessor hide
-// each other's waiting.
+// Best first (docs/experiments.md, "Tiles of vector"); the first that fits is taken. Two blocks on a multiprocessor
+// hide each other's waiting.
 constexpr TileShape forward_tiles[] = {{128, 64, 1, 2, 2, 64},  {128, 64, 2, 2, 1, 80},  {128, 32, 2, 2, 1, 144},
                                        {128, 32, 1, 2, 1, 144}, {256, 32, 1, 1, 1, 144}, {128, 32, 1, 1, 1, 144},
                                        {64, 32, 1, 1, 1, 144}};
