@@ -239,12 +239,12 @@ MACHINES = {
          demo_table, "epyc-demo.json"),
         ("Beside PyTorch, f32", "GFLOP/s, and PyTorch's time over Tessera's.", printed_table,
          "epyc-cpu-peers-f32.json"),
-        ("Decoding beside PyTorch, f32", "PyTorch's time over Tessera's, and the share of reading alone.", printed_table,
-         "epyc-decode.json"),
+        ("Decoding beside PyTorch, f32", "PyTorch's time over Tessera's, and the share of reading alone.",
+         printed_table, "epyc-decode.json"),
         ("Beside PyTorch, bf16", "The same, by dot products.", printed_table, "epyc-cpu-peers-bf16.json"),
         ("Beside plain attention", "How many times as fast Tessera is as *rows*, one query row at a time, and *blas*, "
-         "two calls of OpenBLAS with a softmax between them. Backward, *blas* keeps P, N x N numbers for every head, and so has "
-         "four products where Tessera has five.", printed_table, "epyc-baselines.json"),
+         "two calls of OpenBLAS with a softmax between them. Backward, *blas* keeps P, N x N numbers for every head, and "
+         "so has four products where Tessera has five.", printed_table, "epyc-baselines.json"),
     ]),
 }
 

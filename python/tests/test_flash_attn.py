@@ -79,6 +79,43 @@ def test_refusals(qkv):
         flash_attn_qkvpacked_func(qkv[:, :, :2])
     with pytest.raises(ValueError, match="kv: has shape"):
         flash_attn_kvpacked_func(q, qkv)
+    with pytest.raises(ValueError, match=r"window_left: is -2; must be -1 \(no bound\) or at least 0"):
+        flash_attn_func(q, k, v, window_size=(-2, 0))
+    with pytest.raises(ValueError, match="softcap: is -1; must be 0"):
+        flash_attn_func(q, k, v, softcap=-1.0)
+
+
+def test_alibi_counts_from_the_diagonal(qkv):
+    """FlashAttention-2 adds slope * j when causal, so its LSE is larger by slope * (i + Nk - Nq), and O the same."""
+    q, k, v = (x.detach() for x in qkv.unbind(2))
+    q, slopes = q[:, :7], torch.tensor([0.5, 0.25, 0.1, 0.0], device=qkv.device)
+    o, lse, _ = flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes, return_attn_probs=True)
+    keys, diagonal = torch.arange(40.0, device=qkv.device), torch.arange(7.0, device=qkv.device) + 33
+    theirs_o, theirs_lse = eager.attention(q.double(), k.double(), v.double(), causal=True,
+                                           bias=(slopes[:, None, None] * keys).expand(4, 7, 40)[None].double())
+    close(o, theirs_o)
+    close(lse, theirs_lse - slopes[:, None] * diagonal)
+
+
+def test_autocast(qkv):
+    q, k, v = qkv.unbind(2)
+    with torch.autocast(qkv.device.type, dtype=torch.bfloat16):
+        o = flash_attn_func(q, k, v)
+    assert torch.equal(o, flash_attn_func(*(x.bfloat16() for x in (q, k, v)))) and o.dtype == torch.bfloat16
+
+
+def test_senseless_cu_seqlens(qkv):
+    """Refused on the CPU; on a GPU nobody looks, and the sequences concerned are left out."""
+    q, k, v = (x[0].detach() for x in qkv.unbind(2))
+    cu = torch.tensor([0, 11, 99], dtype=torch.int32, device=qkv.device)
+    call = lambda: flash_attn_varlen_func(q, k, v, cu, cu, 40, 40, causal=True)  # noqa: E731
+    if qkv.device.type == "cpu":
+        with pytest.raises(ValueError, match="cu_seqlens_q"):
+            call()
+    else:
+        o = call()
+        assert o[11:].abs().max() == 0
+        assert torch.equal(o[:11], flash_attn_func(*(x[None, :11] for x in (q, k, v)), causal=True)[0])
 
 
 @pytest.mark.gpu
