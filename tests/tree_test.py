@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # tree_test.py [COMPILER]: the tree keeps its shape. Include directions, self-contained headers, file lengths, comment
 # at the top, no loose ends, a test's sentence for every sentence of the checks, a reason for every folder of tests,
-# links that lead somewhere, figures that are up to date. Python's standard library only. Run by ctest.
+# documents that name what is there, figures that are up to date. Python's standard library only. Run by ctest.
 # Implements the rules of docs/architecture.md.
 import re
 import subprocess
@@ -270,6 +270,46 @@ def check_links():
         fail("tests/tree_test.py", 0, f"found only {links} links; has their form changed?")
 
 
+SPAN = re.compile(r"`([^`\n]+)`")
+FILE_NAME = re.compile(r"[\w./-]*\w\.(?:cpp|hpp|cuh|c|h|py|sh|md|cmake|txt|toml|json|map)")
+
+
+def check_named_files():
+    """Every file that a document names by its path from the root, or from src/ or include/, is there."""
+    roots = [ROOT, ROOT / "src", ROOT / "include"]
+    for path in [ROOT / "README.md", *files({".md"}, "docs")]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for name in SPAN.findall(line):
+                new = path.name == "adding_a_kernel.md" and "two_pass" in name  # which the reader makes
+                if "/" in name and FILE_NAME.fullmatch(name) and not new and not any((r / name).is_file() for r in roots):
+                    fail(path, number, f"names {name}, which is not there")
+
+
+def check_tour():
+    """Each part of docs/tour.md names files that exist, and identifiers that stand in one of those files. A file is
+    named by its path, or by its name alone if it lies in a folder, or beside a file, that the part has named before."""
+    path, identifiers = ROOT / "docs/tour.md", 0
+    for part in re.split(r"^(?=#+ )", re.sub(r"^```.*?^```\n", "", path.read_text(), flags=re.M | re.S), flags=re.M):
+        title, named = part.partition("\n")[0], []
+        spans = SPAN.findall(part)
+        for span in [span for span in spans if FILE_NAME.fullmatch(span) or span.endswith("/")]:
+            folders = [ROOT] if "/" in span else [other if other.is_dir() else other.parent for other in named]
+            found = [folder / span for folder in folders if (folder / span).exists()]
+            if not found:
+                fail(path, 0, f"{title}: names {span}, which is not there")
+            named += found[:1]
+        text = "\n".join(p.read_text() for p in named if p.is_file())
+        for span in spans:
+            if re.fullmatch(r"[A-Za-z_][\w:]*", span):
+                identifiers += 1
+                if not re.search(rf"\b{span.split('::')[-1]}\b", text):
+                    fail(path, 0, f"{title}: names {span}, which is in none of the files that this part names")
+        for count in re.findall(r"\b\d+ lines\b", part):
+            fail(path, 0, f"{title}: counts lines ({count}), which soon is wrong")
+    if identifiers < 60:
+        fail("tests/tree_test.py", 0, f"found only {identifiers} identifiers in docs/tour.md; has its form changed?")
+
+
 def check_results():
     """docs/results/ and the headline tables are what bench/results/ gives."""
     done = subprocess.run([sys.executable, "-B", ROOT / "tools/benchmarks.py", "--check"], capture_output=True, text=True)
@@ -279,7 +319,7 @@ def check_results():
 
 def main():
     for check in [check_includes, check_text, check_headers, check_sentences, check_environment, check_c_abi,
-                  check_test_folders, check_links, check_results]:
+                  check_test_folders, check_links, check_named_files, check_tour, check_results]:
         before = len(failures)
         check()
         print(f"{check.__name__}: {'ok' if len(failures) == before else f'{len(failures) - before} failures'}")
