@@ -149,7 +149,8 @@ def compiles_alone(header):
 
 def check_headers():
     headers = [h for h in files({".h", ".hpp"}, "include", "src")
-               if "src/cpu/kernel/" not in h.as_posix() and h.name != "region.hpp"]  # parts of a target region
+               if "src/cpu/kernel/" not in h.as_posix()  # parts of a target region
+               and h.name not in ["region.hpp", "score_rule.hpp"]]  # included inside namespaces
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(compiles_alone, headers))
 

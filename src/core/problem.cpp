@@ -3,6 +3,7 @@
 
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
+#include "math/philox.hpp"
 
 namespace tessera {
 
@@ -12,6 +13,14 @@ static std::int64_t longest(const Problem& p, std::int64_t tokens, std::int64_t 
 
 std::int64_t Problem::longest_q() const { return longest(*this, Nq, options.max_seqlen_q); }
 std::int64_t Problem::longest_k() const { return longest(*this, Nk, options.max_seqlen_k); }
+
+ScoreOptions Problem::score_options() const {
+  return {.softcap = options.softcap > 0,
+          .alibi = slopes != 0,
+          .bias = bias.has_value(),
+          .mask = mask.has_value(),
+          .dropout = dropout_threshold(options.dropout) > 0};
+}
 
 static std::string shape(const Broadcast& b) {
   return text(name_of(b.type), " [", b.shape[0], ",", b.shape[1], ",", b.shape[2], ",", b.shape[3], "]");

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "math/score.hpp"
 #include "tessera/types.hpp"
 
 namespace tessera {
@@ -49,6 +50,7 @@ struct Problem {
   bool has_queries() const { return B > 0 && Hq > 0 && Nq > 0; }
   bool has_keys() const { return B > 0 && Hk > 0 && Nk > 0; }
 
+  ScoreOptions score_options() const;
   std::int64_t heads_per_kv() const { return Hk == 0 ? 1 : Hq / Hk; }
   // Upper bounds of one sequence's lengths, from shapes and hints alone.
   std::int64_t longest_q() const;

@@ -52,10 +52,14 @@ PairNumbers pair_numbers(const Tensor& t, const Sequence& s) {
   return {t.type, byte_address(t, s.b * stride(t, 0)), stride(t, 1), stride(t, 2), stride(t, 3)};
 }
 
-double slope_of(const Call& call, const Problem& p, std::int64_t b, std::int64_t h) {
+static double slope_of(const Call& call, const Problem& p, std::int64_t b, std::int64_t h) {
   const Tensor& t = call.inputs.slopes;
   if (p.slopes == 0) return 0;
   return load_element(t.data, t.type, p.slopes == 1 ? h * stride(t, 0) : b * stride(t, 0) + h * stride(t, 1));
+}
+
+ScoreNumbers<double> score_numbers_of(const Call& call, const Problem& p, std::int64_t b, std::int64_t h, double unit) {
+  return score_numbers(p.score_options(), p.options.scale, p.options.softcap, slope_of(call, p, b, h), unit);
 }
 
 double sink_of(const Call& call, std::int64_t h) {

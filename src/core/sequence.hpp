@@ -7,6 +7,7 @@
 #include "core/kernel.hpp"
 #include "core/tensor.hpp"
 #include "math/mask.hpp"
+#include "math/score.hpp"
 
 namespace tessera {
 
@@ -58,7 +59,8 @@ TokenRows token_rows(const Tensor& t, const Problem& p, std::int64_t b, std::int
 RowNumbers row_numbers(const Tensor& t, const Problem& p, const Sequence& s);
 PairNumbers pair_numbers(const Tensor& t, const Sequence& s);
 
-double slope_of(const Call& call, const Problem& p, std::int64_t b, std::int64_t h);
+// The numbers of sequence b's head h, times `unit` where they stand in an exponent.
+ScoreNumbers<double> score_numbers_of(const Call& call, const Problem& p, std::int64_t b, std::int64_t h, double unit);
 double sink_of(const Call& call, std::int64_t h);
 
 // Seed and offset of dropout: from the options, or from the rng tensor in host memory.

@@ -6,6 +6,7 @@
 #include "cpu/tiles.hpp"
 #include "math/mask.hpp"
 #include "math/philox.hpp"
+#include "math/score.hpp"
 #include "math/types.hpp"
 
 namespace tessera::cpu {
@@ -25,16 +26,14 @@ struct HeadJob {
   Rows q, k, v;
   BandMask mask;
 
-  float scale;     // what dQ and dK are multiplied by at the end
-  float q_factor;  // what q is multiplied by on loading: scale * log2e, or scale / softcap
-  float softcap;   // softcap * log2e; 0: none
-  float slope;     // ALiBi's slope * log2e
-  Int64 shift;     // the diagonal is j - i = shift
-  bool alibi;
+  float scale;  // what dQ and dK are multiplied by at the end
+  ScoreOptions options;
+  ScoreNumbers<float> score;
+  Int64 shift;                // the diagonal is j - i = shift
   PairNumbers bias, visible;  // head's part included: index with h = 0
   float sink;                 // times log2e; -inf: none
 
-  UInt32 threshold;  // dropout; 0: none
+  UInt32 threshold;  // of dropout
   float keep_scale;
   PhiloxKey key;
   Int64 b0, h0, row0, col0;  // position of this head's element (0, 0) in the random stream

@@ -1,9 +1,9 @@
 // See cpu/jobs.hpp.
 #include "cpu/jobs.hpp"
 
-namespace tessera::cpu {
+#include "math/softmax.hpp"
 
-constexpr double log2e = 1.44269504088896340736;
+namespace tessera::cpu {
 
 Rows head_rows(const TokenRows& rows, Int64 h) {
   if (!rows) return {};
@@ -34,14 +34,12 @@ HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h)
           .v = head_rows(token_rows(call.inputs.v, p, s.b, s.k_begin), kv),
           .mask = s.mask,
           .scale = static_cast<float>(o.scale),
-          .q_factor = static_cast<float>(o.softcap > 0 ? o.scale / o.softcap : o.scale * log2e),
-          .softcap = static_cast<float>(o.softcap * log2e),
-          .slope = static_cast<float>(slope_of(call, p, s.b, h) * log2e),
+          .options = p.score_options(),
+          .score = rounded(score_numbers_of(call, p, s.b, h, log2e<double>)),
           .shift = s.shift,
-          .alibi = p.slopes != 0,
           .bias = head_pairs(pair_numbers(call.inputs.bias, s), h),
           .visible = head_pairs(pair_numbers(call.inputs.mask, s), h),
-          .sink = static_cast<float>(sink_of(call, h) * log2e),
+          .sink = static_cast<float>(sink_of(call, h) * log2e<double>),
           .threshold = threshold,
           .keep_scale = static_cast<float>(dropout_scale(threshold)),
           .key = dropout_key(seed.seed, seed.offset),

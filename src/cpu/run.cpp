@@ -17,11 +17,10 @@
 #include "cpu/decode.hpp"
 #include "cpu/jobs.hpp"
 #include "cpu/packs.hpp"
+#include "math/softmax.hpp"
 
 namespace tessera::cpu {
 namespace {
-
-constexpr double log2e = 1.44269504088896340736;
 
 double pairs(const Sequence& s) { return double(s.nq) * double(s.nk); }
 bool has_more_pairs(const Sequence& a, const Sequence& b) { return pairs(a) > pairs(b); }
@@ -308,7 +307,7 @@ class Backward {
   void sink_gradient() const {
     const Tensor& out = call.gradients.dsinks;
     for (Int64 h = 0; h < p.Hq; ++h) {
-      const double sink = sink_of(call, h) * log2e;
+      const double sink = sink_of(call, h) * log2e<double>;
       double sum = 0;
       for (std::size_t s = 0; s < sequences.size(); ++s) {
         const BackwardJob& j = job(s, h);

@@ -10,6 +10,12 @@ namespace tessera {
 template <class Number>
 inline constexpr Number minus_infinity = Number(-__builtin_bit_cast(float, 0x7f800000u));
 
+// Kernels that compute exp2 keep everything in the exponent times log2(e), and LSE in the end times ln(2).
+template <class Number>
+inline constexpr Number log2e = Number(1.44269504088896340736);
+template <class Number>
+inline constexpr Number ln2 = Number(0.693147180559945309417);
+
 // A row that has seen no key has m = -inf, and exp(-inf - (-inf)) would be NaN: its exponents are taken relative to 0.
 template <class Number>
 constexpr Number exponent_base(Number m) {

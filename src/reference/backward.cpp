@@ -57,7 +57,7 @@ void backward_head(const Problem& p, const Call& call, const Sequence& s, std::i
     if (p.sinks) dsink -= std::exp(head.sink - lse) * delta;
     for (std::int64_t j = 0; j < s.nk; ++j) {
       if (!head.visible(i, j)) continue;
-      const double s_cap = head.capped(dot(Q[i], K[j], p.D));
+      const double s_cap = head.capped(dot(Q[i], K[j], p.D), i, j);
       const double P = std::exp(head.score(s_cap, i, j) - lse);
       const double z = head.keep(i, j);
       const double dP = z == 0 ? 0 : z * dot(dO[i], V[j], p.Dv);
@@ -65,7 +65,7 @@ void backward_head(const Problem& p, const Call& call, const Sequence& s, std::i
         for (std::int64_t d = 0; d < p.Dv; ++d) dV[j][d] += z * P * dO[i][d];
       double dS = P * (dP - delta);
       if (p.dbias) shared.dbias_at(s.b, h, i, j) += dS;
-      if (p.options.softcap > 0) dS *= 1 - (s_cap / p.options.softcap) * (s_cap / p.options.softcap);
+      dS *= head.derivative(s_cap, i, j);
       for (std::int64_t d = 0; d < p.D; ++d) {
         dQ[i][d] += p.options.scale * dS * K[j][d];
         dK[j][d] += p.options.scale * dS * Q[i][d];

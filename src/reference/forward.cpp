@@ -33,7 +33,7 @@ void forward_head(const Problem& p, const Call& call, const Sequence& s, std::in
     double m = head.sink;
     for (std::int64_t j = 0; j < s.nk; ++j) {
       double& x = S[static_cast<std::size_t>(j)];
-      x = head.visible(i, j) ? head.score(head.capped(dot(Q[i], K[j], p.D)), i, j) : -infinity;
+      x = head.visible(i, j) ? head.score(head.capped(dot(Q[i], K[j], p.D), i, j), i, j) : -infinity;
       if (x > m || x != x) m = x;
     }
     double l = m == -infinity ? 0 : std::exp(head.sink - m);

@@ -51,19 +51,34 @@ inline double dot(const double* a, const double* b, std::int64_t n) {
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
+// The operations of math/score_rule.hpp.
+struct Float64 {
+  using Number = double;
+  static double set(double x) { return x; }
+  static double multiply(double a, double b) { return a * b; }
+  static double multiply_add(double a, double b, double c) { return c + a * b; }
+  static double negative_multiply_add(double a, double b, double c) { return c - a * b; }
+  static double tanh(double x) { return std::tanh(x); }
+  static double abs(double x) { return std::fabs(x); }
+};
+
 // One query head of one sequence: everything that turns q.k into a score, and the dropout factor.
 struct Head {
+  using Rule = ScoreRule<Float64>;
+
   const Problem& p;
   const Sequence& s;
   std::int64_t h;
-  double slope, sink;
+  ScoreOptions options;
+  ScoreNumbers<double> numbers;
+  double sink;
   PairNumbers bias, mask;
   PhiloxKey key;
   std::uint32_t threshold;
 
   Head(const Problem& p, const Call& call, const Sequence& s, std::int64_t h) :
-      p(p), s(s), h(h), slope(slope_of(call, p, s.b, h)), sink(sink_of(call, h)),
-      bias(pair_numbers(call.inputs.bias, s)), mask(pair_numbers(call.inputs.mask, s)),
+      p(p), s(s), h(h), options(p.score_options()), numbers(score_numbers_of(call, p, s.b, h, 1)),
+      sink(sink_of(call, h)), bias(pair_numbers(call.inputs.bias, s)), mask(pair_numbers(call.inputs.mask, s)),
       threshold(dropout_threshold(p.options.dropout)) {
     const DropoutSeed seed = dropout_seed(call.options, call.inputs.rng);
     key = dropout_key(seed.seed, seed.offset);
@@ -73,19 +88,26 @@ struct Head {
     return s.mask.visible(i, j) && (!mask || mask.get(h, i, j) != 0);
   }
 
-  // s_cap: the scaled product, softcapped.
-  double capped(double qk) const {
-    const double scaled = p.options.scale * qk, cap = p.options.softcap;
-    return cap > 0 ? cap * std::tanh(scaled / cap) : scaled;
+  // What the rule asks about (i, j).
+  struct Element {
+    const Head& head;
+    std::int64_t i, j;
+    double distance() const { return static_cast<double>(j - i - head.s.shift); }
+    double bias() const { return head.bias.get(head.h, i, j); }
+  };
+
+  // s_cap of a product, equation (2), and its derivative, (12).
+  double capped(double qk, std::int64_t i, std::int64_t j) const {
+    const double argument = score_argument(options, p.options.scale * qk, numbers.cap);
+    return Rule::capped(options, numbers, argument, Element{*this, i, j});
+  }
+  double derivative(double s_cap, std::int64_t i, std::int64_t j) const {
+    return Rule::derivative_of(options, numbers, score_argument(options, s_cap, numbers.cap), Element{*this, i, j});
   }
 
-  // The score that enters the softmax.
+  // The score that enters the softmax, equation (3).
   double score(double s_cap, std::int64_t i, std::int64_t j) const {
-    if (!visible(i, j)) return -infinity;
-    double x = s_cap;
-    if (p.slopes) x -= slope * std::fabs(static_cast<double>(s.shift - (j - i)));
-    if (bias) x += bias.get(h, i, j);
-    return x;
+    return visible(i, j) ? Rule::placed(options, numbers, s_cap, Element{*this, i, j}) : -infinity;
   }
 
   // z / (1 - p_drop)

@@ -22,6 +22,8 @@ namespace tessera::cpu::TESSERA_NAMESPACE {
 
 #include "cpu/kernel/simd.hpp"
 //
+#include "math/score_rule.hpp"
+//
 #include "cpu/kernel/product.hpp"
 
 // What the width of a product is a multiple of.

@@ -36,7 +36,7 @@ HWY_NOINLINE void prepare_block(const BackwardJob& job, Int64 query_block) {
     for (; d < head.Dv; ++d) delta += double(O[d]) * double(dO[d]);
     for (const double sum : sums) delta += sum;
     job.delta[i] = static_cast<float>(delta);
-    job.lse2[i] = static_cast<float>(lse * 1.44269504088896340736);
+    job.lse2[i] = static_cast<float>(lse * log2e<double>);
   }
 }
 
@@ -61,7 +61,7 @@ HWY_INLINE void score_gradients(const Tile& tile, const float* P, const float* d
   }
 }
 
-// P (times the dropout factors) and dS of one tile, before the softcap's derivative. The tile's keys begin at row
+// P (times the dropout factors) and dS of one tile, before the derivative of its scores. The tile's keys begin at row
 // `first` of those loaded.
 template <class Beside>
 HWY_INLINE void recompute(const BackwardJob& job, const Tile& tile, Int64 first, const BackwardScratch& s,
@@ -71,12 +71,12 @@ HWY_INLINE void recompute(const BackwardJob& job, const Tile& tile, Int64 first,
   const float factor = finish_scores<true>(head, tile, s.P, s.derivative);
   probabilities<true>(tile, job.lse2, factor, beside, s.P);
   s.products.value_products(head, tile, first, s.dS);
-  if (head.threshold > 0) {
+  if (head.options.dropout) {
     dropout_factors(head, tile, s.Z);
     multiply_tile(tile, s.Z, s.dS);
   }
   score_gradients(tile, s.P, job.delta, beside, s.dS);
-  if (head.threshold > 0) multiply_tile(tile, s.Z, s.P);
+  if (head.options.dropout) multiply_tile(tile, s.Z, s.P);
 }
 
 // What the span's group adds to dQ of a block of queries, transposed.
@@ -134,7 +134,7 @@ HWY_INLINE void backward_tile(const KeySpanJob& span, const BackwardJob& job, Ra
 
   recompute(job, tile, first, s, upcoming);
   if (span.dv) s.products.add_dv(head, tile, s.P, dV + first * VectorBackward::padded(head.Dv));
-  if (head.softcap > 0) multiply_tile(tile, s.derivative, s.dS);
+  if (head.options.need_derivative()) multiply_tile(tile, s.derivative, s.dS);
   if (span.dk) s.products.add_dk(head, tile, s.dS, dK + first * VectorBackward::padded(head.D));
   if (job.dq_images) {
     begin_turn(span, job, queries.begin / block_q);

@@ -232,7 +232,7 @@ struct DecodeScratch {
 };
 using DecodeBlock = DecodeScratch::Block;
 
-// Products of K and q * q_factor for every row of the job.
+// Products of K and q, which carries the scores' factor, for every row of the job.
 HWY_INLINE void decode_products(const DecodeJob& job, Range keys, Int64 rows, const Ahead& ahead,
                                 const DecodeBlock& s) {
   const HeadJob& any = job.heads[0];
@@ -255,21 +255,40 @@ HWY_INLINE void decode_products(const DecodeJob& job, Range keys, Int64 rows, co
             ahead, s.S);
 }
 
-// Softcap, ALiBi and the band, row by row of the job; -inf behind the last key.
+// A vector of one query's scores, for the rule: `first` is the distance of its first lane's key.
+struct DecodeElement {
+  Int64 first;
+
+  // Rounded one by one: a long cache reaches beyond the integers that f32 holds.
+  HWY_INLINE Vec distance() const {
+    HWY_ALIGN float all[lanes];
+    for (Int64 n = 0; n < lanes; ++n) all[n] = static_cast<float>(first + n);
+    return load(all);
+  }
+  HWY_INLINE Vec bias() const { return hn::Zero(FloatTag()); }  // sequences with a bias go another way
+};
+
+HWY_NOINLINE void apply_rule(const HeadJob& head, Int64 first, Int64 width, float* scores) {
+  const ScoreOptions options = head.options;
+  const ScoreNumbers<float> numbers = head.score;
+  for (Int64 j = 0; j < width; j += lanes)
+    store(ScoreRule<VectorMath>::score(options, numbers, load(scores + j), DecodeElement{first + j}), scores + j);
+}
+
+// The rule and the band, row by row of the job; -inf behind the last key.
 HWY_INLINE void decode_scores(const DecodeJob& job, Range keys, Int64 rows, float* S) {
-  static_assert(decode_step <= block_q, "S may be taken for a tile whose keys and queries have changed places");
+  static_assert(decode_step <= block_q, "a row of S has block_q numbers");
   const HeadJob& any = job.heads[0];
   const Int64 count = keys.size(), width = round_up(count, lanes);
-  if (any.softcap > 0) apply_softcap(any, {0, count, 0, rows, width}, S, nullptr);
   const bool whole = tile_class(any.mask, {0, any.nq}, keys) == TileClass::full;
   for (Int64 row = 0; row < rows; ++row) {
     float* scores = S + row * block_q;
-    fill(scores + count, width - count, -infinity);
-    if (whole && !any.alibi) continue;
     const HeadJob& head = job.heads[row / any.nq];
-    for (Int64 j = 0; j < count; ++j) {
-      const Int64 distance = keys.begin + j - row % any.nq;
-      if (head.alibi) scores[j] -= head.slope * __builtin_fabsf(static_cast<float>(distance - head.shift));
+    const Int64 corner = keys.begin - row % any.nq;
+    if (any.options.change_scores()) apply_rule(head, corner - head.shift, width, scores);
+    fill(scores + count, width - count, -infinity);
+    for (Int64 j = 0; j < count && !whole; ++j) {
+      const Int64 distance = corner + j;
       if (distance < head.mask.low || distance > head.mask.high) scores[j] = -infinity;
     }
   }
@@ -332,11 +351,11 @@ HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
   for (Int64 row = 0; row < job.count * any.nq; ++row) {
     float* Q = s.Q + row * s.Q_stride;
     if (!is_paired(any.k.type, any.D)) {
-      widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.q_factor, Q);
+      widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.score.factor, Q);
       continue;
     }
     HWY_ALIGN float in_order[576];
-    widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.q_factor, in_order);
+    widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.score.factor, in_order);
     for (Int64 d = 0; d < any.D; d += pair_width) {
       Vec even, odd;
       hn::LoadInterleaved2(FloatTag(), in_order + d, even, odd);

@@ -118,9 +118,7 @@ HWY_INLINE void rescale(const Tile& tile, Int64 Dv, const float* alpha, float* O
 }
 
 // LSE of one row from its state. (No template: gcc would instantiate log_sum_exp outside of the target region.)
-HWY_INLINE double natural_lse(float m, double l) {
-  return log_sum_exp(double(m), l, log2_of) * 0.693147180559945309417;
-}
+HWY_INLINE double natural_lse(float m, double l) { return log_sum_exp(double(m), l, log2_of) * ln2<double>; }
 
 // O / l and LSE = log(l) + m go to the caller's tensors.
 template <class Block>
@@ -145,7 +143,7 @@ HWY_INLINE void start_block(const HeadJob& head, Int64 O_rows, const Block& s) {
 template <bool scaled, class Kept, class Block, class Beside>
 HWY_INLINE void softmax_tile(const HeadJob& head, const Tile& tile, const Kept& kept, const Block& s, Beside& beside) {
   const float factor = finish_scores<scaled>(head, tile, s.S, nullptr);
-  if (head.threshold == 0) {
+  if (!head.options.dropout) {
     softmax_update<scaled>(tile, factor, kept, s, beside);
   } else {
     softmax_update<scaled>(tile, factor, InPlace{s.S}, s, beside);

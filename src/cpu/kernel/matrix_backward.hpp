@@ -107,20 +107,20 @@ HWY_NOINLINE void gradients_of_tile(const BackwardJob& job, const Tile& tile, fl
     }
 }
 
-// The same with a softcap or dropout, pass by pass.
+// The same with a derivative of the scores or dropout, pass by pass.
 template <int pieces>
 HWY_NOINLINE void gradients_with_options(const BackwardJob& job, const Tile& tile, float factor,
                                          const TileOperands<pieces>& s, const float* derivative, float* Z) {
   const HeadJob& head = job.head;
   Nothing nothing;
   probabilities<false>(tile, job.lse2, factor, nothing, s.S);
-  if (head.threshold > 0) {
+  if (head.options.dropout) {
     dropout_factors(head, tile, Z);
     multiply_tile(tile, Z, s.dP);
   }
   score_gradients(tile, s.S, job.delta, nothing, s.dP);
-  if (head.threshold > 0) multiply_tile(tile, Z, s.S);
-  if (head.softcap > 0) multiply_tile(tile, derivative, s.dP);
+  if (head.options.dropout) multiply_tile(tile, Z, s.S);
+  if (head.options.need_derivative()) multiply_tile(tile, derivative, s.dP);
   split_keys<pieces>(tile, s.S, s.P);
   split_keys<pieces>(tile, s.dP, s.dS);
   AsPairs<pieces>{s.dSt}.keep_tile(tile, s.dP);
@@ -203,7 +203,7 @@ struct MatrixKeySpan {
     const BackwardJob& job = span.jobs[place.head];
     const TileOperands<pieces>& s = memory.turns[turn];
     const float factor = finish_scores<false>(job.head, place.tile, s.S, memory.derivative);
-    if (job.head.softcap > 0 || job.head.threshold > 0) {
+    if (job.head.options.need_derivative() || job.head.options.dropout) {
       gradients_with_options<pieces>(job, place.tile, factor, s, memory.derivative, memory.Z);
     } else {
       beside.start(ceil_div(place.tile.nj, 2) * (place.tile.width / 32));

@@ -1,6 +1,6 @@
-// From products to scores, tile by tile: softcap, ALiBi, bias, mask, and the dropout factors. Each step is a pass of
-// its own over the tile and is skipped when its option is off. Scores come out in units of log2(e), so that exp2
-// finishes them. Implements docs/algorithm.md, "Scores"; included by cpu/isa/*.cpp inside their target region.
+// From products to scores, tile by tile: the rule, the mask, and the dropout factors, each a pass of its own over the
+// tile that is skipped when it has nothing to do. Scores come out in units of log2(e), so that exp2 finishes them.
+// Implements docs/algorithm.md, "Scores"; included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
 // For every vector of a tile: its row j and its first lane i.
@@ -8,38 +8,65 @@
   for (Int64 j = 0; j < (tile).nj; ++j) \
     for (Int64 i = 0; i < (tile).width; i += lanes)
 
-// S holds (s / softcap); becomes softcap * tanh of it. `derivative`, if given, becomes d s_cap / d s.
-HWY_NOINLINE void apply_softcap(const HeadJob& head, const Tile& tile, float* S, float* derivative) {
-  TESSERA_FOR_TILE(tile, j, i) {
-    float* at = S + j * block_q + i;
-    const Vec t = hn::Tanh(FloatTag(), load(at));
-    store(hn::Mul(t, set(head.softcap)), at);
-    if (derivative) store(hn::NegMulAdd(t, t, set(1.0f)), derivative + j * block_q + i);
-  }
-}
+// The operations of math/score_rule.hpp.
+struct VectorMath {
+  using Number = Vec;
+  HWY_INLINE static Vec set(float x) { return hn::Set(FloatTag(), x); }
+  HWY_INLINE static Vec multiply(Vec a, Vec b) { return hn::Mul(a, b); }
+  HWY_INLINE static Vec multiply_add(Vec a, Vec b, Vec c) { return hn::MulAdd(a, b, c); }
+  HWY_INLINE static Vec negative_multiply_add(Vec a, Vec b, Vec c) { return hn::NegMulAdd(a, b, c); }
+  HWY_INLINE static Vec tanh(Vec x) { return hn::Tanh(FloatTag(), x); }
+  HWY_INLINE static Vec abs(Vec x) { return hn::Abs(x); }
+};
 
-// S -= slope * |i + shift - j|
-HWY_NOINLINE void apply_alibi(const HeadJob& head, const Tile& tile, float* S) {
-  TESSERA_FOR_TILE(tile, j, i) {
-    const auto first = static_cast<float>(tile.j0 + j - tile.i0 - i - head.shift);
-    const Vec distance = hn::Abs(hn::Sub(set(first), iota(0)));
-    float* at = S + j * block_q + i;
-    store(hn::NegMulAdd(set(head.slope), distance, load(at)), at);
-  }
-}
+// Lanes whose bias is read at a time, a cache line of S.
+inline constexpr Int64 strip = 16;
 
+// A vector of a tile, for the rule: `first` is the distance of its first lane, `biases` where its bias lies.
+struct TileElement {
+  float first;
+  const float* biases;
+  HWY_INLINE Vec distance() const { return hn::Sub(set(first), iota(0)); }
+  HWY_INLINE Vec bias() const { return load(biases); }
+};
+
+// out[j][i]: the bias of a strip of queries that begins at lane i0, along its rows, which are far apart; 0 for lanes
+// without a query.
 template <class T>
-HWY_INLINE void add_bias(const PairNumbers& bias, const Tile& tile, float* S) {
+HWY_INLINE void load_bias_of(const PairNumbers& bias, const Tile& tile, Int64 i0, float* out) {
   const T* base = reinterpret_cast<const T*>(bias.base);
-  for (Int64 i = 0; i < tile.ni; ++i)
+  for (Int64 i = 0; i < strip; ++i) {
+    const bool exists = i0 + i < tile.ni;
     for (Int64 j = 0; j < tile.nj; ++j)
-      S[j * block_q + i] += widen(base[bias.index(0, tile.i0 + i, tile.j0 + j)]) * log2e;
+      out[j * strip + i] = exists ? widen(base[bias.index(0, tile.i0 + i0 + i, tile.j0 + j)]) : 0.0f;
+  }
 }
 
-HWY_NOINLINE void apply_bias(const HeadJob& head, const Tile& tile, float* S) {
-  if (head.bias.type == Type::f32) add_bias<float>(head.bias, tile, S);
-  if (head.bias.type == Type::f16) add_bias<F16>(head.bias, tile, S);
-  if (head.bias.type == Type::bf16) add_bias<BF16>(head.bias, tile, S);
+HWY_INLINE void load_bias(const PairNumbers& bias, const Tile& tile, Int64 i0, float* out) {
+  if (bias.type == Type::f32) load_bias_of<float>(bias, tile, i0, out);
+  if (bias.type == Type::f16) load_bias_of<F16>(bias, tile, i0, out);
+  if (bias.type == Type::bf16) load_bias_of<BF16>(bias, tile, i0, out);
+}
+
+// S holds the rule's arguments, and becomes scores. `derivative`, if given, becomes theirs if there is one.
+HWY_NOINLINE void apply_rule(const HeadJob& head, const Tile& tile, float* S, float* derivative) {
+  // Copies: stores to S might change the head's own.
+  const ScoreOptions options = head.options;
+  const ScoreNumbers<float> numbers = head.score;
+  const bool derives = derivative && options.need_derivative();
+  HWY_ALIGN float biases[block_k * strip];
+  for (Int64 i0 = 0; i0 < tile.width; i0 += strip) {
+    if (options.bias) load_bias(head.bias, tile, i0, biases);
+    for (Int64 j = 0; j < tile.nj; ++j)
+      for (Int64 i = i0; i < lesser(i0 + strip, tile.width); i += lanes) {
+        const Int64 at = j * block_q + i;
+        const TileElement element{static_cast<float>(tile.j0 + j - tile.i0 - i - head.shift),
+                                  biases + j * strip + i - i0};
+        Vec slope = set(1.0f);
+        store(ScoreRule<VectorMath>::score(options, numbers, load(S + at), element, &slope), S + at);
+        if (derives) store(slope, derivative + at);
+      }
+  }
 }
 
 // S = -inf where j - i lies outside the band.
@@ -71,21 +98,20 @@ HWY_NOINLINE void scale_tile(const Tile& tile, float factor, float* X) {
   }
 }
 
-// S: products of K with q, or (`scaled`) with q * q_factor. Becomes scores, but for the factor that is returned, which
-// is positive, and 1 if they are scaled or any option looked at them. `derivative` is written only when there is a
-// softcap.
+// S: products of K with q, or (`scaled`) with q times the scores' factor. Becomes scores, but for the factor that is
+// returned, which is positive, and 1 if they are scaled or any option looked at them. `derivative` is written only if
+// the options need one.
 template <bool scaled>
 HWY_INLINE float finish_scores(const HeadJob& head, const Tile& tile, float* S, float* derivative) {
   const Range queries{tile.i0, tile.i0 + tile.ni}, keys{tile.j0, tile.j0 + tile.nj};
   const bool whole = tile_class(head.mask, queries, keys) == TileClass::full;
-  if (whole && head.softcap == 0 && !head.alibi && !head.bias && !head.visible && (scaled || head.q_factor > 0))
-    return scaled ? 1.0f : head.q_factor;
-  if (!scaled) scale_tile(tile, head.q_factor, S);
-  if (head.softcap > 0) apply_softcap(head, tile, S, derivative);
-  if (head.alibi) apply_alibi(head, tile, S);
-  if (head.bias) apply_bias(head, tile, S);
+  const ScoreOptions& options = head.options;
+  const float factor = head.score.factor;
+  if (whole && !options.change_scores() && !options.mask && (scaled || factor > 0)) return scaled ? 1.0f : factor;
+  if (!scaled) scale_tile(tile, factor, S);
+  if (options.change_scores()) apply_rule(head, tile, S, derivative);
   if (!whole) apply_band(head, tile, S);
-  if (head.visible) apply_mask_tensor(head, tile, S);
+  if (options.mask) apply_mask_tensor(head, tile, S);
   return 1.0f;
 }
 

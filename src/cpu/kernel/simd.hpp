@@ -17,7 +17,6 @@ HWY_INLINE Vec load(const float* p) { return hn::LoadU(FloatTag(), p); }
 HWY_INLINE void store(Vec x, float* p) { hn::StoreU(x, FloatTag(), p); }
 HWY_INLINE Vec iota(float first) { return hn::Iota(FloatTag(), first); }
 
-inline constexpr float log2e = 1.44269504088896340736f;
 inline constexpr float infinity = __builtin_inff();
 
 // How good an exponential has to be: as f32, or only much better than 16 bits.

@@ -16,8 +16,8 @@ struct InPlace {
   HWY_INLINE void keep_tile(const Tile&, const float*) const {}
 };
 
-// Operands of the forward pass: Q^T of each block of a task, and one block of keys. q carries q_factor, so products are
-// scores.
+// Operands of the forward pass: Q^T of each block of a task, and one block of keys. q carries the scores' factor, so
+// products are the rule's arguments.
 struct VectorForward {
   static constexpr Int64 padded(Int64 width) { return width; }
 
@@ -28,7 +28,7 @@ struct VectorForward {
       Qt(s.take(forward_blocks * D * block_q)), K_room(s.take(block_k * D)), V_room(s.take(block_k * Dv)) {}
 
   HWY_INLINE void load_queries(const HeadJob& head, const Tile& tile, Int64 n) {
-    load_transposed(head.q, tile, head.D, head.q_factor, Qt + n * head.D * block_q);
+    load_transposed(head.q, tile, head.D, head.score.factor, Qt + n * head.D * block_q);
   }
   HWY_INLINE void load_keys(const HeadJob& head, Range keys, bool reused) {
     K = load_panel(head.k, keys, head.D, reused, K_room);
@@ -70,7 +70,7 @@ struct VectorBackward {
   // q and dO, as they are and transposed. Rows that see nothing become 0, since they may hold anything.
   HWY_INLINE void load_queries(const BackwardJob& job, const Tile& tile) {
     const Int64 D = job.head.D, Dv = job.head.Dv;
-    load_transposed(job.head.q, tile, D, job.head.q_factor, Qt);
+    load_transposed(job.head.q, tile, D, job.head.score.factor, Qt);
     load_transposed(job.d_o, tile, Dv, 1.0f, dOt);
     load_rows(job.head.q, tile.i0, tile.ni, D, Q);
     load_rows(job.d_o, tile.i0, tile.ni, Dv, dO);
