@@ -44,7 +44,7 @@ struct Tensor {
     std::int64_t stride = 1;
     for (std::size_t i = ndim <= 4 ? static_cast<std::size_t>(ndim) : 0; i-- > 0;) {
       strides[i] = stride;
-      stride *= shape[i];
+      stride = product(stride, shape[i]);
     }
   }
 
@@ -61,8 +61,15 @@ struct Tensor {
 
   std::int64_t elements() const {
     std::int64_t n = ndim == 0 ? 0 : 1;
-    for (int i = 0; i < ndim && i < 4; ++i) n *= shape[static_cast<std::size_t>(i)];
+    for (int i = 0; i < ndim && i < 4; ++i) n = product(n, shape[static_cast<std::size_t>(i)]);
     return n;
+  }
+
+ private:
+  // Sizes that no memory holds come out as the largest number, which the call refuses.
+  static std::int64_t product(std::int64_t a, std::int64_t b) {
+    std::int64_t result = 0;
+    return __builtin_mul_overflow(a, b, &result) ? std::numeric_limits<std::int64_t>::max() : result;
   }
 };
 

@@ -79,7 +79,7 @@ std::string text_of(const Tensor& tensor) { return text(name_of(tensor.type), " 
 int alignment_of(const Tensor& tensor) {
   std::uint64_t bits = 16 | reinterpret_cast<std::uintptr_t>(tensor.data);
   for (int i = 0; i + 1 < tensor.ndim; ++i)
-    bits |= static_cast<std::uint64_t>(stride(tensor, i) * size_of(tensor.type));
+    bits |= static_cast<std::uint64_t>(stride(tensor, i)) * static_cast<std::uint64_t>(size_of(tensor.type));
   return static_cast<int>(bits & (~bits + 1));
 }
 

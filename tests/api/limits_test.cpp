@@ -10,6 +10,7 @@
 #include "api/units.hpp"
 #include "cases/generator.hpp"
 #include "core/check.hpp"
+#include "core/tensor.hpp"
 #include "simt/ladder.hpp"
 #include "sm90/one_pass_plan.hpp"
 #include "sm90/plan.hpp"
@@ -36,6 +37,16 @@ TEST(Sizes, StayAtTheLargestNumber) {
 }
 
 // --- views of more tokens than memory holds
+
+// A view is made before any call looks at it. Under UBSan nothing here may wrap either.
+TEST(Sizes, ViewsBeyondMemoryDoNotWrap) {
+  constexpr std::int64_t half = std::int64_t{1} << 32;
+  const Tensor t(nullptr, Type::f32, {2, half, half, 1});
+  EXPECT_EQ(t.strides, (std::array<std::int64_t, 4>{largest, half, 1, 1}));
+  EXPECT_EQ(t.elements(), largest);
+  EXPECT_EQ(Tensor(nullptr, Type::f32, {half, half, 0}).elements(), 0);
+  EXPECT_EQ(alignment_of(t), 4);
+}
 
 // One row of memory for all tokens.
 Tensor repeated(float& row, std::int64_t tokens) {
