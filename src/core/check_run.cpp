@@ -53,6 +53,9 @@ void check_host_broadcast(const char* name, const Tensor& t, const Inputs& in, c
 struct Named {
   const char* name;
   const Tensor* tensor;  // perhaps not given
+  Reach reach;
+
+  Named(const char* name, const Tensor* tensor) : name(name), tensor(tensor), reach(reach_of(*tensor)) {}
 };
 
 // All tensors of a call, by what it does to them.
@@ -86,17 +89,21 @@ struct Tensors {
                {"dsinks", &c.gradients.dsinks}}} {}
 };
 
+void check_apart(const Named& output, const Named& other) {
+  if (touch(output.reach, other.reach)) tessera::check_apart(output.name, *output.tensor, other.name, *other.tensor);
+}
+
 }  // namespace
 
 void check_run(const Problem& p, const Call& call) {
   const Inputs& in = call.inputs;
   const Tensors all(call);
-  for (const auto& [name, t] : all.read) check_data(name, *t);
-  for (const auto& [name, t] : all.written) check_data(name, *t);
+  for (const Named& t : all.read) check_data(t.name, *t.tensor);
+  for (const Named& t : all.written) check_data(t.name, *t.tensor);
   for (auto output = all.written.begin(); output != all.written.end(); ++output) {
-    for (const auto& [name, t] : all.read) check_apart(output->name, *output->tensor, name, *t);
-    for (auto other = all.written.begin(); other != output; ++other)
-      check_apart(output->name, *output->tensor, other->name, *other->tensor);
+    if (!*output->tensor) continue;
+    for (const Named& input : all.read) check_apart(*output, input);
+    for (auto other = all.written.begin(); other != output; ++other) check_apart(*output, *other);
   }
   if (p.device.type != DeviceType::cpu) return;
   check_host_lengths("cu_seqlens_q", in.cu_seqlens_q, "seqused_q", in.seqused_q, "max_seqlen_q", p.options.max_seqlen_q,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <numeric>
 
 #include "core/failure.hpp"
@@ -71,6 +72,30 @@ class Search {
   int tries = 0;
 };
 
+std::uint64_t product(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t result = 0;
+  return __builtin_mul_overflow(a, b, &result) ? std::numeric_limits<std::uint64_t>::max() : result;
+}
+
+std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t result = 0;
+  return __builtin_add_overflow(a, b, &result) ? std::numeric_limits<std::uint64_t>::max() : result;
+}
+
+// Does every dimension step over all that lie behind it, as in a contiguous tensor and its slices? Most outputs do, and
+// the answer takes no sorting.
+bool rows_nest(const Tensor& t) {
+  std::uint64_t below = 0;
+  for (int i = t.ndim; i-- > 0;) {
+    const auto last = static_cast<std::uint64_t>(t.shape[static_cast<std::size_t>(i)] - 1);
+    if (last == 0) continue;
+    const std::int64_t step = stride(t, i);
+    if (step <= 0 || static_cast<std::uint64_t>(step) <= below) return false;
+    below = sum(below, product(static_cast<std::uint64_t>(step), last));
+  }
+  return true;
+}
+
 // A view as its lowest address and positive steps from there, in bytes.
 struct Region {
   Wide first;
@@ -93,8 +118,24 @@ struct Region {
 
 }  // namespace
 
+Reach reach_of(const Tensor& t) {
+  if (t.elements() == 0) return {};
+  const auto size = static_cast<std::uint64_t>(size_of(t.type));
+  std::uint64_t down = 0, up = size - 1;
+  for (int i = 0; i < t.ndim; ++i) {
+    const std::int64_t step = stride(t, i);
+    if (step == 0) continue;
+    const std::uint64_t length = step < 0 ? 0 - static_cast<std::uint64_t>(step) : static_cast<std::uint64_t>(step);
+    const auto last = static_cast<std::uint64_t>(t.shape[static_cast<std::size_t>(i)] - 1);
+    std::uint64_t& side = step < 0 ? down : up;
+    side = sum(side, product(product(length, last), size));
+  }
+  const std::uint64_t address = reinterpret_cast<std::uintptr_t>(t.data);
+  return {address - std::min(address, down), sum(address, up)};
+}
+
 bool overlaps_itself(const Tensor& t) {
-  if (t.elements() == 0) return false;
+  if (t.elements() == 0 || rows_nest(t)) return false;
   for (int i = 0; i < t.ndim; ++i)
     if (t.shape[static_cast<std::size_t>(i)] > 1 && stride(t, i) == 0) return true;
   Region r(t);
@@ -121,9 +162,8 @@ bool overlaps_itself(const Tensor& t) {
 }
 
 bool overlap(const Tensor& a, const Tensor& b) {
-  if (a.elements() == 0 || b.elements() == 0) return false;
+  if (a.elements() == 0 || b.elements() == 0 || !touch(reach_of(a), reach_of(b))) return false;
   const Region x(a), y(b);
-  if (x.first + x.extent <= y.first || y.first + y.extent <= x.first) return false;
   if (x.extent > far || y.extent > far) return true;
   // first_x + steps_x + byte_x = first_y + steps_y + byte_y. Counting y's from its end makes every term positive.
   Steps all = x.steps;

@@ -44,7 +44,7 @@ Tensor random_view(std::mt19937& random) {
 
 TEST(Overlap, IsWhatCountingBytesSays) {
   std::mt19937 random(1);
-  int itself = 0, both = 0, between = 0;
+  int itself = 0, both = 0, between = 0, far = 0;
   constexpr int rounds = 20000;
   for (int n = 0; n < rounds; ++n) {
     const Tensor a = random_view(random), b = random_view(random);
@@ -56,10 +56,11 @@ TEST(Overlap, IsWhatCountingBytesSays) {
     ASSERT_EQ(overlap(b, a), common) << n;
     const bool apart =
         x.empty() || y.empty() || x.rbegin()->first < y.begin()->first || y.rbegin()->first < x.begin()->first;
-    itself += shared, both += common, between += !common && !apart;
+    ASSERT_EQ(touch(reach_of(a), reach_of(b)), !apart) << n;
+    itself += shared, both += common, between += !common && !apart, far += apart;
   }
   // The draw has enough of each kind: sharing, and lying in each other's gaps.
-  for (const int count : {itself, rounds - itself, both, rounds - both, between}) EXPECT_GT(count, rounds / 20);
+  for (const int count : {itself, rounds - itself, both, rounds - both, between, far}) EXPECT_GT(count, rounds / 20);
 }
 
 TEST(Overlap, LargeViewsOfOneBuffer) {
@@ -94,10 +95,22 @@ TEST(Overlap, LargeViewsOfOneBuffer) {
   EXPECT_FALSE(overlaps_itself(view(address, Type::f64, {{2, most}})));
 }
 
+// Addresses at both ends of the address space: a reach ends there.
+TEST(Overlap, AtTheEndsOfTheAddressSpace) {
+  const Tensor top = view(-8, Type::f64, {{1, 1}}), last = view(-8, Type::f64, {{4, 1}}),
+               bottom = view(0, Type::f64, {{1, 1}}), first = view(8, Type::f64, {{4, -1}});
+  EXPECT_TRUE(overlap(top, last));
+  EXPECT_TRUE(overlap(bottom, first));
+  EXPECT_FALSE(overlap(last, first));
+  EXPECT_FALSE(overlap(top, bottom));
+}
+
 TEST(Overlap, WithoutElementsThereIsNone) {
   const Tensor empty(reinterpret_cast<void*>(4096), Type::f32, {2, 0, 1, 4});  // strides 0, 4, 4, 1
   EXPECT_FALSE(overlaps_itself(empty));
   EXPECT_FALSE(overlap(empty, empty));
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  EXPECT_FALSE(overlap(empty, view(1 << 20, Type::f64, {{most, most}, {most, -most}})));
 }
 
 // A call on slices of two buffers, [B, N, 3, H, D] for q, k, v and for their gradients, gives the bits of one on
