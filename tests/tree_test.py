@@ -255,7 +255,7 @@ def anchors(text):
 def check_links():
     """Every link inside the documents leads to a file, and to a heading in it."""
     links = 0
-    for path in [ROOT / "README.md", *files({".md"}, "docs")]:
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *files({".md"}, "docs")]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for target in re.findall(r"\]\(([^)\s]+)\)", line):
                 if re.match(r"\w+:", target):
@@ -278,12 +278,30 @@ FILE_NAME = re.compile(r"[\w./-]*\w\.(?:cpp|hpp|cuh|c|h|py|sh|md|cmake|txt|toml|
 def check_named_files():
     """Every file that a document names by its path from the root, or from src/ or include/, is there."""
     roots = [ROOT, ROOT / "src", ROOT / "include"]
-    for path in [ROOT / "README.md", *files({".md"}, "docs")]:
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *files({".md"}, "docs")]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for name in SPAN.findall(line):
                 new = path.name == "adding_a_kernel.md" and "two_pass" in name  # which the reader makes
                 if "/" in name and FILE_NAME.fullmatch(name) and not new and not any((r / name).is_file() for r in roots):
                     fail(path, number, f"names {name}, which is not there")
+
+
+def check_references():
+    """Every section of a document that a comment names, by file and title, is a heading or a bold term there."""
+    references, titles = 0, {}
+    for path in files({".md"}, "docs"):
+        text = path.read_text()
+        found = re.findall(r"^#+ (.*)", text, re.M) + re.findall(r"\*\*(.+?)\*\*", text)
+        titles[path.name] = {re.sub(r"[`.]", "", title) for title in found}
+    for path in files(COMMENTED_ENDINGS | {".txt"}, "include", "src", "cases", "cli", "tests", "fuzz", "bench", "tools"):
+        text = re.sub(r"\n\s*(?://|#|\*)\s?", " ", path.read_text())
+        for name, first, more in re.findall(r'docs/(\w+\.md), "([^"]+)"((?: and "[^"]+")*)', text):
+            for title in [first, *re.findall(r'"([^"]+)"', more)]:
+                references += 1
+                if not any(known.startswith(title) for known in titles.get(name, ())):
+                    fail(path, 0, f'refers to docs/{name}, "{title}", which is no section there')
+    if references < 50:
+        fail("tests/tree_test.py", 0, f"found only {references} references; has their form changed?")
 
 
 def check_tour():
@@ -318,9 +336,26 @@ def check_results():
         fail("tools/benchmarks.py --check", 0, (done.stdout + done.stderr).strip())
 
 
+def check_commits():
+    """Commits that are not on main yet have a subject of at most 65 characters and a body (CONTRIBUTING.md)."""
+    command = ["git", "-C", ROOT, "log", "--no-merges", "--format=%h%x1f%s%x1f%b%x1e", "main..HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return  # no git
+    for commit in done.stdout.split("\x1e") if done.returncode == 0 else []:  # else: no repository, or no main in it
+        if commit.strip():
+            name, subject, body = commit.strip().split("\x1f")
+            if len(subject) > 65:
+                fail(f"commit {name}", 0, f"its subject has {len(subject)} characters; at most 65")
+            if not body.strip():
+                fail(f"commit {name}", 0, f'"{subject}" has no body that says why')
+
+
 def main():
     for check in [check_includes, check_text, check_headers, check_sentences, check_environment, check_c_abi,
-                  check_test_folders, check_links, check_named_files, check_tour, check_results]:
+                  check_test_folders, check_links, check_named_files, check_references, check_tour, check_results,
+                  check_commits]:
         before = len(failures)
         check()
         print(f"{check.__name__}: {'ok' if len(failures) == before else f'{len(failures) - before} failures'}")

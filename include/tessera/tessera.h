@@ -11,7 +11,7 @@
  * - Tensors are views: the library never owns, frees or keeps a pointer beyond the call.
  * - Inputs may share memory. A tensor that a call writes must not overlap an input, another output,
  *   itself or the workspace, nor the workspace any tensor; that is checked (docs/algorithm.md,
- *   "Memory that is shared"). Views that interleave are legal, such as slices of one [B,N,3,H,D].
+ *   "Aliasing"). Views that interleave are legal, such as slices of one [B,N,3,H,D].
  * - Every function may be called from several threads at once, and in a forked child, whatever the
  *   parent's other threads were doing. Nothing prints, exits or aborts. */
 #ifndef TESSERA_H

@@ -1,5 +1,5 @@
 // Do views share memory? Exact arithmetic on addresses and strides; no memory is read. And the rules that rest on it.
-// Included by core/check.cpp, core/check_run.cpp and tests. Implements docs/algorithm.md, "Memory that is shared".
+// Included by core/check.cpp, core/check_run.cpp and tests. Implements docs/algorithm.md, "Aliasing".
 #pragma once
 
 #include <cstdint>

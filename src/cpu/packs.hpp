@@ -1,6 +1,6 @@
 // K and V of a KV head brought into the kernels' own form once, for all the tasks that read them: which heads share a
 // round, and where in the workspace they lie. Included by cpu/run.cpp and cpu/backend.cpp.
-// Implements docs/architecture.md, "K and V packed once".
+// Implements docs/architecture.md, "The matrix unit".
 #pragma once
 
 #include <vector>

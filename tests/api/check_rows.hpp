@@ -204,7 +204,7 @@ inline const Row rows[] = {
     {"overlapping_dbias", Entry::backward, [](Arguments& a) { a.grads.dbias.strides[0] = 0; },
      "dbias: elements of shape [2,4,5,7] with strides [0,35,7,1] share memory; outputs must not overlap themselves"},
 
-    // Memory that is shared
+    // Aliasing
     {"o_in_v", Entry::forward, [](Arguments& a) { a.out.o.data = a.in.v.data; },
      "o: shares memory with v; outputs must not overlap inputs or each other"},
     {"o_begins_in_lengths", Entry::packed,

@@ -1,6 +1,6 @@
 // Views that share memory: the arithmetic against a count of bytes, legal layouts that must be accepted, and merging in
 // place. The sentences of the refusals are rows of tests/api/check_rows.hpp.
-// Links tessera_cases. Implements docs/algorithm.md, "Memory that is shared".
+// Links tessera_cases. Implements docs/algorithm.md, "Aliasing".
 #include "core/overlap.hpp"
 
 #include <map>
