@@ -338,14 +338,14 @@ def check_results():
 
 def check_commits():
     """Commits that are not on main yet have a subject of at most 65 characters and a body (CONTRIBUTING.md)."""
-    command = ["git", "-C", ROOT, "log", "--no-merges", "--format=%h%x1f%s%x1f%b%x1e", "main..HEAD"]
+    command = ["git", "-C", ROOT, "log", "--no-merges", "--format=%h%x01%s%x01%b%x02", "main..HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError:
         return  # no git
-    for commit in done.stdout.split("\x1e") if done.returncode == 0 else []:  # else: no repository, or no main in it
+    for commit in done.stdout.split("\x02") if done.returncode == 0 else []:  # else: no repository, or no main in it
         if commit.strip():
-            name, subject, body = commit.strip().split("\x1f")
+            name, subject, body = commit.strip().split("\x01")
             if len(subject) > 65:
                 fail(f"commit {name}", 0, f"its subject has {len(subject)} characters; at most 65")
             if not body.strip():
