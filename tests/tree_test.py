@@ -33,16 +33,15 @@ MAY_INCLUDE = {
     "bench": CASES + ["bench"],
     "fuzz": CASES + CORE + ["cli", "fuzz"],
 }
-# Backends of GPUs: host files beside device text (kernel/), which sees shared text and nothing of the host.
+# The GPU layer, and the families that live on it: host files beside device text (kernel/), which sees shared text and
+# nothing of the host. Families do not see each other; src/api/kernels.cpp is the only file that lists them.
+MAY_INCLUDE["src/gpu"] = CORE + ["src/cuda", "src/gpu"]
+MAY_INCLUDE["src/gpu/kernel"] = MATH + ["src/gpu", "src/gpu/kernel"]
 for folder in sorted((ROOT / "src").iterdir()):
     name = f"src/{folder.name}"
     if folder.is_dir() and folder.name != "api" and name not in MAY_INCLUDE:
-        MAY_INCLUDE[name] = CORE + ["src/cuda", name]
-        MAY_INCLUDE[name + "/kernel"] = MATH + [name, name + "/kernel"]
-# The Hopper kernels have the ladder's parameters, addresses and elements, and fall back on it for everything else.
-for name, base in [("src/sm90", "src/simt"), ("src/sm90/kernel", "src/simt/kernel")]:
-    MAY_INCLUDE[name] = MAY_INCLUDE[name] + [base]
-MAY_INCLUDE["src/sm90/kernel"] += ["src/simt"]
+        MAY_INCLUDE[name] = MAY_INCLUDE["src/gpu"] + [name]
+        MAY_INCLUDE[name + "/kernel"] = MAY_INCLUDE["src/gpu/kernel"] + [name, name + "/kernel"]
 inside = {p for group, may in MAY_INCLUDE.items() if group.startswith("src/") for p in [group, *may]}
 MAY_INCLUDE["src/api"] = sorted(inside - {"hwy"} | {"src/api"})
 MAY_INCLUDE["tests"] = CASES + MAY_INCLUDE["src/api"] + ["cli", "tests"]

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "api/kernels.hpp"
@@ -21,10 +22,13 @@ namespace {
 
 constexpr std::size_t workspace_alignment = 64;
 
-bool known(const std::string& name) {
-  for (const Kernel* kernel : kernels())
-    if (name == kernel->name()) return true;
-  return false;
+// Execution::kernel names a kernel or a family of them; null: any.
+bool asked_for(const char* name, const Kernel& kernel) {
+  return !name || std::string_view(name) == kernel.name() || std::string_view(name) == kernel.family();
+}
+
+bool known(const char* name) {
+  return std::ranges::any_of(kernels(), [&](const Kernel* kernel) { return asked_for(name, *kernel); });
 }
 
 }  // namespace
@@ -35,11 +39,10 @@ std::size_t Planned::workspace_bytes() const {
 }
 
 Planned choose(const Problem& problem, const Execution& execution) {
-  if (execution.kernel && !known(execution.kernel))
-    invalid("kernel: is '", execution.kernel, "'; must be one of ", kernel_names());
+  if (!known(execution.kernel)) invalid("kernel: is '", execution.kernel, "'; must be one of ", kernel_names());
   std::string reasons;
   for (const Kernel* kernel : kernels()) {
-    if (execution.kernel && std::string(execution.kernel) != kernel->name()) continue;
+    if (!asked_for(execution.kernel, *kernel)) continue;
     PlanOrReason result = kernel->plan(problem, execution);
     if (result.plan) return {problem, kernel, std::move(result.plan), ""};
     reasons += text(reasons.empty() ? "" : "; ", kernel->name(), ": ", result.reason);

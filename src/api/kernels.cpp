@@ -5,17 +5,32 @@
 
 #include "core/once.hpp"
 #include "cpu/kernels.hpp"
+#include "gpu/backend.hpp"
 #include "reference/kernel.hpp"
-#include "simt/kernels.hpp"
-#include "sm90/kernels.hpp"
+#include "simt/ladder.hpp"
+#include "sm90/algorithms.hpp"
 
 namespace tessera::api {
 
+std::span<const gpu::Algorithm> gpu_algorithms() {
+  static constinit Once<const std::vector<gpu::Algorithm>> list;
+  return list.get([] {
+    std::vector<gpu::Algorithm> all = sm90::algorithms(simt::add_bias_gradient);
+    for (gpu::Algorithm& algorithm : simt::algorithms()) all.push_back(std::move(algorithm));
+    return all;
+  });
+}
+
 std::span<const Kernel* const> kernels() {
+  static constinit Once<const std::vector<gpu::GpuKernel>> gpu_kernels;
   static constinit Once<const std::vector<const Kernel*>> list;
   return list.get([] {
-    std::vector<const Kernel*> all = sm90::kernels();
-    for (const Kernel* kernel : simt::kernels()) all.push_back(kernel);
+    std::vector<const Kernel*> all;
+    for (const gpu::GpuKernel& kernel : gpu_kernels.get([] {
+           const std::span<const gpu::Algorithm> algorithms = gpu_algorithms();
+           return std::vector<gpu::GpuKernel>(algorithms.begin(), algorithms.end());
+         }))
+      all.push_back(&kernel);
     for (const Kernel* kernel : cpu::kernels()) all.push_back(kernel);
     all.push_back(&reference::kernel());
     return all;

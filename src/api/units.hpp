@@ -13,7 +13,7 @@ namespace tessera::api {
 
 // What one kernel of the library launches for a problem, or why it refuses it.
 struct GpuPlan {
-  std::string kernel;  // "vector"
+  std::string kernel, family;  // "hopper_one_pass", "hopper"
   std::vector<cuda::NamedUnit> units;
   std::string reason;
 };
@@ -29,7 +29,7 @@ std::string text_of(HeadDims dims);  // "64", "192/128"
 // Aligned, full attention without options on a GPU, with everything in one type.
 Problem plain_problem(Pass pass, Type type, HeadDims dims);
 
-// What most calls need: plain problems, forward and backward.
+// What most calls need: plain problems, full and causal, forward and backward.
 inline const std::vector<Type> common_types{Type::f32, Type::f16, Type::bf16};
 inline const std::vector<HeadDims> common_dims{{64, 64}, {128, 128}};
 inline const char* const common_architecture = "sm_90a";

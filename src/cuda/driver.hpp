@@ -70,63 +70,58 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 
-// CUtensorMap: 128 opaque bytes that the hardware reads.
-struct alignas(64) TensorMap {
-  std::uint64_t words[16];
-};
-
 // One row per function: our name, the driver's symbol, the parameters. All return a Status.
-#define TESSERA_CUDA_DRIVER(X)                                                                                        \
-  X(init, "cuInit", (unsigned flags))                                                                                 \
-  X(driver_get_version, "cuDriverGetVersion", (int* version))                                                         \
-  X(get_error_name, "cuGetErrorName", (Status status, const char** text))                                             \
-  X(get_error_string, "cuGetErrorString", (Status status, const char** text))                                         \
-  X(device_get_count, "cuDeviceGetCount", (int* count))                                                               \
-  X(device_get, "cuDeviceGet", (DeviceHandle * device, int ordinal))                                                  \
-  X(device_get_name, "cuDeviceGetName", (char* name, int length, DeviceHandle device))                                \
-  X(device_get_attribute, "cuDeviceGetAttribute", (int* value, DeviceAttribute attribute, DeviceHandle device))       \
-  X(device_primary_ctx_retain, "cuDevicePrimaryCtxRetain", (ContextHandle * context, DeviceHandle device))            \
-  X(ctx_get_current, "cuCtxGetCurrent", (ContextHandle * context))                                                    \
-  X(ctx_get_device, "cuCtxGetDevice", (DeviceHandle * device))                                                        \
-  X(ctx_push_current, "cuCtxPushCurrent_v2", (ContextHandle context))                                                 \
-  X(ctx_pop_current, "cuCtxPopCurrent_v2", (ContextHandle * context))                                                 \
-  X(library_load_data, "cuLibraryLoadData",                                                                           \
-    (LibraryHandle * library, const void* code, int* jit_options, void** jit_values, unsigned jit_count,              \
-     int* library_options, void** library_values, unsigned library_count))                                            \
-  X(library_unload, "cuLibraryUnload", (LibraryHandle library))                                                       \
-  X(library_get_kernel, "cuLibraryGetKernel", (KernelHandle * kernel, LibraryHandle library, const char* name))       \
-  X(kernel_get_function, "cuKernelGetFunction", (FunctionHandle * function, KernelHandle kernel))                     \
-  X(kernel_get_attribute, "cuKernelGetAttribute",                                                                     \
-    (int* value, FunctionAttribute attribute, KernelHandle kernel, DeviceHandle device))                              \
-  X(kernel_set_attribute, "cuKernelSetAttribute",                                                                     \
-    (FunctionAttribute attribute, int value, KernelHandle kernel, DeviceHandle device))                               \
-  X(launch_kernel_ex, "cuLaunchKernelEx",                                                                             \
-    (const LaunchConfig* config, FunctionHandle function, void** params, void** extra))                               \
-  X(mem_alloc, "cuMemAlloc_v2", (DevicePointer * pointer, std::size_t bytes))                                         \
-  X(mem_free, "cuMemFree_v2", (DevicePointer pointer))                                                                \
-  X(memcpy_to_device, "cuMemcpyHtoDAsync_v2",                                                                         \
-    (DevicePointer to, const void* from, std::size_t bytes, StreamHandle stream))                                     \
-  X(memcpy_to_host, "cuMemcpyDtoHAsync_v2", (void* to, DevicePointer from, std::size_t bytes, StreamHandle stream))   \
-  X(memset_bytes, "cuMemsetD8Async", (DevicePointer to, unsigned char value, std::size_t bytes, StreamHandle stream)) \
-  X(stream_create, "cuStreamCreate", (StreamHandle * stream, unsigned flags))                                         \
-  X(stream_destroy, "cuStreamDestroy_v2", (StreamHandle stream))                                                      \
-  X(stream_synchronize, "cuStreamSynchronize", (StreamHandle stream))                                                 \
-  X(stream_begin_capture, "cuStreamBeginCapture_v2", (StreamHandle stream, int mode))                                 \
-  X(stream_end_capture, "cuStreamEndCapture", (StreamHandle stream, GraphHandle * graph))                             \
-  X(graph_instantiate, "cuGraphInstantiateWithFlags",                                                                 \
-    (GraphExecHandle * exec, GraphHandle graph, unsigned long long flags))                                            \
-  X(graph_launch, "cuGraphLaunch", (GraphExecHandle exec, StreamHandle stream))                                       \
-  X(graph_exec_destroy, "cuGraphExecDestroy", (GraphExecHandle exec))                                                 \
-  X(graph_destroy, "cuGraphDestroy", (GraphHandle graph))                                                             \
-  X(event_create, "cuEventCreate", (EventHandle * event, unsigned flags))                                             \
-  X(event_destroy, "cuEventDestroy_v2", (EventHandle event))                                                          \
-  X(event_record, "cuEventRecord", (EventHandle event, StreamHandle stream))                                          \
-  X(event_synchronize, "cuEventSynchronize", (EventHandle event))                                                     \
-  X(event_elapsed, "cuEventElapsedTime", (float* milliseconds, EventHandle from, EventHandle to))                     \
-  X(tensor_map_encode_tiled, "cuTensorMapEncodeTiled",                                                                \
-    (TensorMap * map, int type, std::uint32_t rank, void* address, const std::uint64_t* shape,                        \
-     const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t* element_strides, int interleave,    \
-     int swizzle, int l2_promotion, int out_of_bounds))
+#define TESSERA_CUDA_DRIVER(X)                                                                                         \
+  X(init, "cuInit", (unsigned flags))                                                                                  \
+  X(driver_get_version, "cuDriverGetVersion", (int* version))                                                          \
+  X(get_error_name, "cuGetErrorName", (Status status, const char** text))                                              \
+  X(get_error_string, "cuGetErrorString", (Status status, const char** text))                                          \
+  X(device_get_count, "cuDeviceGetCount", (int* count))                                                                \
+  X(device_get, "cuDeviceGet", (DeviceHandle * device, int ordinal))                                                   \
+  X(device_get_name, "cuDeviceGetName", (char* name, int length, DeviceHandle device))                                 \
+  X(device_get_attribute, "cuDeviceGetAttribute", (int* value, DeviceAttribute attribute, DeviceHandle device))        \
+  X(device_primary_ctx_retain, "cuDevicePrimaryCtxRetain", (ContextHandle * context, DeviceHandle device))             \
+  X(ctx_get_current, "cuCtxGetCurrent", (ContextHandle * context))                                                     \
+  X(ctx_get_device, "cuCtxGetDevice", (DeviceHandle * device))                                                         \
+  X(ctx_push_current, "cuCtxPushCurrent_v2", (ContextHandle context))                                                  \
+  X(ctx_pop_current, "cuCtxPopCurrent_v2", (ContextHandle * context))                                                  \
+  X(library_load_data, "cuLibraryLoadData",                                                                            \
+    (LibraryHandle * library, const void* code, int* jit_options, void** jit_values, unsigned jit_count,               \
+     int* library_options, void** library_values, unsigned library_count))                                             \
+  X(library_unload, "cuLibraryUnload", (LibraryHandle library))                                                        \
+  X(library_get_kernel, "cuLibraryGetKernel", (KernelHandle * kernel, LibraryHandle library, const char* name))        \
+  X(kernel_get_function, "cuKernelGetFunction", (FunctionHandle * function, KernelHandle kernel))                      \
+  X(kernel_get_attribute, "cuKernelGetAttribute",                                                                      \
+    (int* value, FunctionAttribute attribute, KernelHandle kernel, DeviceHandle device))                               \
+  X(kernel_set_attribute, "cuKernelSetAttribute",                                                                      \
+    (FunctionAttribute attribute, int value, KernelHandle kernel, DeviceHandle device))                                \
+  X(launch_kernel_ex, "cuLaunchKernelEx",                                                                              \
+    (const LaunchConfig* config, FunctionHandle function, void** params, void** extra))                                \
+  X(mem_alloc, "cuMemAlloc_v2", (DevicePointer * pointer, std::size_t bytes))                                          \
+  X(mem_free, "cuMemFree_v2", (DevicePointer pointer))                                                                 \
+  X(memcpy_to_device, "cuMemcpyHtoDAsync_v2",                                                                          \
+    (DevicePointer to, const void* from, std::size_t bytes, StreamHandle stream))                                      \
+  X(memcpy_to_host, "cuMemcpyDtoHAsync_v2", (void* to, DevicePointer from, std::size_t bytes, StreamHandle stream))    \
+  X(memset_bytes, "cuMemsetD8Async", (DevicePointer to, unsigned char value, std::size_t bytes, StreamHandle stream))  \
+  X(stream_create, "cuStreamCreate", (StreamHandle * stream, unsigned flags))                                          \
+  X(stream_destroy, "cuStreamDestroy_v2", (StreamHandle stream))                                                       \
+  X(stream_synchronize, "cuStreamSynchronize", (StreamHandle stream))                                                  \
+  X(stream_begin_capture, "cuStreamBeginCapture_v2", (StreamHandle stream, int mode))                                  \
+  X(stream_end_capture, "cuStreamEndCapture", (StreamHandle stream, GraphHandle * graph))                              \
+  X(graph_instantiate, "cuGraphInstantiateWithFlags",                                                                  \
+    (GraphExecHandle * exec, GraphHandle graph, unsigned long long flags))                                             \
+  X(graph_launch, "cuGraphLaunch", (GraphExecHandle exec, StreamHandle stream))                                        \
+  X(graph_exec_destroy, "cuGraphExecDestroy", (GraphExecHandle exec))                                                  \
+  X(graph_destroy, "cuGraphDestroy", (GraphHandle graph))                                                              \
+  X(event_create, "cuEventCreate", (EventHandle * event, unsigned flags))                                              \
+  X(event_destroy, "cuEventDestroy_v2", (EventHandle event))                                                           \
+  X(event_record, "cuEventRecord", (EventHandle event, StreamHandle stream))                                           \
+  X(event_synchronize, "cuEventSynchronize", (EventHandle event))                                                      \
+  X(event_elapsed, "cuEventElapsedTime", (float* milliseconds, EventHandle from, EventHandle to))                      \
+  X(tensor_map_encode_tiled, "cuTensorMapEncodeTiled",                                                                 \
+    (void* map, int type, std::uint32_t rank, void* address, const std::uint64_t* shape, const std::uint64_t* strides, \
+     const std::uint32_t* box, const std::uint32_t* element_strides, int interleave, int swizzle, int l2_promotion,    \
+     int out_of_bounds))
 
 struct Driver {
 #define X(name, symbol, parameters) Status(*name) parameters = nullptr;

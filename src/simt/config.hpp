@@ -3,13 +3,11 @@
 // device text.
 #pragma once
 
-#include "math/types.hpp"
+#include "gpu/config.hpp"
 
 namespace tessera::simt {
 
-enum class Element { f32, f16, bf16, none };
-
-enum class Side { queries, keys };  // what the rows of a backward kernel are
+using namespace gpu;  // the layer below
 
 struct Config {
   int threads = 128;
@@ -27,13 +25,10 @@ struct Config {
   bool tensor_cores = false;  // products by TF32 tensor cores, f32 operands split in two; otherwise by FMA
   bool wide_loads = false;    // rows are aligned to 16 bytes
   bool own_delta = false;     // the kernel for dQ prepares delta and LSE, also for those after it: a launch less
-  bool softcap = false, alibi = false, mask = false, dropout = false;
-  Element bias = Element::none;
+  ScoreConfig options{};
 
   constexpr bool operator==(const Config&) const = default;
 };
-
-constexpr int padded_to_4(int width) { return int(round_up(width, 4)); }
 
 constexpr int greater_of(int a, int b) { return a > b ? a : b; }
 

@@ -1,12 +1,12 @@
 // What the compiler must know to specialise a Hopper backward kernel, and how its shared memory is laid out. Shared by
-// host and device text. Names as in simt/config.hpp, "The backward kernels": rows X and Y stay, columns x and y stream.
+// host and device text. The rows' operands X and Y stay, the columns' x and y stream past.
 #pragma once
 
 #include "sm90/config.hpp"
 
 namespace tessera::sm90 {
 
-using simt::Side;
+using gpu::Side;
 
 struct BackwardConfig {
   Side side = Side::queries;        // X = Q, Y = dO, x = K, y = V; or X = K, Y = V, x = Q, y = dO
@@ -25,8 +25,8 @@ struct BackwardConfig {
   // S is the sum of two products, of half the dims each, as in the forward pass: P is the same then.
   bool halves_S = false;
   // Scores are computed one by one, with whichever options are on, not as scale times S.
-  bool general = false, softcap = false, alibi = false, mask = false, dropout = false;
-  Element bias = Element::none;
+  bool general = false;
+  gpu::ScoreConfig options{};
 
   constexpr bool operator==(const BackwardConfig&) const = default;
 };

@@ -2,11 +2,11 @@
 // device text. docs/architecture.md, "Hopper", says why it is laid out so.
 #pragma once
 
-#include "simt/config.hpp"
+#include "gpu/config.hpp"
 
 namespace tessera::sm90 {
 
-using simt::Element;
+using gpu::Element;
 
 struct Config {
   int D = 128, Dv = 128;                               // multiples of 64: what the tensors lack is 0 in shared memory
@@ -22,17 +22,11 @@ struct Config {
   // S is the sum of two products, of half the dims each: what tensor cores cut off a sum grows with its length.
   bool halves_S = false;
   // Scores are computed one by one, with whichever options are on, not as scale times S.
-  bool general = false, softcap = false, alibi = false, mask = false, dropout = false;
-  Element bias = Element::none;
+  bool general = false;
+  gpu::ScoreConfig options{};
 
   constexpr bool operator==(const Config&) const = default;
 };
-
-// The options of scores, as the ladder's text wants them, of a kernel of either pass.
-template <class AnyConfig>
-constexpr simt::Config scores_of(const AnyConfig& c) {
-  return {.softcap = c.softcap, .alibi = c.alibi, .mask = c.mask, .dropout = c.dropout, .bias = c.bias};
-}
 
 constexpr int rows_of(const Config& c) { return 64 * c.warpgroups; }
 constexpr int threads_of(const Config& c) { return 128 * (c.warpgroups + 1); }

@@ -7,7 +7,7 @@
 #include "core/failure.hpp"
 #include "core/limits.hpp"
 #include "core/tensor.hpp"
-#include "simt/arguments.hpp"
+#include "gpu/arguments.hpp"
 #include "sm90/plan.hpp"
 
 namespace tessera::sm90 {
@@ -26,8 +26,9 @@ std::string one_pass_refusal(const Problem& p) {
   if (p.d_o != p.q_type)
     return text("dO is ", name_of(*p.d_o), " and Q is ", name_of(p.q_type), "; one pass takes both in one type");
   if (!(o.scale > 0)) return text("scale is ", o.scale, "; one pass takes scales above 0");
-  if (o.softcap > 0) return text("softcap is ", o.softcap, "; one pass takes none");
-  if (o.dropout > 0) return text("dropout is ", o.dropout, "; one pass takes none");
+  const gpu::ScoreConfig options = gpu::score_config(p);
+  if (options.softcap) return text("softcap is ", o.softcap, "; one pass takes none");
+  if (options.dropout) return text("dropout is ", o.dropout, "; one pass takes none");
   if (p.slopes) return "ALiBi slopes are given; one pass takes none";
   if (p.bias) return "a bias is given; one pass takes none";
   if (p.mask) return "a mask tensor is given; one pass takes causal and window only";
@@ -49,23 +50,23 @@ OnePassPlan plan_one_pass(const Problem& p, const cuda::Target& target) {
   }
   OnePassConfig& c = plan.config;
   c = *tile;
-  c.element = simt::element_of(p.q_type), c.dK = simt::element_of(*p.dk), c.dV = simt::element_of(*p.dv);
+  c.element = gpu::element_of(p.q_type), c.dK = gpu::element_of(*p.dk), c.dV = gpu::element_of(*p.dv);
   c.ordered = p.options.deterministic;
-  plan.o = simt::element_of(p.o_type), plan.dQ = simt::element_of(*p.dq);
+  plan.o = gpu::element_of(p.o_type), plan.dQ = gpu::element_of(*p.dq);
 
   const unsigned fewest_lanes = static_cast<unsigned>(prepare_threads / c.block_queries);
   plan.prepare_lanes =
       static_cast<int>(std::max(fewest_lanes, std::bit_ceil(static_cast<unsigned>(ceil_div(p.Dv, 8)))));
-  plan.blocks = simt::key_blocks(p, one_pass_keys);
+  plan.blocks = gpu::key_blocks(p, one_pass_keys);
   plan.grid = std::min<std::int64_t>(plan.blocks, target.multiprocessors);
-  plan.query_blocks = simt::query_blocks(p, c.block_queries);
-  plan.tiles_per_head = simt::block_count(p.packed, p.Nq, c.block_queries, p.B);
+  plan.query_blocks = gpu::query_blocks(p, c.block_queries);
+  plan.tiles_per_head = gpu::block_count(p.packed, p.Nq, c.block_queries, p.B);
 
   const std::int64_t tiles_in_all = product({p.Hq, plan.tiles_per_head});
   plan.reason = tiles_refusal(p, std::max(plan.blocks, tiles_in_all));
   if (!plan.reason.empty()) return plan;
   // So few tiles have a workspace whose size is far inside 64 bits.
-  std::int64_t end = simt::workspace_bytes(p, {});
+  std::int64_t end = 0;
   const auto take = [&](std::int64_t bytes) {
     const OnePassPlan::Part part{round_up(end, 16), round_up(bytes, 16)};
     end = part.at + part.bytes;
@@ -75,11 +76,7 @@ OnePassPlan plan_one_pass(const Problem& p, const cuda::Target& target) {
   plan.counts = take((1 + (c.ordered ? tiles_in_all : 0)) * std::int64_t{sizeof(UInt32)});
   plan.numbers = take(tiles_in_all * numbers_of(c) * std::int64_t{sizeof(float)});
   plan.works = take(plan.blocks * one_pass_work_bytes);
-  plan.workspace_bytes = end;
-
-  simt::add_backward_start(plan.start, p, false);
-  simt::add_sink_gradient(plan.end, p);
-  plan.reason = plan.start.reason.empty() ? plan.end.reason : plan.start.reason;
+  plan.own_bytes = end;
   return plan;
 }
 
@@ -87,8 +84,8 @@ OnePassPlan::Part OnePassPlan::zeros() const {
   return config.ordered ? counts : Part{sums.at, counts.at + counts.bytes - sums.at};
 }
 
-OnePassMemory memory_of(const OnePassPlan& plan, void* workspace) {
-  auto* base = static_cast<char*>(workspace);
+OnePassMemory memory_of(const OnePassPlan& plan, void* own) {
+  auto* base = static_cast<char*>(own);
   auto* counts = reinterpret_cast<UInt32*>(base + plan.counts.at);
   return {.sums = reinterpret_cast<float*>(base + plan.sums.at),
           .numbers = reinterpret_cast<float*>(base + plan.numbers.at),

@@ -1,8 +1,8 @@
-// What a Hopper kernel is given: tensor maps for the tiles it copies, and the ladder's own parameters for the rest.
+// What a Hopper kernel is given: tensor maps for the tiles it copies, and what every family's kernels are given.
 // Shared by host and device text.
 #pragma once
 
-#include "simt/params.hpp"
+#include "gpu/params.hpp"
 
 namespace tessera::sm90 {
 
@@ -13,23 +13,27 @@ struct alignas(64) TensorMap {
 
 struct ForwardParams {
   TensorMap q, k, v, o;
-  simt::ForwardParams call;
+  gpu::ForwardParams call;
   Int32 Dv;        // the tensors' own: the kernel's D and Dv are multiples of 64
   Int32 copies_O;  // O is aligned and its rows are as tensor copies want them
-  float factor;    // of scores: their scale times log2(e)
+  float factor;    // of scores: score_scale times log2(e)
   // Tiles of queries over all heads and sequences, in the order of their numbers: sections of `section` heads, which
   // share the L2 cache, and in a section the longest tiles first. Packed: a head's tiles are those of all sequences.
   Int32 tiles, tiles_per_head, section;
   UInt32* taken;  // of the tiles that blocks take as they come to them; null: block n has the tiles n, n + blocks, ...
 };
 
+// Sets the count to 0 before (sm90/kernel/restart.cuh).
+struct RestartParams {
+  UInt32* taken;
+};
+
 // One side of the backward pass: rows X and Y, columns x and y (sm90/backward_config.hpp).
 struct BackwardParams {
   TensorMap X, Y, x, y;
-  simt::BackwardParams call;
+  gpu::BackwardParams call;
   Int32 D, Dv;   // the tensors' own
-  float factor;  // of scores: call.x.scale, which is corrected for what tensor cores lose, times log2(e)
-  float scale;   // of dQ and dK: the caller's
+  float factor;  // of scores, as above
 };
 
 // All gradients in one pass (sm90/one_pass_config.hpp). `sums` of dQ: tile t of head h is number h tiles_per_head + t.
@@ -46,7 +50,7 @@ struct OnePassMemory {
 
 struct OnePassParams {
   TensorMap q, k, v, d_o;
-  simt::BackwardParams call;
+  gpu::BackwardParams call;
   OnePassMemory memory;
   Int32 D, Dv;   // the tensors' own
   float factor;  // of scores, as above
@@ -54,7 +58,7 @@ struct OnePassParams {
 
 // What comes before it, and after.
 struct PrepareParams {
-  simt::BackwardParams call;
+  gpu::BackwardParams call;
   OnePassMemory memory;
   Int32 Dv;
   void* zero;  // to be set to 0: `zeros` times 16 bytes
@@ -62,7 +66,7 @@ struct PrepareParams {
 };
 
 struct FinishParams {
-  simt::BackwardParams call;
+  gpu::BackwardParams call;
   OnePassMemory memory;
   Int32 D;
 };

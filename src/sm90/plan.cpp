@@ -6,7 +6,7 @@
 #include "core/failure.hpp"
 #include "core/limits.hpp"
 #include "core/tensor.hpp"
-#include "simt/arguments.hpp"
+#include "gpu/arguments.hpp"
 #include "sm90/layout.hpp"
 #include "sm90/tiles.hpp"
 
@@ -40,8 +40,8 @@ bool copyable(const Tensor& o) {
          o.shape[static_cast<std::size_t>(o.ndim - 1)] % chunk_columns == 0;
 }
 
-double score_scale(const Problem& p, const Config& config) {
-  const double length = static_cast<double>(p.D) / (config.halves_S ? 2 : 1);
+double score_scale(const Problem& p) {
+  const double length = static_cast<double>(p.D) / (halves_S(p) ? 2 : 1);
   const double lost = p.q_type == Type::f16 ? std::min(length * 0x1p-28, 5 * 0x1p-24) : length * 1.25 * 0x1p-30;
   return p.options.scale * (1 + lost);
 }
@@ -59,7 +59,7 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
 
   const int rows = rows_of(plan.config);
   const std::int64_t heads = p.packed ? p.Hq : p.B * p.Hq;
-  const std::int64_t per_head = p.packed ? simt::block_count(true, p.Nq, rows, p.B) : ceil_div(p.Nq, rows);
+  const std::int64_t per_head = p.packed ? gpu::block_count(true, p.Nq, rows, p.B) : ceil_div(p.Nq, rows);
   plan.tiles = product({heads, per_head});
   plan.reason = tiles_refusal(p, plan.tiles);
   if (!plan.reason.empty()) return plan;
@@ -89,15 +89,10 @@ BackwardPlan plan_backward(const Problem& p, const cuda::Target& target) {
     plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has tiles up to 256");
     return plan;
   }
-  simt::add_backward_start(plan.start, p);
-  if (p.dq) plan.passes.push_back({*queries, simt::query_blocks(p, rows_of(*queries))});
-  if (p.dk || p.dv) plan.passes.push_back({*keys, simt::key_blocks(p, rows_of(*keys))});
-  simt::add_bias_gradient(plan.end, p, target);
-  simt::add_sink_gradient(plan.end, p);
+  if (p.dq) plan.passes.push_back({*queries, gpu::query_blocks(p, rows_of(*queries))});
+  if (p.dk || p.dv) plan.passes.push_back({*keys, gpu::key_blocks(p, rows_of(*keys))});
   for (const BackwardPlan::Pass& pass : plan.passes)
     if (plan.reason.empty()) plan.reason = tiles_refusal(p, pass.blocks);
-  for (const simt::Steps& steps : {plan.start, plan.end})
-    if (plan.reason.empty()) plan.reason = steps.reason;
   return plan;
 }
 

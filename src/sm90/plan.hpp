@@ -1,5 +1,5 @@
 // Which Hopper kernel answers a problem, and on which grid. Needs no GPU: the compile gate and `tessera pack` ask it
-// too. Included by src/sm90 and src/api.
+// too. Included by src/sm90.
 #pragma once
 
 #include <string>
@@ -7,7 +7,6 @@
 
 #include "core/problem.hpp"
 #include "cuda/device.hpp"
-#include "simt/ladder.hpp"
 #include "sm90/backward_config.hpp"
 
 namespace tessera::sm90 {
@@ -29,7 +28,7 @@ std::string tiles_refusal(const Problem& problem, std::int64_t tiles);  // empty
 
 // The scale of scores, and what the tensor cores lose: they cut off what does not fit into a sum's f32, so that sums of
 // products of one sign come out too small by about this share (docs/numerics.md, "Tensor cores").
-double score_scale(const Problem& problem, const Config& config);
+double score_scale(const Problem& problem);
 
 // Whether O, which lies where the caller put it, may leave by tensor copies; otherwise its rows are stored one by one.
 // Asked at each call: no plan depends on where outputs lie.
@@ -37,14 +36,12 @@ bool copyable(const Tensor& o);
 
 ForwardPlan plan_forward(const Problem& problem, const cuda::Target& target);
 
-// The backward pass: the ladder's own start (delta, LSE, rows that no sequence uses), a kernel for each side whose
-// gradients are asked for, and the ladder's dBias and dSink.
+// The backward pass in two passes over the scores: a kernel for each side whose gradients are asked for.
 struct BackwardPlan {
   struct Pass {
     BackwardConfig config;
     std::int64_t blocks;
   };
-  simt::Steps start, end;
   std::vector<Pass> passes;
   std::string reason;
 };

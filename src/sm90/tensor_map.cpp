@@ -1,12 +1,12 @@
-// Tensor maps, made by the driver and kept; see backend.hpp.
+// Tensor maps, made by the driver and kept; see tensor_map.hpp.
+#include "sm90/tensor_map.hpp"
+
 #include <array>
 #include <cstdint>
-#include <cstring>
 
 #include "core/per_thread.hpp"
 #include "core/tensor.hpp"
 #include "cuda/device.hpp"
-#include "sm90/backend.hpp"
 
 namespace tessera::sm90 {
 
@@ -26,15 +26,12 @@ TensorMap encode(const Mapped& m) {
   constexpr int bfloat16 = 9, float16 = 6, no_interleave = 0, swizzle_128_bytes = 3, promote_to_128_bytes = 2;
   const std::uint32_t box[] = {64, static_cast<std::uint32_t>(m.rows), 1, 1};
   const std::uint32_t steps[] = {1, 1, 1, 1};
-  cuda::TensorMap map;
+  TensorMap map;
   cuda::check(cuda::driver().tensor_map_encode_tiled(&map, m.type == Type::bf16 ? bfloat16 : float16, 4, m.data,
                                                      m.shape.data(), m.strides.data(), box, steps, no_interleave,
                                                      swizzle_128_bytes, promote_to_128_bytes, 0),
               "cuTensorMapEncodeTiled");
-  TensorMap out;
-  static_assert(sizeof(out) == sizeof(map));
-  std::memcpy(&out, &map, sizeof(out));
-  return out;
+  return map;
 }
 
 }  // namespace

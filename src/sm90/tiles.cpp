@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <span>
 
-#include "simt/arguments.hpp"
+#include "gpu/arguments.hpp"
 
 namespace tessera::sm90 {
 namespace {
@@ -22,8 +22,7 @@ constexpr Config plain[] = {
     {.D = 256, .Dv = 256, .warpgroups = 2, .block_keys = 64, .stages = 2, .stages_O = false},
 };
 
-// Where one sum over all dims would lose more than LSE's error bound allows (docs/numerics.md, "Tensor cores").
-bool halves_S(const Problem& p) { return p.q_type == Type::f16 && p.D > 128; }
+// Where S is the sum of two products.
 constexpr Config halved[] = {
     {.D = 192, .Dv = 128, .block_keys = 96, .stages = 2, .p_buffers = 1, .halves_S = true},
     {.D = 192, .Dv = 192, .block_keys = 64, .stages = 2, .p_buffers = 1, .halves_S = true},
@@ -77,33 +76,29 @@ constexpr BackwardConfig general_one_gradient_tiles[] = {
     {.D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .y_stages = 2, .general = true},
 };
 
-// What a kernel of either pass has to know of the options of scores. Returns how much they ask of registers.
-template <class AnyConfig>
-int set_options(AnyConfig& c, const Problem& p) {
-  const Options& o = p.options;
-  c.softcap = o.softcap > 0, c.alibi = p.slopes != 0, c.mask = p.mask.has_value(), c.dropout = o.dropout > 0;
-  if (p.bias) c.bias = simt::element_of(p.bias->type);
-  return c.softcap + c.alibi + c.mask + 2 * c.dropout + p.bias.has_value();
-}
+// How much the options of scores ask of registers: dropout the most.
+int weight_of(const gpu::ScoreConfig& options) { return options.count() + options.dropout; }
 
 }  // namespace
+
+bool halves_S(const Problem& p) { return p.q_type == Type::f16 && p.D > 128; }
 
 std::optional<Config> forward_tile(const Problem& p) {
   const bool halves = halves_S(p);
   const Config* row = fitting<Config>(p, halves ? std::span<const Config>(halved) : plain);
   if (!row) return {};
   Config c = *row;
-  c.element = simt::element_of(p.q_type), c.o = simt::element_of(p.o_type);
+  c.element = gpu::element_of(p.q_type), c.o = gpu::element_of(p.o_type);
   if (c.o == Element::f32) {
     c.stages_O = false;
     if (c.D == 256) c.p_buffers = 1;
   }
 
-  const int options = set_options(c, p);
-  c.general = options > 0 || !(p.options.scale > 0);
+  c.options = gpu::score_config(p);
+  c.general = c.options.any() || !(p.options.scale > 0);
   if (c.general) {
-    // Options need registers, dropout the most: tiles are the smaller the more of them there are.
-    const bool tiny = c.dropout && c.D > 128, small = options > 1 || halves;
+    // Options need registers: tiles are the smaller the more of them there are.
+    const bool tiny = c.options.dropout && c.D > 128, small = weight_of(c.options) > 1 || halves;
     c.block_keys = tiny ? 16 : small ? 32 : 64, c.stages = tiny ? 5 : small ? 3 : 2;
     c.warpgroups = 2, c.q_stages = 1, c.p_buffers = 1;
     if (c.D == 256) c.stages_O = false;
@@ -113,17 +108,17 @@ std::optional<Config> forward_tile(const Problem& p) {
 
 std::optional<BackwardConfig> backward_tile(const Problem& p, Side side) {
   using Tiles = std::span<const BackwardConfig>;
-  BackwardConfig options;
-  const bool general = set_options(options, p) > 0 || !(p.options.scale > 0);
+  const gpu::ScoreConfig options = gpu::score_config(p);
+  const bool general = options.any() || !(p.options.scale > 0);
   const auto find = [&](Tiles plain, Tiles with_options) { return fitting(p, general ? with_options : plain); };
   const BackwardConfig* row =
       side == Side::queries ? find(query_tiles, general_query_tiles) : find(key_tiles, general_key_tiles);
   if (row && row->paired && !(p.dk && p.dv)) row = find(one_gradient_tiles, general_one_gradient_tiles);
   if (!row) return {};
   BackwardConfig c = *row;
-  set_options(c, p);
-  const auto element = [](const std::optional<Type>& type) { return type ? simt::element_of(*type) : Element::none; };
-  c.side = side, c.element = simt::element_of(p.q_type), c.halves_S = halves_S(p);
+  c.options = options;
+  const auto element = [](const std::optional<Type>& type) { return type ? gpu::element_of(*type) : Element::none; };
+  c.side = side, c.element = gpu::element_of(p.q_type), c.halves_S = halves_S(p);
   c.dX = element(side == Side::queries ? p.dq : p.dk);
   c.dY = element(side == Side::queries ? std::nullopt : p.dv);
   return c;

@@ -9,6 +9,10 @@
 
 namespace tessera::sm90 {
 
+// Where one sum over all dims would lose more than LSE's error bound allows, S is the sum of two products
+// (docs/numerics.md, "Tensor cores").
+bool halves_S(const Problem& problem);
+
 // None: no tile has these head dims.
 std::optional<Config> forward_tile(const Problem& problem);
 std::optional<BackwardConfig> backward_tile(const Problem& problem, Side side);

@@ -6,10 +6,13 @@
 
 #include "core/environment.hpp"
 #include "core/failure.hpp"
-#include "simt/unit.hpp"
+#include "gpu/unit.hpp"
 
 namespace tessera::sm90 {
 namespace {
+
+using gpu::spelled;
+using gpu::UnitText;
 
 // "f(0), f(1), ..., f(count - 1)"
 template <class Function>
@@ -53,13 +56,6 @@ std::string wgmma_text(int n, Element element, bool halves_S) {
       wgmma_function("add_over_rows", type, n, tiles, input(0), input(1), "1", tile_inputs, "0, 1"), "};\n}\n");
 }
 
-std::string spelled(const OnePassConfig& c) {
-  using simt::spelled;
-  return text("{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element), ", .dK = ", spelled(c.dK),
-              ", .dV = ", spelled(c.dV), ", .block_queries = ", c.block_queries, ", .stages = ", c.stages,
-              ", .ordered = ", spelled(c.ordered), "}");
-}
-
 // What every unit begins with: the shapes of its products.
 std::string beginning(const std::set<int>& shapes, Element element, bool halves_S = false) {
   std::string out;
@@ -71,68 +67,87 @@ std::string beginning(const std::set<int>& shapes, Element element, bool halves_
   return out;
 }
 
+// "tessera::sm90::Config config{...}"
+std::string config_text(const Config& c) {
+  return text("tessera::sm90::Config config{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
+              ", .o = ", spelled(c.o), ", .warpgroups = ", c.warpgroups, ", .block_keys = ", c.block_keys,
+              ", .stages = ", c.stages, ", .q_stages = ", c.q_stages, ", .p_buffers = ", c.p_buffers,
+              ", .stages_O = ", spelled(c.stages_O), ", .halves_S = ", spelled(c.halves_S),
+              ", .general = ", spelled(c.general), ", .options = ", spelled(c.options), "}");
+}
+std::string config_text(const BackwardConfig& c) {
+  return text("tessera::sm90::BackwardConfig config{.side = tessera::gpu::Side::", owns_queries(c) ? "queries" : "keys",
+              ", .D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element), ", .dX = ", spelled(c.dX),
+              ", .dY = ", spelled(c.dY), ", .warpgroups = ", c.warpgroups, ", .block_columns = ", c.block_columns,
+              ", .stages = ", c.stages, ", .y_stages = ", c.y_stages, ", .drains = ", spelled(c.drains),
+              ", .paired = ", spelled(c.paired), ", .halves_S = ", spelled(c.halves_S),
+              ", .general = ", spelled(c.general), ", .options = ", spelled(c.options), "}");
+}
+std::string config_text(const OnePassConfig& c) {
+  return text("tessera::sm90::OnePassConfig config{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
+              ", .dK = ", spelled(c.dK), ", .dV = ", spelled(c.dV), ", .block_queries = ", c.block_queries,
+              ", .stages = ", c.stages, ", .ordered = ", spelled(c.ordered), "}");
+}
+
+constexpr const char* one_block = "tessera::sm90::threads_of(config), 1";  // on a multiprocessor: it takes all of it
+
 }  // namespace
 
 std::string forward_unit_text(const Config& c) {
-  using simt::spelled;
-  std::string out = beginning({c.block_keys, c.Dv}, c.element, c.halves_S);
-  out += text(
-      "#include \"sm90/kernel/forward.cuh\"\nconstexpr tessera::sm90::Config config{.D = ", c.D, ", .Dv = ", c.Dv,
-      ", .element = ", spelled(c.element), ", .o = ", spelled(c.o), ", .warpgroups = ", c.warpgroups,
-      ", .block_keys = ", c.block_keys, ", .stages = ", c.stages, ", .q_stages = ", c.q_stages,
-      ", .p_buffers = ", c.p_buffers, ", .stages_O = ", spelled(c.stages_O), ", .halves_S = ", spelled(c.halves_S),
-      ", .general = ", spelled(c.general), ", .softcap = ", spelled(c.softcap), ", .alibi = ", spelled(c.alibi),
-      ", .mask = ", spelled(c.mask), ", .dropout = ", spelled(c.dropout), ", .bias = ", spelled(c.bias),
-      "};\nextern \"C\" __global__ __launch_bounds__(tessera::sm90::threads_of(config), 1) void ", simt::kernel_symbol,
-      "(const __grid_constant__ tessera::sm90::ForwardParams p) { tessera::sm90::forward<config>(p); }\n");
-  return out;
+  return UnitText{.file = "sm90/kernel/forward.cuh",
+                  .function = "tessera::sm90::forward<config>",
+                  .parameters = "tessera::sm90::ForwardParams",
+                  .config = config_text(c),
+                  .launch_bounds = one_block,
+                  .preamble = beginning({c.block_keys, c.Dv}, c.element, c.halves_S)}
+      .str();
 }
 
 std::string backward_unit_text(const BackwardConfig& c) {
-  using simt::spelled;
-  std::string out = beginning({c.block_columns, c.D, c.Dv}, c.element, c.halves_S);
-  out += text(
-      "#include \"sm90/kernel/backward.cuh\"\nconstexpr tessera::sm90::BackwardConfig config{.side = "
-      "tessera::simt::Side::",
-      owns_queries(c) ? "queries" : "keys", ", .D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
-      ", .dX = ", spelled(c.dX), ", .dY = ", spelled(c.dY), ", .warpgroups = ", c.warpgroups,
-      ", .block_columns = ", c.block_columns, ", .stages = ", c.stages, ", .y_stages = ", c.y_stages,
-      ", .drains = ", spelled(c.drains), ", .paired = ", spelled(c.paired), ", .halves_S = ", spelled(c.halves_S),
-      ", .general = ", spelled(c.general), ", .softcap = ", spelled(c.softcap), ", .alibi = ", spelled(c.alibi),
-      ", .mask = ", spelled(c.mask), ", .dropout = ", spelled(c.dropout), ", .bias = ", spelled(c.bias),
-      "};\nextern \"C\" __global__ __launch_bounds__(tessera::sm90::threads_of(config), 1) void ", simt::kernel_symbol,
-      "(const __grid_constant__ tessera::sm90::BackwardParams p) { tessera::sm90::backward<config>(p); }\n");
-  return out;
+  return UnitText{.file = "sm90/kernel/backward.cuh",
+                  .function = "tessera::sm90::backward<config>",
+                  .parameters = "tessera::sm90::BackwardParams",
+                  .config = config_text(c),
+                  .launch_bounds = one_block,
+                  .preamble = beginning({c.block_columns, c.D, c.Dv}, c.element, c.halves_S)}
+      .str();
 }
 
 std::string one_pass_unit_text(const OnePassConfig& c) {
-  std::string out = beginning({c.block_queries, c.D, c.Dv, 64}, c.element);
-  out += text("#include \"sm90/kernel/one_pass.cuh\"\nconstexpr tessera::sm90::OnePassConfig config", spelled(c),
-              ";\nextern \"C\" __global__ __launch_bounds__(tessera::sm90::one_pass_threads, 1) void ",
-              simt::kernel_symbol,
-              "(const __grid_constant__ tessera::sm90::OnePassParams p) { tessera::sm90::one_pass<config>(p); }\n");
-  return out;
+  return UnitText{.file = "sm90/kernel/one_pass.cuh",
+                  .function = "tessera::sm90::one_pass<config>",
+                  .parameters = "tessera::sm90::OnePassParams",
+                  .config = config_text(c),
+                  .launch_bounds = "tessera::sm90::one_pass_threads, 1",
+                  .preamble = beginning({c.block_queries, c.D, c.Dv, 64}, c.element)}
+      .str();
 }
 
 std::string prepare_unit_text(const OnePassConfig& c, Element o, int lanes) {
-  return text("#include \"sm90/kernel/prepare.cuh\"\nconstexpr tessera::sm90::OnePassConfig config", spelled(c),
-              ";\nextern \"C\" __global__ __launch_bounds__(", prepare_threads, ") void ", simt::kernel_symbol,
-              "(const __grid_constant__ tessera::sm90::PrepareParams p) { tessera::sm90::prepare<config, ",
-              simt::spelled(o), ", ", lanes, ">(p); }\n");
+  return UnitText{.file = "sm90/kernel/prepare.cuh",
+                  .function = text("tessera::sm90::prepare<config, ", spelled(o), ", ", lanes, ">"),
+                  .parameters = "tessera::sm90::PrepareParams",
+                  .config = config_text(c),
+                  .launch_bounds = text(prepare_threads)}
+      .str();
 }
 
 std::string finish_unit_text(const OnePassConfig& c, Element dQ) {
-  std::string out = "#include \"sm90/kernel/finish.cuh\"\n";
-  out += text("constexpr tessera::sm90::OnePassConfig config", spelled(c),
-              ";\nextern \"C\" __global__ __launch_bounds__(", 128 * parts_of(c), ") void ", simt::kernel_symbol,
-              "(const __grid_constant__ tessera::sm90::FinishParams p) { tessera::sm90::finish<config, ",
-              simt::spelled(dQ), ">(p); }\n");
-  return out;
+  return UnitText{.file = "sm90/kernel/finish.cuh",
+                  .function = text("tessera::sm90::finish<config, ", spelled(dQ), ">"),
+                  .parameters = "tessera::sm90::FinishParams",
+                  .config = config_text(c),
+                  .launch_bounds = text(128 * parts_of(c))}
+      .str();
 }
 
 std::string restart_unit_text() {
-  return text("#include \"sm90/kernel/restart.cuh\"\nextern \"C\" __global__ void ", simt::kernel_symbol,
-              "(tessera::UInt32* taken) { tessera::sm90::restart(taken); }\n");
+  return UnitText{.file = "sm90/kernel/restart.cuh",
+                  .function = "tessera::sm90::restart",
+                  .parameters = "tessera::sm90::RestartParams",
+                  .config = "",
+                  .launch_bounds = "1"}
+      .str();
 }
 
 }  // namespace tessera::sm90

@@ -1,5 +1,5 @@
 // The generated text of a Hopper kernel: its configuration, and the wgmma instructions for its shapes. Included by
-// src/sm90, the compile gate and `tessera pack`.
+// src/sm90 and the tests.
 #pragma once
 
 #include <string>

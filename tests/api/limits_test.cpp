@@ -7,13 +7,12 @@
 #include <cmath>
 #include <limits>
 
+#include "api/kernels.hpp"
 #include "api/units.hpp"
 #include "cases/generator.hpp"
 #include "core/check.hpp"
 #include "core/tensor.hpp"
 #include "simt/ladder.hpp"
-#include "sm90/one_pass_plan.hpp"
-#include "sm90/plan.hpp"
 #include "tests/support/support.hpp"
 
 namespace tessera::test {
@@ -164,43 +163,24 @@ TEST(Empty, MasksAndMergesOfNothingAreDoneAtOnce) {
 // --- planners of GPUs
 
 // What every plan that is not refused keeps to.
-void expect_launchable(const simt::Steps& steps, const Problem& p, const std::string& what) {
-  for (const simt::Step& step : steps.list) {
-    ASSERT_GT(step.blocks, 0) << what << ": " << step.function.name << ", " << text_of(p);
-    ASSERT_LE(step.blocks, most_int32) << what << ": " << step.function.name << ", " << text_of(p);
+void expect_launchable(const gpu::Steps& steps, const Problem& p, const std::string& what) {
+  for (const gpu::Step& step : steps.list) {
+    ASSERT_GT(step.blocks, 0) << what << ": " << step.name << ", " << text_of(p);
+    ASSERT_LE(step.blocks, most_int32) << what << ": " << step.name << ", " << text_of(p);
   }
-  ASSERT_LE(simt::workspace_bytes(p, steps.accumulators), most_bytes) << what << ", " << text_of(p);
-  ASSERT_GE(simt::workspace_bytes(p, steps.accumulators), 0) << what << ", " << text_of(p);
+  const std::int64_t common = gpu::workspace_bytes(p, steps.accumulators);
+  ASSERT_TRUE(0 <= common && common <= most_bytes) << what << ", " << text_of(p);
+  ASSERT_TRUE(0 <= steps.own_bytes && steps.own_bytes <= most_bytes) << what << ", " << text_of(p);
 }
 
 // How many kernels take the problem. Each is planned, so that a planner that divides by nothing shows.
 int expect_sound_plans(const Problem& p, const cuda::Target& target) {
   int takers = 0;
-  for (const simt::Rung& rung : simt::rungs()) {
-    const simt::Steps steps = rung.steps(p, target);
+  for (const gpu::Algorithm& algorithm : api::gpu_algorithms()) {
+    const gpu::Steps steps = algorithm.plan(p, target);
     if (!steps.reason.empty()) continue;
     ++takers;
-    expect_launchable(steps, p, rung.name);
-  }
-  if (p.pass == Pass::forward) {
-    const sm90::ForwardPlan plan = sm90::plan_forward(p, target);
-    if (!plan.reason.empty()) return takers;
-    EXPECT_TRUE(plan.grid >= 1 && plan.grid <= plan.tiles && plan.tiles <= sm90::most_tiles) << text_of(p);
-    EXPECT_TRUE(plan.tiles_per_head >= 1 && plan.section >= 1) << text_of(p);
-    return takers + 1;
-  }
-  const sm90::BackwardPlan two = sm90::plan_backward(p, target);
-  if (two.reason.empty()) {
-    ++takers;
-    expect_launchable(two.start, p, "hopper's start"), expect_launchable(two.end, p, "hopper's end");
-    for (const auto& pass : two.passes) EXPECT_TRUE(pass.blocks >= 1 && pass.blocks <= sm90::most_tiles) << text_of(p);
-  }
-  const sm90::OnePassPlan one = sm90::plan_one_pass(p, target);
-  if (one.reason.empty()) {
-    takers += !two.reason.empty();
-    EXPECT_TRUE(one.blocks >= 1 && one.blocks <= sm90::most_tiles && one.grid >= 1) << text_of(p);
-    EXPECT_TRUE(one.query_blocks >= 1 && one.query_blocks <= sm90::most_tiles) << text_of(p);
-    EXPECT_TRUE(one.workspace_bytes > 0 && one.workspace_bytes <= most_bytes) << text_of(p);
+    expect_launchable(steps, p, algorithm.name);
   }
   return takers;
 }
@@ -230,7 +210,7 @@ TEST(GpuPlans, EmptyProblemsAreTakenWithoutUselessLaunches) {
             change(p);
             EXPECT_GE(expect_sound_plans(p, cuda::target_named(architecture)), 1) << text_of(p);
             // Of what has no queries, nothing is computed.
-            const simt::Steps steps = simt::vector_steps(p, cuda::target_named(architecture));
+            const gpu::Steps steps = simt::vector_steps(p, cuda::target_named(architecture));
             if (pass == Pass::forward && !p.has_queries()) {
               EXPECT_TRUE(steps.list.empty()) << text_of(p);
             }

@@ -11,7 +11,7 @@
 
 #include "core/check.hpp"
 #include "cuda/device.hpp"
-#include "simt/arguments.hpp"
+#include "gpu/arguments.hpp"
 #include "sm90/plan.hpp"
 #include "sm90/unit.hpp"
 #include "tests/emulated/machine.hpp"
@@ -39,7 +39,7 @@ bool launch_one_of(const Config& wanted, const ForwardParams& p, int grid) {
   return found;
 }
 
-// As HopperPlan::run of sm90/backend.cpp does it, but the scale is the caller's own: these products lose nothing.
+// As sm90/steps.cpp does it, but the scale is the caller's own: these products lose nothing.
 inline ForwardParams params_of(const Problem& problem, const Call& call, const ForwardPlan& plan, UInt32* taken) {
   const int keys = plan.config.block_keys;
   const bool copies_O = plan.config.stages_O && copyable(call.outputs.o);
@@ -47,7 +47,7 @@ inline ForwardParams params_of(const Problem& problem, const Call& call, const F
                   .k = emulated_map(call.inputs.k, keys),
                   .v = emulated_map(call.inputs.v, keys),
                   .o = copies_O ? emulated_map(call.outputs.o, 64) : TensorMap{},
-                  .call = simt::forward_params(problem, call),
+                  .call = gpu::forward_params(problem, call, problem.options.scale),
                   .Dv = Int32(problem.Dv),
                   .copies_O = copies_O,
                   .factor = float(problem.options.scale * std::numbers::log2e),

@@ -23,8 +23,7 @@ static std::string spelled(const char* type, const std::string& unit) {
   const std::size_t begin = unit.find(word) + word.size();
   std::string out = type;
   out += "{";
-  out += unit.substr(begin, unit.find('}', begin) - begin);
-  out += "}";
+  out += unit.substr(begin, unit.find(';', begin) - begin);
   return out;
 }
 

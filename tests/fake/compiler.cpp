@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cuda/jit/nvrtc.hpp"
-#include "simt/params.hpp"
+#include "gpu/params.hpp"
 #include "sm90/one_pass_config.hpp"
 #include "sm90/params.hpp"
 
@@ -43,14 +43,14 @@ std::string behind(const std::string& text, const std::string& before, const cha
 
 // The bytes of a kernel's one parameter; 0: unknown.
 std::size_t bytes_of(const std::string& type) {
-  if (type.ends_with("*")) return sizeof(void*);
-  if (type == "tessera::simt::ForwardParams") return sizeof(simt::ForwardParams);
-  if (type == "tessera::simt::BackwardParams") return sizeof(simt::BackwardParams);
+  if (type == "tessera::gpu::ForwardParams") return sizeof(gpu::ForwardParams);
+  if (type == "tessera::gpu::BackwardParams") return sizeof(gpu::BackwardParams);
   if (type == "tessera::sm90::ForwardParams") return sizeof(sm90::ForwardParams);
   if (type == "tessera::sm90::BackwardParams") return sizeof(sm90::BackwardParams);
   if (type == "tessera::sm90::OnePassParams") return sizeof(sm90::OnePassParams);
   if (type == "tessera::sm90::PrepareParams") return sizeof(sm90::PrepareParams);
   if (type == "tessera::sm90::FinishParams") return sizeof(sm90::FinishParams);
+  if (type == "tessera::sm90::RestartParams") return sizeof(sm90::RestartParams);
   return 0;
 }
 
@@ -58,7 +58,6 @@ std::size_t bytes_of(const std::string& type) {
 int threads_of(const std::string& unit) {
   const auto number = [&](const char* name) { return std::stoi(behind(unit, name, ",}")); };
   const std::string bound = behind(unit, "__launch_bounds__(", ",)");
-  if (bound.empty()) return 1024;
   if (bound == "config.threads") return number(".threads = ");
   if (bound == "tessera::sm90::threads_of(config") return 128 * (1 + number(".warpgroups = "));
   if (bound == "tessera::sm90::one_pass_threads") return sm90::one_pass_threads;
@@ -72,7 +71,7 @@ std::string cubin_of(const std::string& unit, const std::string& architecture) {
   if (kernel_at == std::string::npos) return "";
   const std::string kernel = unit.substr(kernel_at);
   const std::string symbol = behind(kernel, "void ", "(");
-  const std::string parameter = behind(kernel, symbol + "(", ")");  // "const __grid_constant__ tessera::simt::X p"
+  const std::string parameter = behind(kernel, symbol + "(", ")");  // "const __grid_constant__ tessera::gpu::X p"
   const std::size_t type_at = parameter.find("tessera::"), name_at = parameter.rfind(' ');
   if (type_at == std::string::npos || name_at <= type_at) return "";
   const std::string type = parameter.substr(type_at, name_at - type_at);

@@ -34,7 +34,7 @@ Status copy(void* host, DevicePointer address, std::size_t bytes, bool to_device
 }
 
 // Of the rules of cuTensorMapEncodeTiled, those for maps without interleaving. Swizzles: 0 (none) to 3 (128 bytes).
-Status check_map(const TensorMap* map, int type, const EncodedMap& m, const std::uint32_t* steps, int interleave,
+Status check_map(const void* map, int type, const EncodedMap& m, const std::uint32_t* steps, int interleave,
                  int swizzle) {
   constexpr int float16 = 6, bfloat16 = 9, element_bytes = 2, swizzle_bytes[] = {0, 32, 64, 128};
   if (type != float16 && type != bfloat16) return refuse(invalid_value, "tensor map: element type is ", type);
@@ -126,7 +126,7 @@ Status cuStreamSynchronize(StreamHandle) {
 
 // --- tensor maps
 
-Status cuTensorMapEncodeTiled(TensorMap* map, int type, std::uint32_t rank, void* address, const std::uint64_t* shape,
+Status cuTensorMapEncodeTiled(void* map, int type, std::uint32_t rank, void* address, const std::uint64_t* shape,
                               const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t* steps,
                               int interleave, int swizzle, int, int) {
   ENTER("cuTensorMapEncodeTiled");
@@ -135,7 +135,7 @@ Status cuTensorMapEncodeTiled(TensorMap* map, int type, std::uint32_t rank, void
   for (std::uint32_t d = 0; d < std::min(rank, 4U); ++d) m.shape[d] = shape[d], m.box[d] = box[d];
   for (std::uint32_t d = 0; d + 1 < std::min(rank, 4U); ++d) m.strides[d] = strides[d];
   if (const Status status = fake::check_map(map, type, m, steps, interleave, swizzle)) return status;
-  std::memset(map, 0, sizeof(*map));
+  std::memset(map, 0, sizeof(sm90::TensorMap));
   std::memcpy(map, &m, sizeof(m));
   return fake::success;
 }

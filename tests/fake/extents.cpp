@@ -83,7 +83,7 @@ void Addressed::tensor(const char* name, const void* data, const Extent& address
     fault(text(name, " is on cuda:", memory->device, " but the launch on cuda:", launch->device));
 }
 
-void Addressed::tokens(const char* name, const simt::TokenRef& ref, const Tensor& of, std::int64_t B, std::int64_t N,
+void Addressed::tokens(const char* name, const gpu::TokenRef& ref, const Tensor& of, std::int64_t B, std::int64_t N,
                        std::int64_t H) {
   const auto bytes = static_cast<std::int64_t>(cases::size_of(of.type));
   tensor(name, ref.data,
@@ -92,13 +92,13 @@ void Addressed::tokens(const char* name, const simt::TokenRef& ref, const Tensor
          of);
 }
 
-void Addressed::rows(const char* name, const simt::RowRef& ref, const Tensor& of, const simt::Question& x) {
+void Addressed::rows(const char* name, const gpu::RowRef& ref, const Tensor& of, const gpu::Question& x) {
   tensor(name, ref.data,
          extent_of(ref.data, sizeof(float), {{call.packed() ? 1 : x.B, ref.batch}, {x.Hq, ref.head}, {x.Nq, ref.row}}),
          of);
 }
 
-void Addressed::pairs(const char* name, const simt::PairRef& ref, const Tensor& of, const simt::Question& x) {
+void Addressed::pairs(const char* name, const gpu::PairRef& ref, const Tensor& of, const gpu::Question& x) {
   // Packed: as many rows and keys as the tensor has; no sequence has more.
   const std::int64_t nq = call.packed() ? of.shape[2] : x.Nq, nk = call.packed() ? of.shape[3] : x.Nk;
   tensor(name, ref.data,
@@ -107,7 +107,7 @@ void Addressed::pairs(const char* name, const simt::PairRef& ref, const Tensor& 
          of);
 }
 
-void Addressed::lengths(const char* name, const simt::LengthRef& ref, const Tensor& of, std::int64_t count) {
+void Addressed::lengths(const char* name, const gpu::LengthRef& ref, const Tensor& of, std::int64_t count) {
   tensor(name, ref.data, extent_of(ref.data, sizeof(Int32), {{count, ref.stride}}), of);
 }
 
@@ -146,7 +146,7 @@ void Addressed::part(const char* name, const void* data, std::int64_t bytes) {
 
 // --- parameters
 
-void Addressed::question(const simt::Question& x) {
+void Addressed::question(const gpu::Question& x) {
   tokens("q", x.q, call.in.q, x.B, x.Nq, x.Hq);
   tokens("k", x.k, call.in.k, x.B, x.Nk, x.Hk);
   tokens("v", x.v, call.in.v, x.B, x.Nk, x.Hk);
@@ -162,14 +162,14 @@ void Addressed::question(const simt::Question& x) {
   tensor("rng", x.rng, extent_of(x.rng, sizeof(Int64), {{2, x.rng_stride}}), call.in.rng);
 }
 
-void Addressed::forward(const simt::ForwardParams& p) {
+void Addressed::forward(const gpu::ForwardParams& p) {
   question(p.x);
   tokens("o", p.o, call.out.o, p.x.B, p.x.Nq, p.x.Hq);
   rows("lse", p.lse, call.out.lse, p.x);
 }
 
-void Addressed::backward(const simt::BackwardParams& p) {
-  const simt::Question& x = p.x;
+void Addressed::backward(const gpu::BackwardParams& p) {
+  const gpu::Question& x = p.x;
   question(x);
   tokens("o", p.o, call.saved.o, x.B, x.Nq, x.Hq);
   tokens("d_o", p.d_o, call.saved.d_o, x.B, x.Nq, x.Hq);
@@ -194,10 +194,10 @@ void Addressed::backward(const simt::BackwardParams& p) {
   const auto count = [](const Extent& rows) { return static_cast<std::int64_t>(rows.end); };
   part("delta", p.delta, 4 * count(query_rows));
   part("lse2", p.lse2, 4 * count(query_rows));
-  const auto sum = [&](const char* name, const simt::Sum& s, const Extent& rows, const Tensor& gradient) {
+  const auto sum = [&](const char* name, const gpu::Sum& s, const Extent& rows, const Tensor& gradient) {
     if (!s.data) return;
     part(name, s.data, 4 * s.copy * s.copies);
-    if (s.copies > 0 && s.copy < count(rows) * simt::padded_to_4(static_cast<int>(width_of(gradient))))
+    if (s.copies > 0 && s.copy < count(rows) * gpu::padded_to_4(static_cast<int>(width_of(gradient))))
       fault(text(name, " has copies of ", s.copy, " numbers for ", count(rows), " rows"));
   };
   sum("dq_sum", p.dq_sum, query_rows, call.grads.dq);
@@ -224,7 +224,7 @@ void Addressed::hopper_backward(const sm90::BackwardParams& p) {
   map("x", p.x, queries ? k : q), map("y", p.y, queries ? v : d_o);
 }
 
-void Addressed::one_pass(const sm90::OnePassMemory& memory, const simt::BackwardParams& p) {
+void Addressed::one_pass(const sm90::OnePassMemory& memory, const gpu::BackwardParams& p) {
   backward(p);
   const sm90::OnePassConfig c{.D = setting("D"), .Dv = setting("Dv"), .block_queries = setting("block_queries")};
   const std::int64_t per_head =
@@ -241,11 +241,12 @@ void Addressed::one_pass(const sm90::OnePassMemory& memory, const simt::Backward
 void Addressed::check(const fake::Launch& given) {
   launch = &given;
   const std::string& type = given.kernel->parameter_type;
-  if (type == "tessera::simt::ForwardParams") return forward(params_of<simt::ForwardParams>(given));
-  if (type == "tessera::simt::BackwardParams") return backward(params_of<simt::BackwardParams>(given));
+  if (type == "tessera::gpu::ForwardParams") return forward(params_of<gpu::ForwardParams>(given));
+  if (type == "tessera::gpu::BackwardParams") return backward(params_of<gpu::BackwardParams>(given));
   if (type == "tessera::sm90::ForwardParams") return hopper_forward(params_of<sm90::ForwardParams>(given));
   if (type == "tessera::sm90::BackwardParams") return hopper_backward(params_of<sm90::BackwardParams>(given));
-  if (type == "tessera::UInt32*") return part("taken", params_of<UInt32*>(given), sizeof(UInt32));
+  if (type == "tessera::sm90::RestartParams")
+    return part("taken", params_of<sm90::RestartParams>(given).taken, sizeof(UInt32));
   if (type == "tessera::sm90::FinishParams") {
     const auto p = params_of<sm90::FinishParams>(given);
     return one_pass(p.memory, p.call);

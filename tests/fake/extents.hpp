@@ -61,22 +61,22 @@ class Addressed {
  private:
   void fault(const std::string& what);
   void tensor(const char* name, const void* data, const Extent& addressed, const Tensor& of);
-  void tokens(const char* name, const simt::TokenRef& ref, const Tensor& of, std::int64_t B, std::int64_t N,
+  void tokens(const char* name, const gpu::TokenRef& ref, const Tensor& of, std::int64_t B, std::int64_t N,
               std::int64_t H);
-  void rows(const char* name, const simt::RowRef& ref, const Tensor& of, const simt::Question& x);
-  void pairs(const char* name, const simt::PairRef& ref, const Tensor& of, const simt::Question& x);
-  void lengths(const char* name, const simt::LengthRef& ref, const Tensor& of, std::int64_t count);
+  void rows(const char* name, const gpu::RowRef& ref, const Tensor& of, const gpu::Question& x);
+  void pairs(const char* name, const gpu::PairRef& ref, const Tensor& of, const gpu::Question& x);
+  void lengths(const char* name, const gpu::LengthRef& ref, const Tensor& of, std::int64_t count);
   void map(const char* name, const sm90::TensorMap& map, const Tensor& of);
 
   // Parts of the workspace lie apart, and every launch means the same by the same name.
   void part(const char* name, const void* data, std::int64_t bytes);
 
-  void question(const simt::Question& x);
-  void forward(const simt::ForwardParams& p);
-  void backward(const simt::BackwardParams& p);
+  void question(const gpu::Question& x);
+  void forward(const gpu::ForwardParams& p);
+  void backward(const gpu::BackwardParams& p);
   void hopper_forward(const sm90::ForwardParams& p);
   void hopper_backward(const sm90::BackwardParams& p);
-  void one_pass(const sm90::OnePassMemory& memory, const simt::BackwardParams& p);
+  void one_pass(const sm90::OnePassMemory& memory, const gpu::BackwardParams& p);
 
   // A number of the configuration in the kernel's unit.
   int setting(const char* name) const;

@@ -137,5 +137,43 @@ TEST_F(FakeGpu, StridesMayBeNegativeOrFar) {
         }
 }
 
+// Both of Hopper's backward forms are kernels with names. The family's name takes the better one that can.
+TEST_F(FakeGpu, HoppersBackwardFormsHaveNames) {
+  const int device = fake::machine().device_of(9, 0);
+  const auto launched = [&](const char* kernel, std::int64_t D) {
+    Plain plain;
+    plain.D = D;
+    FakeCall call = plain.call(FakePass::backward, kernel, device);
+    const Plan plan = planned(call);
+    const Workspace workspace(call, plan, 0);
+    fake::machine().forget();
+    run(plan, call);
+    std::string names;
+    for (const fake::Launch& launch : fake::machine().launches) names += launch.kernel->function + " ";
+    return names;
+  };
+  EXPECT_EQ(launched("hopper_one_pass", 64), "prepare one_pass finish ");
+  EXPECT_EQ(launched("hopper_two_pass", 64), "delta backward backward ");
+  EXPECT_EQ(launched("hopper", 64), launched("hopper_one_pass", 64));
+  EXPECT_EQ(launched("hopper", 256), launched("hopper_two_pass", 256));
+
+  Plain plain;
+  plain.D = 256;
+  const std::string told = planned(plain.call(FakePass::backward, "hopper", device)).describe();
+  EXPECT_NE(told.find("kernel         hopper_two_pass\n"), std::string::npos) << told;
+  EXPECT_NE(told.find("not hopper_one_pass refused: D is 256 and Dv is 256; one pass has tiles up to 128\n"),
+            std::string::npos)
+      << told;
+  EXPECT_NE(told.find("not hopper     refused: pass is backward; this kernel is for the forward pass\n"),
+            std::string::npos)
+      << told;
+  try {
+    planned(plain.call(FakePass::backward, "hopper_one_pass", device));
+    FAIL() << "D = 256 has no one-pass form";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("hopper_one_pass: D is 256"), std::string::npos) << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace tessera::test

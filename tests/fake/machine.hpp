@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cuda/driver.hpp"
+#include "sm90/params.hpp"
 
 namespace tessera::fake {
 
@@ -57,7 +58,7 @@ struct EncodedMap {
   std::uint32_t box[4];
   int type, rank;
 };
-static_assert(sizeof(EncodedMap) <= sizeof(cuda::TensorMap));
+static_assert(sizeof(EncodedMap) <= sizeof(sm90::TensorMap));
 
 struct Allocation {
   int device = 0;

@@ -19,7 +19,7 @@ bool is_option(const std::string& setting) {
 }
 
 bool is_off(const std::string& setting) {
-  return setting.ends_with("= false") || setting == "bias = tessera::simt::Element::none";
+  return setting.ends_with("= false") || setting == "bias = tessera::gpu::Element::none";
 }
 
 // Rungs that calls get only by name. The quick set holds their options, types and GPUs, but not every tile.
@@ -105,7 +105,9 @@ std::vector<std::string> settings_of(const cuda::Unit& unit) {
   const std::string begin = " config{";
   const std::size_t at = unit.text.find(begin);
   if (at == std::string::npos) return out;
-  const std::string list = unit.text.substr(at + begin.size(), unit.text.find('}', at) - at - begin.size());
+  std::string list = unit.text.substr(at + begin.size(), unit.text.find(';', at) - at - begin.size());
+  if (const std::size_t options = list.find(".options = {"); options != std::string::npos) list.erase(options, 12);
+  std::erase(list, '}');
   int on = 0;
   for (std::size_t dot = 0, end; dot < list.size(); dot = end + 2) {  // ".D = 64, .Dv = 64"
     end = std::min(list.find(", ", dot), list.size());

@@ -172,7 +172,7 @@ TEST(Sets, HoldEveryKernelAndSetting) {
 TEST(Sets, TheQuickOneHoldsAllPairsOfOptions) {
   const std::vector<std::string> options{"softcap", "alibi", "mask", "dropout", "bias"};
   const auto is_on = [](const Settings& unit, const std::string& option) {
-    return !unit.count(option + " = false") && !unit.count(option + " = tessera::simt::Element::none");
+    return !unit.count(option + " = false") && !unit.count(option + " = tessera::gpu::Element::none");
   };
   for (const char* kernel : {"vector_forward", "vector_backward_keys", "vector_backward_queries", "hopper_forward",
                              "hopper_backward_keys", "hopper_backward_queries"})
@@ -205,7 +205,7 @@ TEST(Sets, TheFullOneHoldsPairsOfOptionsInEveryTileOfHopper) {
       for (const char* second : {"dropout = true", "dropout = false"})
         EXPECT_TRUE(met(units, {tile, first, second})) << tile << first << second;
   for (const char* tile : {"D = 64", "D = 128", "D = 192", "D = 256", "Dv = 192"})
-    for (const char* type : {"element = tessera::simt::Element::f16", "element = tessera::simt::Element::bf16"})
+    for (const char* type : {"element = tessera::gpu::Element::f16", "element = tessera::gpu::Element::bf16"})
       EXPECT_TRUE(met(units, {tile, type})) << tile << type;
 }
 

@@ -121,7 +121,7 @@ const char* const hopper_options[] = {"scale", "softcap", "alibi", "mask", "drop
 const HeadDims hopper_dims[] = {{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};  // its tiles
 const Type hopper_types[] = {Type::f16, Type::bf16};
 
-// Whose kernels are looked at: those of every rung, of the one that a call gets, or of `hopper`, by its name.
+// Whose kernels are looked at: those of every rung, of the one that a call gets, or of all that are `hopper`.
 enum class Rungs { all, best, hopper };
 
 class Collector {
@@ -145,13 +145,13 @@ class Collector {
     bool taken = false;
     for (const api::GpuPlan& plan : plans) {
       if (!plan.reason.empty() || (taken && rungs == Rungs::best)) continue;
-      if (rungs == Rungs::hopper && plan.kernel != "hopper") continue;
+      if (rungs == Rungs::hopper && plan.family != "hopper") continue;
       taken = true;
       for (const cuda::NamedUnit& unit : plan.units) add_unit(unit, variant);
     }
     if (!taken)
       set.refused.push_back(text(architecture, ", ", pass == Pass::forward ? "forward" : "backward", ", ", variant,
-                                 ": ", plans.front().reason));
+                                 ": ", std::ranges::find(plans, "vector", &api::GpuPlan::kernel)->reason));
   }
 
   // Of every rung, also of one that sums in any order.

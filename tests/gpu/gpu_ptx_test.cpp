@@ -15,7 +15,7 @@
 namespace tessera::test {
 namespace {
 
-using simt::Element;
+using gpu::Element;
 using sm90::tile_byte;
 
 // An array on the GPU that begins as `values`.
@@ -133,14 +133,14 @@ struct Shape4 {
   }
 };
 
-cuda::TensorMap map_of(const Shape4& s, void* data) {
+sm90::TensorMap map_of(const Shape4& s, void* data) {
   constexpr int bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_128_bytes = 2;
   const auto size = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
   const std::uint64_t shape[] = {size(s.columns), size(s.tokens), size(s.heads), size(s.sequences)};
   const std::uint64_t strides[] = {size(s.heads * s.columns * 2), size(s.columns * 2),
                                    size(s.tokens * s.heads * s.columns * 2)};
   const std::uint32_t box[] = {64, rows, 1, 1}, steps[] = {1, 1, 1, 1};
-  cuda::TensorMap map;
+  sm90::TensorMap map;
   cuda::check(cuda::driver().tensor_map_encode_tiled(&map, bfloat16, 4, data, shape, strides, box, steps, no_interleave,
                                                      swizzle_128_bytes, promote_to_128_bytes, 0),
               "cuTensorMapEncodeTiled");
@@ -219,7 +219,7 @@ std::string product_text(Element element) {
 using namespace tessera;
 constexpr int keys = )",
               keys, ", depth = ", depth, ", columns = ", columns, R"(;
-constexpr auto element = simt::Element::)",
+constexpr auto element = gpu::Element::)",
               element == Element::bf16 ? "bf16" : "f16", R"(;
 constexpr int q_bytes = 64 * depth * 2, k_bytes = keys * depth * 2, v_bytes = keys * columns * 2;
 extern "C" __global__ __launch_bounds__(128) void test(const UInt32* images, float* scores, UInt32* out) {
@@ -336,8 +336,8 @@ using namespace tessera;
 extern "C" __global__ void test(const float* x, int count, float* power, UInt32* f16, UInt32* bf16) {
   for (int n = threadIdx.x; n < count; n += blockDim.x) {
     power[n] = sm90::exp2_of(x[n]);
-    f16[n] = sm90::packed<simt::Element::f16>(x[n], -x[n]);
-    bf16[n] = sm90::packed<simt::Element::bf16>(x[n], -x[n]);
+    f16[n] = sm90::packed<gpu::Element::f16>(x[n], -x[n]);
+    bf16[n] = sm90::packed<gpu::Element::bf16>(x[n], -x[n]);
   }
 })";
 

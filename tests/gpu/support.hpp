@@ -27,7 +27,7 @@ inline constexpr const char* early_rungs[] = {"warp", "tiled", "naive"};  // tak
 // Best first.
 inline std::vector<std::string> all_rungs() {
   std::vector<std::string> names;
-  for (const simt::Rung& rung : simt::rungs()) names.push_back(rung.name);
+  for (const gpu::Algorithm& rung : simt::algorithms()) names.push_back(rung.name);
   return names;
 }
 // Those that take everything.

@@ -7,8 +7,8 @@
 
 #include "core/check.hpp"
 #include "cuda/device.hpp"
+#include "gpu/arguments.hpp"
 #include "hopper_backward_tiles.hpp"  // written while this is built
-#include "simt/arguments.hpp"
 #include "sm90/plan.hpp"
 #include "sm90/unit.hpp"
 #include "tests/emulated/backward.hpp"
@@ -40,7 +40,7 @@ bool launch_one_of(const BackwardConfig& wanted, const BackwardParams& p, std::i
 }
 
 // What the ladder's kernels do before: delta, and LSE in units of log2(e), +inf for rows that see nothing.
-void prepare(const cases::CaseData& data, const simt::BackwardParams& p) {
+void prepare(const cases::CaseData& data, const gpu::BackwardParams& p) {
   const std::int64_t Hq = data.spec.Hq, Dv = data.spec.dim_v();
   for (const cases::Sequence& s : data.sequences)
     for (std::int64_t h = 0; h < Hq; ++h)
@@ -63,9 +63,9 @@ void run_backward(cases::CaseData& data) {
   Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});
   const BackwardPlan plan = plan_backward(problem, cuda::target_named("sm_90a"));
   ASSERT_EQ(plan.reason, "");
-  std::vector<float> workspace(static_cast<std::size_t>(simt::workspace_bytes(problem, {})) / sizeof(float), NAN);
+  std::vector<float> workspace(static_cast<std::size_t>(gpu::workspace_bytes(problem, {})) / sizeof(float), NAN);
   call.execution.workspace = workspace.data();
-  const simt::BackwardParams params = simt::backward_params(problem, call, {});
+  const gpu::BackwardParams params = gpu::backward_params(problem, call, {}, problem.options.scale);
   prepare(data, params);
   emulated::clear_unused(data);
   for (const auto& [c, blocks] : plan.passes) {
@@ -77,8 +77,7 @@ void run_backward(cases::CaseData& data) {
                            .call = params,
                            .D = Int32(problem.D),
                            .Dv = Int32(problem.Dv),
-                           .factor = float(problem.options.scale * std::numbers::log2e),
-                           .scale = float(problem.options.scale)};
+                           .factor = float(problem.options.scale * std::numbers::log2e)};
     const std::string unit = backward_unit_text(c);
     const bool found = launch_one_of<HOPPER_BACKWARD_TILES>(c, p, blocks);
     ASSERT_TRUE(found) << "the planner's tile is not among those that this test has: "

@@ -9,7 +9,7 @@
 
 #include "core/check.hpp"
 #include "cuda/device.hpp"
-#include "simt/arguments.hpp"
+#include "gpu/arguments.hpp"
 #include "sm90/one_pass_plan.hpp"
 #include "tests/emulated/backward.hpp"
 #include "tests/emulated/machine.hpp"
@@ -58,7 +58,7 @@ bool run_if(const OnePassPlan& plan, const PrepareParams& before, const OnePassP
   return run(std::true_type{}) || run(std::false_type{});
 }
 
-// As the plan of sm90/one_pass_backend.cpp runs it, but the scale is the caller's own: these products lose nothing.
+// As sm90/steps.cpp has it run, but the scale is the caller's own: these products lose nothing.
 void run_backward(cases::CaseData& data) {
   Call call = emulated::backward_call(data);
   const Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});
@@ -67,14 +67,15 @@ void run_backward(cases::CaseData& data) {
   struct alignas(16) Chunk {
     float numbers[4] = {NAN, NAN, NAN, NAN};
   };
-  std::vector<Chunk> workspace(std::size_t(plan.workspace_bytes) / sizeof(Chunk) + 1);
+  const auto common = std::size_t(round_up(gpu::workspace_bytes(problem, {}), sizeof(Chunk))) / sizeof(Chunk);
+  std::vector<Chunk> workspace(common + std::size_t(plan.own_bytes) / sizeof(Chunk));
+  char* const own = reinterpret_cast<char*>(workspace.data() + common);
   call.execution.workspace = workspace.data();
-  const simt::BackwardParams params = simt::backward_params(problem, call, {});
+  const gpu::BackwardParams params = gpu::backward_params(problem, call, {}, problem.options.scale);
   emulated::clear_unused(data);
-  const OnePassMemory memory = memory_of(plan, workspace.data());
+  const OnePassMemory memory = memory_of(plan, own);
   const OnePassPlan::Part zeros = plan.zeros();
-  const PrepareParams before{params, memory, Int32(problem.Dv), reinterpret_cast<char*>(workspace.data()) + zeros.at,
-                             zeros.bytes / 16};
+  const PrepareParams before{params, memory, Int32(problem.Dv), own + zeros.at, zeros.bytes / 16};
   const OnePassParams p{.q = emulated_map(call.inputs.q, plan.config.block_queries),
                         .k = emulated_map(call.inputs.k, 64),
                         .v = emulated_map(call.inputs.v, 64),
@@ -151,9 +152,9 @@ TEST(HopperOnePass, SenselessLengths) {
 constexpr OnePassConfig turns_config{.D = 128, .Dv = 128};
 
 // Lengths and masks of all kinds; memory for cu_seqlens stays with the caller.
-simt::Question random_question(std::mt19937& random, std::vector<Int32>& q, std::vector<Int32>& k) {
+gpu::Question random_question(std::mt19937& random, std::vector<Int32>& q, std::vector<Int32>& k) {
   const auto between = [&](Int64 least, Int64 most) { return least + Int64(random() % UInt64(most - least + 1)); };
-  simt::Question x{};
+  gpu::Question x{};
   x.B = Int32(between(1, 5)), x.Hk = Int32(between(1, 2)), x.Hq = x.Hk * Int32(between(1, 2));
   x.Nq = between(1, 700), x.Nk = between(1, 900);
   x.window_left = x.window_right = -1;
@@ -177,20 +178,20 @@ simt::Question random_question(std::mt19937& random, std::vector<Int32>& q, std:
 
 // Blocks take work in order, `resident` of them are there at a time, and any of those may go on. Returns how many
 // additions had to wait for their turn at least once, or -1 if all blocks wait.
-int run_turns(const simt::Question& x, int resident, std::mt19937& random) {
+int run_turns(const gpu::Question& x, int resident, std::mt19937& random) {
   struct Visit {
     Int64 tile;
     UInt32 turn;
     bool waited = false;
   };
-  const Int64 blocks = x.Hk * simt::block_count(x.cu_seqlens_k.data, x.Nk, one_pass_keys, x.B);
+  const Int64 blocks = x.Hk * gpu::block_count(x.cu_seqlens_k.data, x.Nk, one_pass_keys, x.B);
   const auto work_of = [&](Int64 number) {
     OnePassWork<turns_config> w{};
     w.find(x, number);
     std::vector<Visit> visits;
     if (!w.has_keys()) return visits;
     OnePassMemory memory{};
-    memory.tiles_per_head = Int32(simt::block_count(x.cu_seqlens_q.data, x.Nq, turns_config.block_queries, x.B));
+    memory.tiles_per_head = Int32(gpu::block_count(x.cu_seqlens_q.data, x.Nq, turns_config.block_queries, x.B));
     for (TileWalk<turns_config> at(w); at.has_more(); at.advance())
       visits.push_back({at.number(memory, w), w.turn_at(at.tile)});
     return visits;
@@ -229,7 +230,7 @@ TEST(HopperOnePass, EveryBlockIsTakenOnceAndThoseOfAHeadInOrder) {
   bool sequences_took_turns = false;
   for (int round = 0; round < 200; ++round) {
     std::vector<Int32> q, k;
-    simt::Question x = random_question(random, q, k);
+    gpu::Question x = random_question(random, q, k);
     x.B = Int32(1 + random() % 40);
     if (x.cu_seqlens_k.data) continue;
     const Int64 blocks = ceil_div(x.Nk, Int64(one_pass_keys)), works = x.B * x.Hk * blocks;
@@ -251,7 +252,7 @@ TEST(HopperOnePass, TurnsComeForAnyNumberOfResidentBlocks) {
   int waits = 0;
   for (int round = 0; round < 400; ++round) {
     std::vector<Int32> q, k;
-    const simt::Question x = random_question(random, q, k);
+    const gpu::Question x = random_question(random, q, k);
     for (const int resident : {1, 2, 3, 8, 1000}) {
       const int waited = run_turns(x, resident, random);
       ASSERT_GE(waited, 0) << "Nq " << x.Nq << " Nk " << x.Nk << " resident " << resident;

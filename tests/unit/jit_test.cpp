@@ -248,11 +248,11 @@ TEST(Keys, DependOnUnitAndArchitecture) {
 
 TEST(Keys, CoverIncludedFilesAndTheirIncludes) {
   const auto reads = [](const std::string& name) {
-    for (const SourceFile* file : sources_read_by("#include \"simt/kernel/delta.cuh\"\n"))
+    for (const SourceFile* file : sources_read_by("#include \"gpu/kernel/delta.cuh\"\n"))
       if (file->name == name) return true;
     return false;
   };
-  EXPECT_TRUE(reads("simt/kernel/delta.cuh"));
+  EXPECT_TRUE(reads("gpu/kernel/delta.cuh"));
   EXPECT_TRUE(reads("math/types.hpp"));
   EXPECT_FALSE(reads("simt/kernel/naive_forward.cuh"));
 }

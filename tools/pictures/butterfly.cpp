@@ -46,7 +46,7 @@ std::vector<float> scores() {
   std::vector<float> S(keys);
   for (std::int64_t j = 0; j < keys; ++j)
     for (std::int64_t d = 0; d < D; ++d)
-      S[at(j)] += b.Q[at(row * D + d)] / std::sqrt(float(D)) * simt::log2e * b.K[at(j * D + d)];
+      S[at(j)] += b.Q[at(row * D + d)] / std::sqrt(float(D)) * log2e<float> * b.K[at(j * D + d)];
   return S;
 }
 

@@ -83,7 +83,7 @@ inline Number __shfl_xor_sync(unsigned, Number x, int distance) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #pragma GCC diagnostic ignored "-Wsign-compare"
+#include "gpu/kernel/scores.cuh"
 #include "simt/kernel/product.cuh"
 #include "simt/kernel/rows.cuh"
-#include "simt/kernel/scores.cuh"
 #pragma GCC diagnostic pop

@@ -19,7 +19,9 @@ inline constexpr simt::Config drawn_tile{.threads = 128,
                                          .wide_loads = true};
 
 inline void check_drawn_tile() {
-  if (step_of(steps_of("vector", drawn_problem(Pass::forward)), "vector_forward").config != drawn_tile)
+  const gpu::Step planned = step_of(steps_of("vector", drawn_problem(Pass::forward)), "vector_forward");
+  const simt::Function function{"vector_forward", "vector_forward", "ForwardParams"};
+  if (planned.unit != simt::step(function, drawn_tile, 1).unit)
     throw std::runtime_error("drawn_tile.hpp: the planner has come to choose another tile");
 }
 

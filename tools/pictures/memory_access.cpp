@@ -146,8 +146,8 @@ Figures figures(const std::vector<Instruction>& all, int queries) {
 
 Sheet memory_access() {
   check_drawn_tile();
-  const simt::Step naive = step_of(steps_of("naive", drawn_problem(Pass::forward)), "naive_forward");
-  if (naive.config.threads != naive_rows) throw std::runtime_error("memory_access: naive has other blocks now");
+  const gpu::Step naive = step_of(steps_of("naive", drawn_problem(Pass::forward)), "naive_forward");
+  if (naive.threads != naive_rows) throw std::runtime_error("memory_access: naive has other blocks now");
   static Keys K;
   const std::vector<Instruction> slow = naive_reads(K), fast = vector_reads(K);
   const Figures a = figures(slow, naive_rows), b = figures(fast, drawn_tile.block_rows);

@@ -10,7 +10,7 @@
 namespace tessera::pictures {
 namespace {
 
-using simt::Step, simt::Steps;
+using gpu::Step, gpu::Steps;
 
 enum class Use { none, read, write, add, add_atomically };
 
@@ -21,7 +21,7 @@ constexpr std::size_t workspace_begin = 6, workspace_end = 11;
 
 // What a kernel does with each buffer; src/simt/kernel says the same in its parameters.
 using Uses = std::map<std::string, Use>;
-Uses uses_of(const std::string& kernel, const simt::Accumulators& a) {
+Uses uses_of(const std::string& kernel, const gpu::Accumulators& a) {
   const auto with = [](Uses base, const Uses& more) {
     base.insert(more.begin(), more.end());
     return base;
@@ -91,7 +91,7 @@ double draw_rung(Sheet& sheet, const std::string& rung, const Problem& forward, 
 
   sheet.text(box_left, y, rung, "start", colour::ink, 15, true);
   sheet.text(box_left + box_width, y,
-             "workspace " + bytes_text(simt::workspace_bytes(backward, second.accumulators)) +
+             "workspace " + bytes_text(gpu::workspace_bytes(backward, second.accumulators)) +
                  (second.accumulators.dq > 1 ? format(", dQ * in %d copies", second.accumulators.dq) : ""),
              "end", colour::faint, 12);
   const double top = y + 14;
@@ -99,7 +99,7 @@ double draw_rung(Sheet& sheet, const std::string& rung, const Problem& forward, 
   for (std::size_t b = 0; b < std::size(buffers); ++b) {
     std::optional<double> begin, end;
     for (std::size_t n = 0; n < steps.size(); ++n)
-      if (uses_of(steps[n].function.name, second.accumulators).contains(buffers[b])) {
+      if (uses_of(steps[n].name, second.accumulators).contains(buffers[b])) {
         end = row_y(n) + 13;
         if (!begin) begin = end;
       }
@@ -110,14 +110,14 @@ double draw_rung(Sheet& sheet, const std::string& rung, const Problem& forward, 
     const double at = row_y(n);
     const char* stroke = n < forward_count ? colour::green : colour::violet;
     sheet.rect(box_left, at, box_width, 26, "#ffffff", stroke, 1.3);
-    sheet.text(box_left + 10, at + 17, step.function.name, "start", stroke, 13, true);
+    sheet.text(box_left + 10, at + 17, step.name, "start", stroke, 13, true);
     sheet.text(box_left + box_width - 10, at + 17,
-               format("%lld x %d threads", static_cast<long long>(step.blocks), step.config.threads) +
+               format("%lld x %d threads", static_cast<long long>(step.blocks), step.threads) +
                    (step.shared_bytes > 0 ? format(", %.1f KiB", step.shared_bytes / 1024.0) : ""),
                "end", colour::faint, 11);
     if (n + 1 < steps.size() && n + 1 != forward_count)
       sheet.arrow({box_left + 18, at + 26}, {box_left + 18, row_y(n + 1)}, stroke, 1.3);
-    const Uses uses = uses_of(step.function.name, second.accumulators);
+    const Uses uses = uses_of(step.name, second.accumulators);
     for (std::size_t b = 0; b < std::size(buffers); ++b)
       if (const auto use = uses.find(buffers[b]); use != uses.end())
         draw_use(sheet, use->second, {buffer_x(b), at + 13});

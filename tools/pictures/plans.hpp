@@ -19,21 +19,29 @@ inline Problem drawn_problem(Pass pass, std::int64_t N = 1024) {
   return p;
 }
 
-inline simt::Steps steps_of(const std::string& rung, const Problem& problem) {
-  for (const simt::Rung& one : simt::rungs())
-    if (rung == one.name) return one.steps(problem, cuda::target_named(drawn_architecture));
+inline gpu::Steps steps_of(const std::string& rung, const Problem& problem) {
+  for (const gpu::Algorithm& one : simt::algorithms())
+    if (rung == one.name) return one.plan(problem, cuda::target_named(drawn_architecture));
   throw std::runtime_error("there is no rung " + rung);
 }
 
-inline simt::Step step_of(const simt::Steps& steps, const std::string& function) {
-  for (const simt::Step& step : steps.list)
-    if (function == step.function.name) return step;
+inline gpu::Step step_of(const gpu::Steps& steps, const std::string& function) {
+  for (const gpu::Step& step : steps.list)
+    if (function == step.name) return step;
   throw std::runtime_error("the plan has no " + function + ": " + steps.reason);
 }
 
+// A number of a step's configuration, as its unit says it: ".block_rows = 128".
+inline int setting_of(const gpu::Step& step, const std::string& name) {
+  const std::string before = "." + name + " = ";
+  const std::size_t at = step.unit.find(before);
+  if (at == std::string::npos) throw std::runtime_error(step.name + " has no " + name);
+  return std::stoi(step.unit.substr(at + before.size()));
+}
+
 // The question that the kernels of such a problem are asked, without memory.
-inline simt::Question question_of(const Problem& p) {
-  simt::Question x{};
+inline gpu::Question question_of(const Problem& p) {
+  gpu::Question x{};
   x.B = Int32(p.B), x.Hq = Int32(p.Hq), x.Hk = Int32(p.Hk), x.Nq = p.Nq, x.Nk = p.Nk;
   x.causal = p.options.causal, x.alignment = Int32(p.options.alignment);
   x.window_left = p.options.window_left, x.window_right = p.options.window_right;

@@ -13,6 +13,7 @@
 #include "core/failure.hpp"
 #include "cuda/jit/cache.hpp"
 #include "cuda/jit/source.hpp"
+#include "gpu/unit.hpp"
 #include "tools/pictures/plans.hpp"
 #include "tools/pictures/timeline.hpp"
 
@@ -37,10 +38,12 @@ void stamp_before(std::string& text, const std::string& from, Event event) {
 
 // The unit of a step with stamps. Lane 0 of each warp writes stamps[block][warp][tile][event]; after those of all
 // blocks come the numbers of the blocks' multiprocessors.
-std::string traced_unit(const simt::Step& step, Int64 tiles) {
+constexpr const char* traced_file = "simt/kernel/vector_forward.cuh";
+
+std::string traced_unit(const gpu::Step& step, Int64 tiles) {
   std::string kernel;
   for (const cuda::SourceFile& file : cuda::device_sources())
-    if (file.name == step.function.file) kernel = file.text;
+    if (file.name == traced_file) kernel = file.text;
   replace_once(kernel, "#pragma once", "");
   replace_once(kernel, "void vector_forward(const ForwardParams& p) {",
                "void vector_forward(const ForwardParams& p, unsigned long long* stamps) {");
@@ -52,27 +55,27 @@ std::string traced_unit(const simt::Step& step, Int64 tiles) {
   stamp_before(kernel, "__syncthreads();\n      load_tiles(n + 1);", Event::barrier);
   stamp_before(kernel, "\n      load_tiles(n + 1);", Event::load);
 
-  std::string unit = simt::unit_text(step.function, step.config);
-  replace_once(unit, text("#include \"", step.function.file, "\"\n"), "");
+  std::string unit = step.unit;
+  replace_once(unit, text("#include \"", traced_file, "\"\n"), "");
   replace_once(unit, "ForwardParams p)", "ForwardParams p, unsigned long long* stamps)");
   replace_once(unit, "<config>(p)", "<config>(p, stamps)");
   const std::string trace = text(
       "namespace tessera::simt {\n__device__ inline void trace(unsigned long long* stamps, int event, Int64 tile) {",
-      "\n  constexpr int warps = ", step.config.threads / warp, ", events = ", event_count, ", tiles = ", tiles,
+      "\n  constexpr int warps = ", step.threads / warp, ", events = ", event_count, ", tiles = ", tiles,
       ";\n  if (threadIdx.x % 32 != 0) return;\n  unsigned long long now, sm;",
       "\n  asm volatile(\"mov.u64 %0, %%clock64;\" : \"=l\"(now) : : \"memory\");",
       "\n  stamps[((Int64(blockIdx.x) * warps + threadIdx.x / 32) * tiles + tile) * events + event] = now;",
       "\n  if (threadIdx.x != 0 || tile != 0 || event != 0) return;",
       "\n  asm volatile(\"{ .reg .u32 s; mov.u32 s, %%smid; cvt.u64.u32 %0, s; }\" : \"=l\"(sm));",
       "\n  stamps[Int64(gridDim.x) * warps * tiles * events + blockIdx.x] = sm;\n}\n}\n");
-  return "#include \"simt/kernel/product.cuh\"\n#include \"simt/kernel/scores.cuh\"\n" + trace + kernel + unit;
+  return "#include \"simt/kernel/product.cuh\"\n#include \"gpu/kernel/scores.cuh\"\n" + trace + kernel + unit;
 }
 
 // The stamps of a whole launch.
 class Recording {
  public:
-  Recording(const simt::Step& step, Int64 tiles, const std::vector<std::uint64_t>& stamps) :
-      blocks(step.blocks), warps(step.config.threads / warp), tiles(tiles), stamps(stamps) {}
+  Recording(const gpu::Step& step, Int64 tiles, const std::vector<std::uint64_t>& stamps) :
+      blocks(step.blocks), warps(step.threads / warp), tiles(tiles), stamps(stamps) {}
 
   std::uint64_t multiprocessor(Int64 block) const {
     return stamps[static_cast<std::size_t>(blocks * warps * tiles * event_count + block)];
@@ -123,14 +126,14 @@ std::vector<double> shares(const Recording& recording) {
   return sums;
 }
 
-Timeline timeline_of(const Recording& recording, const simt::Step& step, const std::string& gpu) {
+Timeline timeline_of(const Recording& recording, const gpu::Step& step, const std::string& gpu) {
   Timeline out{.gpu = gpu,
-               .tile_queries = step.config.block_rows,
-               .tile_keys = step.config.block_cols,
-               .stages = step.config.stages,
+               .tile_queries = setting_of(step, "block_rows"),
+               .tile_keys = setting_of(step, "block_cols"),
+               .stages = setting_of(step, "stages"),
                .shares = shares(recording),
                .blocks = {}};
-  const std::vector<Int64> blocks = neighbours(recording, static_cast<std::size_t>(step.config.blocks_per_sm));
+  const std::vector<Int64> blocks = neighbours(recording, static_cast<std::size_t>(setting_of(step, "blocks_per_sm")));
   std::int64_t begin = 0, end = 0;
   for (const Stamp& stamp : recording.of_warp(blocks[0], 0)) {
     if (stamp.tile == first_drawn_tile && begin == 0) begin = stamp.cycle;
@@ -154,18 +157,18 @@ Timeline timeline_of(const Recording& recording, const simt::Step& step, const s
 Timeline record() {
   Problem p = api::plain_problem(Pass::forward, Type::f32, {64, 64});
   p.B = sequences, p.Hq = p.Hk = heads, p.Nq = p.Nk = length;
-  const simt::Step planned = step_of(steps_of("vector", p), "vector_forward");
+  const gpu::Step planned = step_of(steps_of("vector", p), "vector_forward");
   const std::string& missing = cuda::find_driver().reason;
   if (!missing.empty()) {
     const cuda::Compiled compiled =
-        cuda::compile({traced_unit(planned, length / planned.config.block_cols), drawn_architecture});
+        cuda::compile({traced_unit(planned, length / setting_of(planned, "block_cols")), drawn_architecture});
     throw std::runtime_error(format("the traced kernel compiles for %s (%d registers, %d bytes spilled), but ",
                                     drawn_architecture, compiled.resources.registers, compiled.resources.spill_bytes) +
                              missing);
   }
   const cuda::Properties& gpu = cuda::properties(0);
-  const simt::Step step = step_of(simt::vector_steps(p, gpu), "vector_forward");
-  const Int64 tiles = length / step.config.block_cols;
+  const gpu::Step step = step_of(simt::vector_steps(p, gpu), "vector_forward");
+  const Int64 tiles = length / setting_of(step, "block_cols");
   const Device device{DeviceType::cuda, 0};
   const cuda::CurrentDevice current(0);
 
@@ -185,19 +188,19 @@ Timeline record() {
   call.inputs.v = tensor({p.B, p.Nk, p.Hk, p.Dv}, numbers.size());
   call.outputs.o = tensor({p.B, p.Nq, p.Hq, p.Dv}, numbers.size());
   call.outputs.lse = tensor({p.B, p.Hq, p.Nq}, static_cast<std::size_t>(p.B * p.Hq * p.Nq));
-  simt::ForwardParams params = simt::forward_params(p, call);
+  gpu::ForwardParams params = gpu::forward_params(p, call, p.options.scale);
 
   std::vector<std::uint64_t> stamps(
-      static_cast<std::size_t>(step.blocks * (step.config.threads / warp) * tiles * event_count + step.blocks));
+      static_cast<std::size_t>(step.blocks * (step.threads / warp) * tiles * event_count + step.blocks));
   const cases::DeviceMemory stamp_memory(device, stamps.size() * sizeof(stamps[0]));
   stamp_memory.fill(std::byte{0});
   void* stamp_data = stamp_memory.data();
   void* arguments[] = {&params, &stamp_data};
-  const cuda::LoadedKernel& kernel = *cuda::find_kernel(traced_unit(step, tiles), simt::kernel_symbol, 0);
+  const cuda::LoadedKernel& kernel = *cuda::find_kernel(traced_unit(step, tiles), gpu::kernel_symbol, 0);
   kernel.allow_shared(static_cast<unsigned>(step.shared_bytes));
   for (int run = 0; run < 3; ++run)  // the last one counts: clocks and caches are warm
     kernel.launch({.grid = {static_cast<unsigned>(step.blocks)},
-                   .block = {static_cast<unsigned>(step.config.threads)},
+                   .block = {static_cast<unsigned>(step.threads)},
                    .shared_bytes = static_cast<unsigned>(step.shared_bytes)},
                   arguments);
   stamp_memory.read(reinterpret_cast<std::byte*>(stamps.data()), stamps.size() * sizeof(stamps[0]));

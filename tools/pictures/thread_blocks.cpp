@@ -31,22 +31,22 @@ struct Block {
 };
 
 std::vector<Block> blocks_of(const Step& step, const Question& x, bool owns_queries) {
-  const Config& c = step.config;
+  const int block_rows = setting_of(step, "block_rows"), block_cols = setting_of(step, "block_cols");
   std::vector<Block> all;
   gridDim.x = static_cast<unsigned>(step.blocks);
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
     QueryPlace place;
-    const bool used = owns_queries ? query_place(x, c.block_rows, place) : key_place(x, c.block_rows, place);
+    const bool used = owns_queries ? query_place(x, block_rows, place) : key_place(x, block_rows, place);
     if (!used) continue;
     const DeviceSequence& s = place.s;
-    const Range rows{place.first, lesser(place.first + c.block_rows, owns_queries ? s.nq : s.nk)};
+    const Range rows{place.first, lesser(place.first + block_rows, owns_queries ? s.nq : s.nk)};
     Block block{blockIdx.x, place.h, rows, {}};
     const Range seen = owns_queries ? visible_keys(s.mask, rows) : visible_queries(s.mask, rows);
-    for (Int64 n = seen.begin / c.block_cols; !seen.empty() && n < ceil_div(seen.end, c.block_cols); ++n) {
-      const Range columns{n * c.block_cols, (n + 1) * c.block_cols};
-      const ScoreTile tile(s, owns_queries ? rows.begin : columns.begin, owns_queries ? c.block_rows : c.block_cols,
-                           owns_queries ? columns.begin : rows.begin, owns_queries ? c.block_cols : c.block_rows);
-      block.tiles.push_back({columns, TileBand(s.mask, tile, c.block_rows, c.block_cols, !owns_queries).cuts});
+    for (Int64 n = seen.begin / block_cols; !seen.empty() && n < ceil_div(seen.end, block_cols); ++n) {
+      const Range columns{n * block_cols, (n + 1) * block_cols};
+      const ScoreTile tile(s, owns_queries ? rows.begin : columns.begin, owns_queries ? block_rows : block_cols,
+                           owns_queries ? columns.begin : rows.begin, owns_queries ? block_cols : block_rows);
+      block.tiles.push_back({columns, TileBand(s.mask, tile, block_rows, block_cols, !owns_queries).cuts});
     }
     all.push_back(block);
   }
@@ -104,13 +104,13 @@ void draw_matrix(Sheet& sheet, const Problem& p, const Step& step, const std::ve
     }
   }
   sheet.rect(left, top, side, side, "none", colour::ink, 1.2);
-  const Config& c = step.config;
-  const Int64 tiles = ceil_div(p.Nq, c.block_rows) * ceil_div(p.Nk, c.block_cols);
+  const int block_rows = setting_of(step, "block_rows"), block_cols = setting_of(step, "block_cols");
+  const Int64 tiles = ceil_div(p.Nq, block_rows) * ceil_div(p.Nk, block_cols);
   const double x = left + side / 2;
-  sheet.text(x, top - 64, step.function.name, "middle", colour::ink, 14, true);
+  sheet.text(x, top - 64, step.name, "middle", colour::ink, 14, true);
   sheet.text(x, top - 46,
-             owns_queries ? format("a block owns %d queries, %d keys pass at a time", c.block_rows, c.block_cols)
-                          : format("a block owns %d keys, %d queries pass at a time", c.block_rows, c.block_cols),
+             owns_queries ? format("a block owns %d queries, %d keys pass at a time", block_rows, block_cols)
+                          : format("a block owns %d keys, %d queries pass at a time", block_rows, block_cols),
              "middle", colour::faint, 12);
   sheet.text(x, top + side + 20, format("%lld keys", p.Nk), "middle", colour::faint, 12);
   sheet.text(x, top + side + 42, format("%d full, %d masked, %lld skipped tiles", full, masked, tiles - full - masked),

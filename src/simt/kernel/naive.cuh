@@ -2,7 +2,8 @@
 // answers serves all of them. Device text.
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
+#include "simt/config.hpp"
 
 namespace tessera::simt {
 

@@ -39,7 +39,7 @@ __device__ void naive_backward_queries(const BackwardParams& p) {
   const auto* q_row = row_of<config.element>(p.x.q, place.b, token, place.h);
   const auto* d_o_row = row_of<config.d_o>(p.d_o, place.b, token, place.h);
 #pragma unroll steps_written_out(config.D)
-  for (int d = 0; d < config.D; ++d) q[d] = to_float(q_row[d]) * p.x.scale * log2e;
+  for (int d = 0; d < config.D; ++d) q[d] = to_float(q_row[d]) * p.x.score_scale * log2e<float>;
 #pragma unroll steps_written_out(config.Dv)
   for (int d = 0; d < config.Dv; ++d) d_o[d] = to_float(d_o_row[d]);
   const Int64 at = place.h * p.row_head + place.b * p.row_batch + token;
@@ -72,7 +72,7 @@ __device__ void naive_backward_keys(const BackwardParams& p) {
   const auto* k_row = row_of<config.element>(p.x.k, place.b, token, place.kv);
   const auto* v_row = row_of<config.element>(p.x.v, place.b, token, place.kv);
 #pragma unroll steps_written_out(config.D)
-  for (int d = 0; d < config.D; ++d) k[d] = to_float(k_row[d]) * p.x.scale * log2e;
+  for (int d = 0; d < config.D; ++d) k[d] = to_float(k_row[d]) * p.x.score_scale * log2e<float>;
 #pragma unroll steps_written_out(config.Dv)
   for (int d = 0; d < config.Dv; ++d) v[d] = to_float(v_row[d]);
 

@@ -28,7 +28,7 @@ __device__ void naive_forward(const ForwardParams& p) {
       const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
       float S = 0;
       for (int d = 0; d < config.D; ++d) S = fmaf(q[d], to_float(k[d]), S);
-      S *= p.x.scale * log2e;
+      S *= p.x.score_scale * log2e<float>;
       if (S > m) {  // a new maximum: what was summed so far is relative to the old one
         const float alpha = exp2f(m - S);
         l *= alpha, lost *= alpha;

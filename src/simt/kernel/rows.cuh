@@ -2,7 +2,8 @@
 // text; included by tiled_*.cuh and warp_*.cuh.
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
+#include "simt/config.hpp"
 
 namespace tessera::simt {
 

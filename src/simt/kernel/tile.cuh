@@ -2,7 +2,8 @@
 // (cp.async) where no conversion is needed. Device text; included by the kernels that work on tiles.
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
+#include "simt/config.hpp"
 
 namespace tessera::simt {
 

@@ -103,7 +103,7 @@ __device__ void tiled_backward(const BackwardParams& p) {
     const Range keys{n * config.block_cols, (n + 1) * config.block_cols};
     load_keys<config>(shared, p.x, place, keys.begin);
     __syncthreads();
-    kernel.recompute(p.x.scale * log2e, TileMask(s.mask, queries.begin, keys.begin));
+    kernel.recompute(p.x.score_scale * log2e<float>, TileMask(s.mask, queries.begin, keys.begin));
     __syncthreads();
     if (p.dq.data) kernel.multiply_dSK();
     const Int64 row = key_row + keys.begin, left = s.nk - keys.begin;

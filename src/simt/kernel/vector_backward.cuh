@@ -4,9 +4,9 @@
 // "Backward, tile by tile".
 #pragma once
 
-#include "simt/kernel/delta.cuh"
+#include "gpu/kernel/delta.cuh"
+#include "gpu/kernel/scores.cuh"
 #include "simt/kernel/product.cuh"
-#include "simt/kernel/scores.cuh"
 
 namespace tessera::simt {
 
@@ -84,14 +84,14 @@ struct VectorBackward {
 
   // P (times the dropout factors) and dS. dBias is dS before the softcap's derivative.
   template <bool before_softcap = false>
-  __device__ void recompute(const ScoreOf<config>& score, const ScoreTile& tile, int stage) {
+  __device__ void recompute(const ScoreOf<config.options>& score, const ScoreTile& tile, int stage) {
     constexpr Element X = config.element, Y = owns_queries ? config.d_o : config.element;
     constexpr Element y = owns_queries ? config.element : config.d_o;
     product.template over_dims<config.D, X, config.element>(shared.X, shared.x[stage], P);
     if constexpr (wants_dS) product.template over_dims<config.Dv, Y, y>(shared.Y, shared.y[stage], dS);
-    float derivative[config.softcap ? rows : 1][config.softcap ? cols : 1];
+    float derivative[config.options.softcap ? rows : 1][config.options.softcap ? cols : 1];
     for_each([&](int r, int c, int query, int key) {
-      P[r][c] = score(P[r][c], tile, query, key, config.softcap ? &derivative[r][c] : nullptr);
+      P[r][c] = score(P[r][c], tile, query, key, config.options.softcap ? &derivative[r][c] : nullptr);
     });
     const TileBand band(score.s.mask, tile, config.block_rows, config.block_cols, !owns_queries);
     if (band.cuts) band.hide(product, P);
@@ -101,7 +101,7 @@ struct VectorBackward {
       const float keep = score.keep(tile, query, key);
       if constexpr (wants_dS) {
         dS[r][c] = probability * fmaf(keep, dS[r][c], -shared.delta[query_stage][query]);
-        if constexpr (config.softcap && !before_softcap) dS[r][c] *= derivative[r][c];
+        if constexpr (config.options.softcap && !before_softcap) dS[r][c] *= derivative[r][c];
       }
       P[r][c] = probability * keep;
     });
@@ -132,7 +132,7 @@ __device__ void vector_backward_queries(const BackwardParams& p) {
   QueryPlace place;
   if (!query_place(p.x, config.block_rows, place)) return;
   const DeviceSequence& s = place.s;
-  const ScoreOf<config> score(p.x, s, place.b, place.h);
+  const ScoreOf<config.options> score(p.x, s, place.b, place.h);
   Kernel kernel(shared, p, place);
 
   const Range seen = visible_keys(s.mask, {place.first, lesser(place.first + config.block_rows, s.nq)});
@@ -146,7 +146,8 @@ __device__ void vector_backward_queries(const BackwardParams& p) {
   if constexpr (config.own_delta) {
     const Int64 last = lesser(place.first + config.block_rows, s.nq);
 #pragma unroll 4
-    for (Int64 i = place.first + threadIdx.x / 32; i < last; i += config.threads / 32) prepare_row<config>(p, place, i);
+    for (Int64 i = place.first + threadIdx.x / 32; i < last; i += config.threads / 32)
+      prepare_row<config.o, config.d_o, config.Dv>(p, place, i);
     __syncthreads();
   }
   kernel.load_queries(shared.X, shared.Y, shared.lse2[0], shared.delta[0], place.first, place.h);
@@ -204,7 +205,7 @@ __device__ void vector_backward_keys(const BackwardParams& p) {
     kernel.clear_blind_queries(shared.x[stage], shared.y[stage], stage);
     const HeadTile next = now.next(tiles);
     if constexpr (config.stages == 2) load(next, 1 - stage);
-    const ScoreOf<config> score(p.x, s, place.b, now.h);
+    const ScoreOf<config.options> score(p.x, s, place.b, now.h);
     kernel.recompute(score, ScoreTile(s, Int64(now.tile) * block, block, place.first, config.block_rows), stage);
     kernel.accumulate(stage);
     if constexpr (config.stages == 1) {

@@ -63,7 +63,7 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
     wait_copies<0>();
     __syncthreads();
     kernel.clear_blind_queries(shared.X, shared.Y, 0);
-    const ScoreOf<config> score(x, place.s, place.b, place.h);
+    const ScoreOf<config.options> score(x, place.s, place.b, place.h);
     kernel.template recompute<true>(score, ScoreTile(place.s, place.first, config.block_rows, key, config.block_cols),
                                     0);
     kernel.for_each([&](int r, int c, int row, int col) {

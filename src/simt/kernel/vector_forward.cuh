@@ -3,8 +3,8 @@
 // "Online softmax".
 #pragma once
 
+#include "gpu/kernel/scores.cuh"
 #include "simt/kernel/product.cuh"
-#include "simt/kernel/scores.cuh"
 
 namespace tessera::simt {
 
@@ -34,7 +34,7 @@ struct VectorForward {
   }
 
   // Scores become P, times the dropout factors; m, l and alpha take the tile in.
-  __device__ void softmax(const ScoreOf<config>& score, const ScoreTile& tile) {
+  __device__ void softmax(const ScoreOf<config.options>& score, const ScoreTile& tile) {
 #pragma unroll
     for (int r = 0; r < rows; ++r)
 #pragma unroll
@@ -90,8 +90,8 @@ __device__ void vector_forward(const ForwardParams& p) {
   QueryPlace place;
   if (!query_place(p.x, config.block_rows, place)) return;
   const DeviceSequence& s = place.s;
-  const ScoreOf<config> score(p.x, s, place.b, place.h);
-  Kernel kernel(shared, p.x.sinks ? p.x.sinks[place.h * p.x.sink_head] * log2e : minus_infinity<float>);
+  const ScoreOf<config.options> score(p.x, s, place.b, place.h);
+  Kernel kernel(shared, p.x.sinks ? p.x.sinks[place.h * p.x.sink_head] * log2e<float> : minus_infinity<float>);
 
   const Range queries{place.first, lesser(place.first + config.block_rows, s.nq)};
   const Range seen = visible_keys(s.mask, queries);

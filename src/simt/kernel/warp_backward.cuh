@@ -87,7 +87,7 @@ struct WarpBackward {
 #pragma unroll
     for (int n = 0; n < keys; ++n) {
       const bool seen = lse2 != -minus_infinity<float> && mask.visible(r, warp * keys + n);
-      P[n] = seen ? exp2f(fmaf(products[n], p.x.scale * log2e, -lse2)) : 0;
+      P[n] = seen ? exp2f(fmaf(products[n], p.x.score_scale * log2e<float>, -lse2)) : 0;
       dS[n] = seen ? P[n] * (products[keys + n] - delta) : 0;
     }
     if (p.dv.data) add_to_keys(P, d_o, dV_part);

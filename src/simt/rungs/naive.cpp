@@ -5,14 +5,14 @@
 namespace tessera::simt {
 namespace {
 
-constexpr Function forward{"simt/kernel/naive_forward.cuh", "naive_forward", "ForwardParams"};
-constexpr Function backward_queries{"simt/kernel/naive_backward.cuh", "naive_backward_queries", "BackwardParams"};
-constexpr Function backward_keys{"simt/kernel/naive_backward.cuh", "naive_backward_keys", "BackwardParams"};
+constexpr Function forward{"naive_forward", "naive_forward", "ForwardParams"};
+constexpr Function backward_queries{"naive_backward", "naive_backward_queries", "BackwardParams"};
+constexpr Function backward_keys{"naive_backward", "naive_backward_keys", "BackwardParams"};
 
 }  // namespace
 
 Steps naive_steps(const Problem& p, const cuda::Target&) {
-  Steps steps;
+  Steps steps(p);
   steps.reason = early_refusal(p);
   if (!steps.reason.empty()) return steps;
 
@@ -20,12 +20,12 @@ Steps naive_steps(const Problem& p, const cuda::Target&) {
   Config c = config_of(p, rows);
   c.wide_loads = false;  // of no use to it
   if (p.pass == Pass::forward) {
-    steps.add(forward, c, query_blocks(p, rows));
+    steps.add(step(forward, c, query_blocks(p, rows)));
     return steps;
   }
   add_backward_start(steps, p);
-  if (p.dq) steps.add(backward_queries, c, query_blocks(p, rows));
-  if (p.dk || p.dv) steps.add(backward_keys, c, key_blocks(p, rows));
+  if (p.dq) steps.add(step(backward_queries, c, query_blocks(p, rows)));
+  if (p.dk || p.dv) steps.add(step(backward_keys, c, key_blocks(p, rows)));
   return steps;
 }
 

@@ -5,8 +5,8 @@
 namespace tessera::simt {
 namespace {
 
-constexpr Function forward{"simt/kernel/tiled_forward.cuh", "tiled_forward", "ForwardParams"};
-constexpr Function backward{"simt/kernel/tiled_backward.cuh", "tiled_backward", "BackwardParams"};
+constexpr Function forward{"tiled_forward", "tiled_forward", "ForwardParams"};
+constexpr Function backward{"tiled_backward", "tiled_backward", "BackwardParams"};
 
 struct Tile {
   int rows, cols, threads;
@@ -41,7 +41,7 @@ Config fitting_config(const Problem& p, const cuda::Target& target, int (*shared
 }  // namespace
 
 Steps tiled_steps(const Problem& p, const cuda::Target& target) {
-  Steps steps;
+  Steps steps(p);
   steps.reason = early_refusal(p);
   if (steps.reason.empty() && p.pass == Pass::backward && p.options.deterministic)
     steps.reason =
@@ -50,14 +50,14 @@ Steps tiled_steps(const Problem& p, const cuda::Target& target) {
 
   if (p.pass == Pass::forward) {
     const Config c = fitting_config(p, target, tiled_forward_shared_bytes);
-    steps.add(forward, c, query_blocks(p, c.block_rows), tiled_forward_shared_bytes(c));
+    steps.add(step(forward, c, query_blocks(p, c.block_rows), tiled_forward_shared_bytes(c)));
     return steps;
   }
   steps.accumulators = {.dk = p.dk ? 1 : 0, .dv = p.dv ? 1 : 0};
   add_backward_start(steps, p);
   Config c = fitting_config(p, target, tiled_backward_shared_bytes);
   if (p.D + p.Dv <= 256) c.blocks_per_sm = 2;  // as many as the registers allow
-  steps.add(backward, c, query_blocks(p, c.block_rows), tiled_backward_shared_bytes(c));
+  steps.add(step(backward, c, query_blocks(p, c.block_rows), tiled_backward_shared_bytes(c)));
   add_conversion(steps, p);
   return steps;
 }

@@ -11,10 +11,10 @@
 namespace tessera::simt {
 namespace {
 
-constexpr Function forward{"simt/kernel/vector_forward.cuh", "vector_forward", "ForwardParams"};
-constexpr Function backward_queries{"simt/kernel/vector_backward.cuh", "vector_backward_queries", "BackwardParams"};
-constexpr Function backward_keys{"simt/kernel/vector_backward.cuh", "vector_backward_keys", "BackwardParams"};
-constexpr Function bias_gradient{"simt/kernel/vector_bias_gradient.cuh", "vector_bias_gradient", "BackwardParams"};
+constexpr Function forward{"vector_forward", "vector_forward", "ForwardParams"};
+constexpr Function backward_queries{"vector_backward", "vector_backward_queries", "BackwardParams"};
+constexpr Function backward_keys{"vector_backward", "vector_backward_keys", "BackwardParams"};
+constexpr Function bias_gradient{"vector_bias_gradient", "vector_bias_gradient", "BackwardParams"};
 
 // Tiles for tensor cores, where 16 rows, or twice that, belong to a warp. `registers`: how many a thread may spend on
 // its share of the results and on options, as found by the compile gate: more would spill.
@@ -66,7 +66,7 @@ struct Planner {
       c.tensor_cores = true;
       c.rows_per_thread = 2 * shape.row_tiles;
       c.block_rows = shape.threads / 2 * shape.row_tiles;
-      const int options = c.dropout + c.alibi + c.mask + (c.bias != Element::none) + c.softcap;
+      const int options = c.options.count();
       const std::int64_t results = c.rows_per_thread * width / tensor_lanes;
       if (results + 16 * options <= shape.registers && fits_shared(c, shared_bytes)) return c;
     }
@@ -81,21 +81,17 @@ struct Planner {
   }
 
   Steps no_tile() const {
-    return {.list = {},
-            .accumulators = {},
-            .reason = text("D is ", p.D, " and Dv is ", p.Dv, "; no tile fits the ", target.shared_bytes,
-                           " bytes of shared memory of ", target.architecture())};
+    return Steps::refused(text("D is ", p.D, " and Dv is ", p.Dv, "; no tile fits the ", target.shared_bytes,
+                               " bytes of shared memory of ", target.architecture()));
   }
 
   Steps forward_steps() const {
     // Options need registers of their own: with eight rows to a thread they would spill.
-    const Config options = config_of(p, 0);
-    const bool plain = !options.softcap && !options.alibi && !options.mask && !options.dropout && !p.bias;
-    const int fma_rows = p.Dv <= 128 && plain ? 8 : p.Dv <= 256 ? 4 : 2;
+    const int fma_rows = p.Dv <= 128 && !score_config(p).any() ? 8 : p.Dv <= 256 ? 4 : 2;
     const std::optional<Config> c = config(forward_tiles, p.Dv, fma_rows, vector_forward_shared_bytes);
     if (!c) return no_tile();
-    Steps steps;
-    steps.add(forward, *c, query_blocks(p, c->block_rows), vector_forward_shared_bytes(*c));
+    Steps steps(p);
+    steps.add(step(forward, *c, query_blocks(p, c->block_rows), vector_forward_shared_bytes(*c)));
     return steps;
   }
 
@@ -106,7 +102,7 @@ struct Planner {
     std::optional<Config> c = config(query_tiles, p.D, fma_rows, vector_backward_shared_bytes);
     if (!c) return false;
     c->own_delta = true;
-    steps.add(backward_queries, *c, query_blocks(p, c->block_rows), vector_backward_shared_bytes(*c));
+    steps.add(step(backward_queries, *c, query_blocks(p, c->block_rows), vector_backward_shared_bytes(*c)));
     return true;
   }
 
@@ -122,7 +118,7 @@ struct Planner {
     if (!c) return false;
     if (!dk) c->dk = Element::none;
     if (!dv) c->dv = Element::none;
-    steps.add(backward_keys, *c, key_blocks(p, c->block_rows), vector_backward_shared_bytes(*c));
+    steps.add(step(backward_keys, *c, key_blocks(p, c->block_rows), vector_backward_shared_bytes(*c)));
     return true;
   }
 
@@ -133,12 +129,19 @@ struct Planner {
     c->dq = Element::none, c->dbias = element_of(*p.dbias);
     const auto& [batches, heads, rows, keys] = p.bias->shape;
     const std::int64_t tiles = product({ceil_div(rows, c->block_rows), ceil_div(keys, c->block_cols)});
-    steps.add(bias_gradient, *c, product({batches, heads, tiles}), vector_backward_shared_bytes(*c));
+    Step made = step(bias_gradient, *c, product({batches, heads, tiles}), vector_backward_shared_bytes(*c));
+    // Another family's correction of the scale is for its own products.
+    made.gives<BackwardParams>([](const Given& given) {
+      BackwardParams params = given.backward();
+      params.x.score_scale = params.x.scale;
+      return params;
+    });
+    steps.add(std::move(made));
     return true;
   }
 
   Steps backward_steps() const {
-    Steps steps;
+    Steps steps(p);
     add_backward_start(steps, p, !p.dq);
     if (p.dq && !add_dq(steps)) return no_tile();
     if ((p.dk || p.dv) && !add_dk_dv(steps, p.dk.has_value(), p.dv.has_value())) return no_tile();
@@ -151,9 +154,8 @@ struct Planner {
 Steps plan(const Problem& p, const cuda::Target& target, bool tensor_cores) {
   constexpr std::int64_t most_counted = std::int64_t{1} << 34;  // tiles of 16 and more, in 32 bits
   if (std::max(p.Nq, p.Nk) > most_counted)
-    return {.list = {},
-            .accumulators = {},
-            .reason = text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; this rung counts up to ", most_counted, " tokens")};
+    return Steps::refused(
+        text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; this rung counts up to ", most_counted, " tokens"));
   const Planner planner{p, target, tensor_cores};
   return p.pass == Pass::forward ? planner.forward_steps() : planner.backward_steps();
 }

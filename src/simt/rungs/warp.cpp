@@ -8,8 +8,8 @@
 namespace tessera::simt {
 namespace {
 
-constexpr Function forward{"simt/kernel/warp_forward.cuh", "warp_forward", "ForwardParams"};
-constexpr Function backward{"simt/kernel/warp_backward.cuh", "warp_backward", "BackwardParams"};
+constexpr Function forward{"warp_forward", "warp_forward", "ForwardParams"};
+constexpr Function backward{"warp_backward", "warp_backward", "BackwardParams"};
 
 // What every GPU gives a block, so that plans do not depend on the GPU.
 constexpr int shared_limit = 48 << 10;
@@ -41,20 +41,20 @@ Config backward_config(const Problem& p) {
 }  // namespace
 
 Steps warp_steps(const Problem& p, const cuda::Target&) {
-  Steps steps;
+  Steps steps(p);
   steps.reason = early_refusal(p);
   if (!steps.reason.empty()) return steps;
 
   if (p.pass == Pass::forward) {
     const Config c = forward_config(p);
-    steps.add(forward, c, query_blocks(p, c.block_rows), warp_forward_shared_bytes(c));
+    steps.add(step(forward, c, query_blocks(p, c.block_rows), warp_forward_shared_bytes(c)));
     return steps;
   }
   const Config c = backward_config(p);
   const std::int64_t splits = std::clamp<std::int64_t>(ceil_div(p.longest_k(), c.block_cols), 1, most_splits);
   if (p.dq) steps.accumulators.dq = static_cast<int>(splits);
   add_backward_start(steps, p);
-  steps.add(backward, c, p.has_keys() ? product({p.B, p.Hk, splits}) : 0, warp_backward_shared_bytes(c));
+  steps.add(step(backward, c, p.has_keys() ? product({p.B, p.Hk, splits}) : 0, warp_backward_shared_bytes(c)));
   add_conversion(steps, p);
   return steps;
 }

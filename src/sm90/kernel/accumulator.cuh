@@ -2,7 +2,7 @@
 // of the mask, and the way to memory. Every thread has two rows; value n belongs to row n / 2 % 2. Device text.
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
 #include "sm90/kernel/quad.cuh"
 #include "sm90/layout.hpp"
 #include "sm90/ptx/math.cuh"
@@ -56,7 +56,7 @@ __device__ inline void hide(float (&S)[n / 2], int thread, Int32 low, Int32 high
 // One of a thread's two rows, r, to memory; `count` columns of the accumulator's n exist. All lanes of a quad call it
 // together; `exists`: the row is one to write.
 template <Element element, int n>
-__device__ inline void store_row(const float (&d)[n / 2], int r, int thread, typename simt::Stored<element>::Type* to,
+__device__ inline void store_row(const float (&d)[n / 2], int r, int thread, typename gpu::Stored<element>::Type* to,
                                  int count, bool exists) {
   if constexpr (element == Element::f32) {
 #pragma unroll

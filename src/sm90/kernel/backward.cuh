@@ -4,7 +4,7 @@
 // and dS are the transposed ones. Device text; implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
-#include "simt/kernel/scores.cuh"
+#include "gpu/kernel/scores.cuh"
 #include "sm90/kernel/accumulator.cuh"
 #include "sm90/kernel/backward_loader.cuh"
 
@@ -147,10 +147,10 @@ struct BackwardConsumer {
   // where dropout takes the key away: so one number is all that dS needs. `head` of the query.
   __device__ void exponentiate_one_by_one(Int32 head, Int32 tile) {
     const Int32 row = w.row(own, 0), column = tile * columns;
-    const simt::DeviceSequence s{0, 0, queries ? w.rows : w.columns, queries ? w.columns : w.rows, w.shift, {}};
-    const simt::ScoreOf<scores_of(config)> score(p.call.x, s, w.b, head);
-    const simt::ScoreTile at =
-        queries ? simt::ScoreTile(s, row, 64, column, columns) : simt::ScoreTile(s, column, columns, row, 64);
+    const gpu::DeviceSequence s{0, 0, queries ? w.rows : w.columns, queries ? w.columns : w.rows, w.shift, {}};
+    const gpu::ScoreOf<config.options> score(p.call.x, s, w.b, head);
+    const gpu::ScoreTile at =
+        queries ? gpu::ScoreTile(s, row, 64, column, columns) : gpu::ScoreTile(s, column, columns, row, 64);
     SeenColumns seen[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -167,7 +167,7 @@ struct BackwardConsumer {
         const int r = accumulator_row(thread, e), c = accumulator_column(thread, e);
         const int query = queries ? r : c, key = queries ? c : r;
         float derivative = 1;
-        S[e] = score(S[e], at, query, key, config.softcap ? &derivative : nullptr);
+        S[e] = score(S[e], at, query, key, config.options.softcap ? &derivative : nullptr);
         const float P = sees(e) ? exp2_of(S[e] - lse2_of(e)) : 0, keep = score.keep(at, query, key);
         kept[e - n] = P * keep;
         S[e] = keep == 0 ? -P * derivative : P * derivative;
@@ -177,7 +177,7 @@ struct BackwardConsumer {
   }
 
   __device__ float dS_of(int n) const {
-    if constexpr (!config.dropout) return S[n] * (dP[n] - delta_of(n));
+    if constexpr (!config.options.dropout) return S[n] * (dP[n] - delta_of(n));
     return fabsf(S[n]) * ((S[n] < 0 ? 0 : dP[n] * p.call.x.keep_scale) - delta_of(n));
   }
 
@@ -295,11 +295,11 @@ struct BackwardConsumer {
   }
 
   template <Element element, int width>
-  __device__ void write(float (&sums)[width / 2], const simt::TokenRef& to, int count, float factor) {
+  __device__ void write(float (&sums)[width / 2], const gpu::TokenRef& to, int count, float factor) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Int32 i = w.row(own, accumulator_row(thread, 2 * r));
-      auto* row = simt::row_of<element>(to, w.b, w.row_begin + i, w.row_head);
+      auto* row = gpu::row_of<element>(to, w.b, w.row_begin + i, w.row_head);
       const bool sees = !queries || lse2[r] != -minus_infinity<float>;
 #pragma unroll
       for (int n = 2 * r; n < width / 2; n += 4)
@@ -313,7 +313,7 @@ struct BackwardConsumer {
 
   __device__ void consume() {
     sum();
-    if constexpr (wants_dX) write<config.dX, config.D>(dX, queries ? p.call.dq : p.call.dk, p.D, p.scale);
+    if constexpr (wants_dX) write<config.dX, config.D>(dX, queries ? p.call.dq : p.call.dk, p.D, p.call.x.scale);
     if constexpr (wants_dY) write<config.dY, config.Dv>(dY, p.call.dv, p.Dv, 1);
   }
 };

@@ -2,7 +2,7 @@
 // and tiles of columns that stream past, for keys those of every query head of the group. Device text.
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
 #include "sm90/backward_config.hpp"
 #include "sm90/params.hpp"
 #include "sm90/ptx/tma.cuh"
@@ -23,12 +23,12 @@ struct BackwardWork {
   bool others_follow;                                              // in memory, behind the sequence's columns
   Int64 shift;                                                     // of the diagonal, for ALiBi
 
-  __device__ void find(const simt::Question& x) {
+  __device__ void find(const gpu::Question& x) {
     constexpr bool queries = owns_queries(config);
-    simt::QueryPlace place;
+    gpu::QueryPlace place;
     rows = 0;
-    if (!(queries ? simt::query_place(x, rows_of(config), place) : simt::key_place(x, rows_of(config), place))) return;
-    const simt::DeviceSequence& s = place.s;
+    if (!(queries ? gpu::query_place(x, rows_of(config), place) : gpu::key_place(x, rows_of(config), place))) return;
+    const gpu::DeviceSequence& s = place.s;
     shift = s.shift;
     b = place.b, tensor_b = x.cu_seqlens_q.data ? 0 : place.b;
     row_head = queries ? place.h : place.kv, head = queries ? place.kv : place.h;

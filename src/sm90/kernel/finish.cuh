@@ -11,8 +11,8 @@ namespace tessera::sm90 {
 template <OnePassConfig config, Element dQ>
 __device__ void finish(const FinishParams& p) {
   wait_for_kernel_before();
-  simt::QueryPlace place;
-  if (!simt::query_place(p.call.x, config.block_queries, place)) return;
+  gpu::QueryPlace place;
+  if (!gpu::query_place(p.call.x, config.block_queries, place)) return;
   const int part = threadIdx.x / 128, thread = threadIdx.x % 128;
   const Int64 tile = tile_number<config>(p.memory, p.call.x, place);
   const float* from = p.memory.sums + (tile * parts_of(config) + part) * part_numbers + 4 * thread;
@@ -34,7 +34,7 @@ __device__ void finish(const FinishParams& p) {
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    auto* row = simt::row_of<dQ>(p.call.dq, place.b, tokens[r], place.h) + column;
+    auto* row = gpu::row_of<dQ>(p.call.dq, place.b, tokens[r], place.h) + column;
     if constexpr (dQ == Element::f32)  // no other type accumulates
       if (p.call.accumulate) add_row<64>(sums, r, thread, row, p.D - column, exists[r]);
     store_row<dQ, 64>(sums, r, thread, row, p.D - column, exists[r]);

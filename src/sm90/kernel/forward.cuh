@@ -4,7 +4,7 @@
 // softmax".
 #pragma once
 
-#include "simt/kernel/scores.cuh"
+#include "gpu/kernel/scores.cuh"
 #include "sm90/kernel/accumulator.cuh"
 #include "sm90/kernel/loader.cuh"
 #include "sm90/kernel/softmax.cuh"
@@ -132,9 +132,9 @@ struct Consumer {
   }
 
   __device__ void score_one_by_one(State& rows, const Work<config>& w, Int32 n, bool cut) {
-    const simt::DeviceSequence s{0, 0, w.queries, w.keys, w.shift, {}};
-    const simt::ScoreOf<scores_of(config)> score(p.call.x, s, w.b, w.h);
-    const simt::ScoreTile tile(s, w.query(warpgroup, 0), 64, Int64(n) * keys, keys);
+    const gpu::DeviceSequence s{0, 0, w.queries, w.keys, w.shift, {}};
+    const gpu::ScoreOf<config.options> score(p.call.x, s, w.b, w.h);
+    const gpu::ScoreTile tile(s, w.query(warpgroup, 0), 64, Int64(n) * keys, keys);
 #pragma unroll
     for (int e = 0; e < keys / 2; ++e)
       S[e] = score(S[e], tile, accumulator_row(thread, e), accumulator_column(thread, e));
@@ -175,7 +175,7 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (sink != minus_infinity<float>) {
-        rows.base[r] = sink * simt::log2e, rows.bound[r] = 0;
+        rows.base[r] = sink * log2e<float>, rows.bound[r] = 0;
         rows.l[r] = thread % 4 == 0 ? 1 : 0;
       }
       if (w.query(warpgroup, accumulator_row(thread, 2 * r)) >= w.queries) rows.bound[r] = State::no_row;
@@ -186,13 +186,13 @@ struct Consumer {
   // O / l and LSE.
   __device__ void write(const State& rows, const Work<config>& w) {
     const float sum[2] = {quad_sum(rows.l[0]), quad_sum(rows.l[1])};
-    const float whole = config.dropout ? p.call.x.keep_scale : 1;
+    const float whole = config.options.dropout ? p.call.x.keep_scale : 1;
     scale_O(sum[0] == 0 ? 0 : whole / sum[0], sum[1] == 0 ? 0 : whole / sum[1]);
     // Of the four lanes that share two rows, two write an LSE each.
     const int r = thread % 4;
     const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));
     if (r < 2 && p.call.lse.data && i < w.queries)
-      *simt::number_of(p.call.lse, w.b, w.q_begin + i, w.h) =
+      *gpu::number_of(p.call.lse, w.b, w.q_begin + i, w.h) =
           natural_lse(r == 0 ? rows.m(0) : rows.m(1), r == 0 ? sum[0] : sum[1]);
     if constexpr (config.stages_O) {
       copy_O(w);
@@ -231,7 +231,7 @@ struct Consumer {
   // The first `valid` rows of O's tile, without a tensor copy.
   __device__ void copy_rows(UInt32 tile, const Work<config>& w, Int32 valid) {
     for (int row = thread / 32; row < 64 && row < valid; row += 4) {
-      auto* o = simt::row_of<config.element>(p.call.o, w.b, w.q_begin + w.query(warpgroup, row), w.h);
+      auto* o = gpu::row_of<config.element>(p.call.o, w.b, w.q_begin + w.query(warpgroup, row), w.h);
       for (int d = thread % 32; d < p.Dv; d += 32) o[d] = {load_element(tile + tile_byte(64, row, d))};
     }
   }
@@ -241,7 +241,7 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));
-      auto* o = simt::row_of<config.o>(p.call.o, w.b, w.q_begin + i, w.h);
+      auto* o = gpu::row_of<config.o>(p.call.o, w.b, w.q_begin + i, w.h);
       store_row<config.o, config.Dv>(O, r, thread, o, p.Dv, i < w.queries);
     }
   }
@@ -251,10 +251,10 @@ struct Consumer {
     for (int row = thread / 32; row < 64; row += 4) {
       const Int32 i = w.query(warpgroup, row);
       if (i >= w.queries) return;
-      auto* o = simt::row_of<config.o>(p.call.o, w.b, w.q_begin + i, w.h);
+      auto* o = gpu::row_of<config.o>(p.call.o, w.b, w.q_begin + i, w.h);
       for (int d = thread % 32; d < p.Dv; d += 32) o[d] = {};
       if (thread % 32 == 0 && p.call.lse.data)
-        *simt::number_of(p.call.lse, w.b, w.q_begin + i, w.h) =
+        *gpu::number_of(p.call.lse, w.b, w.q_begin + i, w.h) =
             p.call.x.sinks ? p.call.x.sinks[w.h * p.call.x.sink_head] : minus_infinity<float>;
     }
   }

@@ -254,11 +254,11 @@ struct OnePassConsumer {
   }
 
   template <Element element, int width>
-  __device__ void write(const Work& w, float (&sums)[width / 2], const simt::TokenRef& to, int count, float factor) {
+  __device__ void write(const Work& w, float (&sums)[width / 2], const gpu::TokenRef& to, int count, float factor) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Int32 j = first_key(w) + accumulator_row(thread, 2 * r);
-      auto* row = simt::row_of<element>(to, w.b, w.key_begin + j, w.kv);
+      auto* row = gpu::row_of<element>(to, w.b, w.key_begin + j, w.kv);
 #pragma unroll
       for (int n = 2 * r; n < width / 2; n += 4)
 #pragma unroll

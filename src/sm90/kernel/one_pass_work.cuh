@@ -3,7 +3,7 @@
 // in the registers of those who only load and wait. Device text.
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
 #include "sm90/one_pass_config.hpp"
 #include "sm90/params.hpp"
 
@@ -20,12 +20,12 @@ struct alignas(16) OnePassWork {
   Int32 begin, end, tiles_begin;  // tiles of queries, at absolute positions; number of the sequence's first tile
 
   // The work that is taken as number n.
-  __device__ void find(const simt::Question& x, Int64 n) {
+  __device__ void find(const gpu::Question& x, Int64 n) {
     constexpr Int64 block = config.block_queries;
-    simt::QueryPlace place;
+    gpu::QueryPlace place;
     keys = begin = end = 0;
-    if (!simt::key_place(x, one_pass_keys, place, number_taken_as(x, n))) return;
-    const simt::DeviceSequence& s = place.s;
+    if (!gpu::key_place(x, one_pass_keys, place, number_taken_as(x, n))) return;
+    const gpu::DeviceSequence& s = place.s;
     b = place.b, tensor_b = x.cu_seqlens_q.data ? 0 : place.b;
     kv = place.kv, head = place.h, heads = x.Hq / x.Hk;
     first = Int32(place.first), keys = Int32(s.nk), key_begin = Int32(s.k_begin);
@@ -35,14 +35,14 @@ struct alignas(16) OnePassWork {
     const Range seen = visible_queries(s.mask, {first, lesser(Int64(first + one_pass_keys), s.nk)});
     begin = Int32(seen.begin / block);
     // Tiles that prepare.cuh does not find have no numbers, and perhaps those of others.
-    const bool found = !x.cu_seqlens_q.data || simt::finds_blocks(b, block, x.B, x.Nq, x.cu_seqlens_q);
+    const bool found = !x.cu_seqlens_q.data || gpu::finds_blocks(b, block, x.B, x.Nq, x.cu_seqlens_q);
     end = seen.empty() || !found ? begin : Int32(ceil_div(seen.end, block));
-    tiles_begin = Int32(simt::first_block(x.cu_seqlens_q, b, block, x.Nq));
+    tiles_begin = Int32(gpu::first_block(x.cu_seqlens_q, b, block, x.Nq));
   }
 
   // Blocks of one head wait for each other where they add in order, so those at work at the same time should be of many
   // heads: where a sequence has few, sequences take turns. (Not packed ones, whose lengths differ.)
-  __device__ static Int64 number_taken_as(const simt::Question& x, Int64 n) {
+  __device__ static Int64 number_taken_as(const gpu::Question& x, Int64 n) {
     constexpr Int64 heads_at_once = 16;
     if (x.cu_seqlens_k.data) return n;
     const Int64 together = ceil_div(heads_at_once, Int64(x.Hk)), blocks = ceil_div(x.Nk, Int64(one_pass_keys));
@@ -100,10 +100,9 @@ struct TileWalk {
 
 // The same for those whose block has a tile's queries.
 template <OnePassConfig config>
-__device__ inline Int64 tile_number(const OnePassMemory& memory, const simt::Question& x,
-                                    const simt::QueryPlace& place) {
+__device__ inline Int64 tile_number(const OnePassMemory& memory, const gpu::Question& x, const gpu::QueryPlace& place) {
   constexpr Int64 block = config.block_queries;
-  return place.h * Int64(memory.tiles_per_head) + simt::first_block(x.cu_seqlens_q, place.b, block, x.Nq) +
+  return place.h * Int64(memory.tiles_per_head) + gpu::first_block(x.cu_seqlens_q, place.b, block, x.Nq) +
          place.first / block;
 }
 

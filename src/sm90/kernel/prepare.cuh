@@ -3,7 +3,7 @@
 // few lanes per row, 16 bytes of it each. Device text; implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
 #include "sm90/kernel/one_pass_work.cuh"
 #include "sm90/ptx/barrier.cuh"
 #include "sm90/ptx/math.cuh"
@@ -12,8 +12,7 @@ namespace tessera::sm90 {
 
 // Elements `first` to `first` + 7 of a row; 0 from `count` on.
 template <Element element>
-__device__ inline void load_eight(const typename simt::Stored<element>::Type* row, int first, int count,
-                                  float (&x)[8]) {
+__device__ inline void load_eight(const typename gpu::Stored<element>::Type* row, int first, int count, float (&x)[8]) {
   if (first + 8 <= count) {
     constexpr int words = element == Element::f32 ? 8 : 4;
     UInt32 bits[words];
@@ -46,8 +45,8 @@ __device__ void prepare(const PrepareParams& p) {
     static_cast<OnePassWork<config>*>(p.memory.works)[n].find(p.call.x, n);
   for (Int64 n = thread; n < p.zeros; n += threads) static_cast<uint4*>(p.zero)[n] = uint4{0, 0, 0, 0};
 
-  simt::QueryPlace place;
-  if (!simt::query_place(p.call.x, config.block_queries, place)) return;
+  gpu::QueryPlace place;
+  if (!gpu::query_place(p.call.x, config.block_queries, place)) return;
   constexpr int at_once = prepare_threads / lanes, rounds = config.block_queries / at_once;
   const int lane = threadIdx.x % lanes, row = threadIdx.x / lanes;
   float sum[rounds] = {}, lse[rounds];
@@ -56,10 +55,10 @@ __device__ void prepare(const PrepareParams& p) {
     const Int64 i = place.first + row + r * at_once, token = place.s.q_begin + i;
     lse[r] = minus_infinity<float>;
     if (i >= place.s.nq) continue;
-    lse[r] = *simt::number_of(p.call.lse, place.b, token, place.h);
+    lse[r] = *gpu::number_of(p.call.lse, place.b, token, place.h);
     float x[8], y[8];
-    load_eight<o>(simt::row_of<o>(p.call.o, place.b, token, place.h), 8 * lane, p.Dv, x);
-    load_eight<config.element>(simt::row_of<config.element>(p.call.d_o, place.b, token, place.h), 8 * lane, p.Dv, y);
+    load_eight<o>(gpu::row_of<o>(p.call.o, place.b, token, place.h), 8 * lane, p.Dv, x);
+    load_eight<config.element>(gpu::row_of<config.element>(p.call.d_o, place.b, token, place.h), 8 * lane, p.Dv, y);
 #pragma unroll
     for (int n = 0; n < 8; ++n) sum[r] = fmaf(x[n], y[n], sum[r]);
   }
@@ -74,8 +73,8 @@ __device__ void prepare(const PrepareParams& p) {
     const bool sees = lse[r] != minus_infinity<float>;
     blind |= !sees;
     if (lane > 0) continue;
-    const float d_lse = sees && p.call.d_lse.data ? *simt::number_of(p.call.d_lse, place.b, token, place.h) : 0;
-    const float delta = sees ? sum[r] - d_lse : 0, lse2 = sees ? lse[r] * simt::log2e : -minus_infinity<float>;
+    const float d_lse = sees && p.call.d_lse.data ? *gpu::number_of(p.call.d_lse, place.b, token, place.h) : 0;
+    const float delta = sees ? sum[r] - d_lse : 0, lse2 = sees ? lse[r] * log2e<float> : -minus_infinity<float>;
     numbers[row + r * at_once] = lse2, numbers[delta_at(config) + row + r * at_once] = delta;
     if (i >= place.s.nq) continue;
     const Int64 at = place.h * p.call.row_head + place.b * p.call.row_batch + token;

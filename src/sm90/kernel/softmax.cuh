@@ -18,7 +18,7 @@ __device__ inline float natural_lse(float m, float l) {
   int exponent;
   const float mantissa = frexpf(l, &exponent);
   return float(log_sum_exp(double(m), double(l), [&](double) { return double(exponent) + log2f(mantissa); }) *
-               simt::ln2);
+               ln2<double>);
 }
 
 // A thread's two rows. Value n of an accumulator belongs to row n / 2 % 2.

@@ -3,7 +3,7 @@
 // consumers alike: they cannot disagree, and none of them waits for the arithmetic. Device text.
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
 #include "sm90/config.hpp"
 #include "sm90/params.hpp"
 #include "sm90/ptx/tma.cuh"
@@ -43,21 +43,21 @@ template <Config config>
 __device__ inline void describe_work(const ForwardParams& p, Int32 number, Work<config>& w) {
   w.begin = w.end = -1;
   if (number >= p.tiles) return;
-  const simt::Question& x = p.call.x;
+  const gpu::Question& x = p.call.x;
   const bool packed = x.cu_seqlens_q.data != nullptr;
   const Int32 section_tiles = p.section * p.tiles_per_head;
   const Int32 section = number / section_tiles, rest = number % section_tiles;
   const Int32 head = section * p.section + rest % p.section;
   const Int32 tile = p.tiles_per_head - 1 - rest / p.section;  // the last see the most, when causal
   if (packed) {
-    const simt::BlockPlace at = simt::place_of(tile, rows_of(config), x.B, x.Nq, x.cu_seqlens_q);
+    const gpu::BlockPlace at = gpu::place_of(tile, rows_of(config), x.B, x.Nq, x.cu_seqlens_q);
     w.b = at.b, w.h = head, w.first = Int32(at.first);
   } else {
     w.b = head / x.Hq, w.h = head % x.Hq, w.first = tile * rows_of(config);
   }
   w.tensor_b = packed ? 0 : w.b;
   w.kv = w.h / (x.Hq / x.Hk);
-  const simt::DeviceSequence s = simt::sequence_of(x, w.b);
+  const gpu::DeviceSequence s = gpu::sequence_of(x, w.b);
   w.queries = Int32(s.nq), w.q_begin = Int32(s.q_begin), w.keys = Int32(s.nk), w.k_begin = Int32(s.k_begin);
 
   w.shift = s.shift;

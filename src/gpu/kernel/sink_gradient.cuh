@@ -2,15 +2,15 @@
 // threads and summed in a fixed order, so deterministic. Device text; implements docs/algorithm.md, equation (14).
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
 
-namespace tessera::simt {
+namespace tessera::gpu {
 
-template <Config config>
+template <RowConfig config>
 __device__ void sink_gradient(const BackwardParams& p) {
   __shared__ double sums[config.threads];
   const Int32 h = Int32(blockIdx.x);
-  const float sink = p.x.sinks[h * p.x.sink_head] * log2e;
+  const float sink = p.x.sinks[h * p.x.sink_head] * log2e<float>;
   double sum = 0;
   for (Int32 b = 0; b < p.x.B; ++b) {
     const DeviceSequence s = sequence_of(p.x, b);
@@ -30,4 +30,4 @@ __device__ void sink_gradient(const BackwardParams& p) {
   out = float(sums[0]) + (p.accumulate ? out : 0);
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::gpu

@@ -3,9 +3,9 @@
 // accumulators in the workspace. Device text; docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
 
-namespace tessera::simt {
+namespace tessera::gpu {
 
 // Is token `token` (of sequence b if padded) a row of some sequence? `keys`: of K's side, else of Q's.
 __device__ inline bool is_used(const Question& x, Int32 b, Int64 token, bool keys) {
@@ -35,7 +35,7 @@ __device__ void clear_rows(const Question& x, const TokenRef& t, Int64 row, bool
   for (int d = threadIdx.x % 32; d < width; d += 32) from_float(0, out[d]);
 }
 
-template <Config config>
+template <RowConfig config>
 __device__ void clear(const BackwardParams& p) {
   const Int64 row = (Int64(blockIdx.x) * config.threads + threadIdx.x) / 32;
   clear_rows<config.dq>(p.x, p.dq, row, false, config.D);
@@ -49,7 +49,7 @@ __device__ inline void clear_sum(const Sum& sum, Int64 thread, Int64 threads) {
   for (Int64 n = thread; n < sum.copies * sum.copy / 4; n += threads) data[n] = float4{0, 0, 0, 0};
 }
 
-template <Config config>
+template <RowConfig config>
 __device__ void clear_sums(const BackwardParams& p) {
   const Int64 thread = Int64(blockIdx.x) * config.threads + threadIdx.x, threads = Int64(gridDim.x) * config.threads;
   clear_sum(p.dq_sum, thread, threads);
@@ -57,4 +57,4 @@ __device__ void clear_sums(const BackwardParams& p) {
   clear_sum(p.dv_sum, thread, threads);
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::gpu

@@ -1,10 +1,10 @@
 // The kernels' parameters; see arguments.hpp.
-#include "simt/arguments.hpp"
+#include "gpu/arguments.hpp"
 
 #include "core/limits.hpp"
 #include "core/tensor.hpp"
 
-namespace tessera::simt {
+namespace tessera::gpu {
 namespace {
 
 TokenRef token_ref(const Tensor& t, const Problem& p) {
@@ -37,7 +37,7 @@ Int64 most_elements(const Problem& p, std::size_t dimension) {
   return most;
 }
 
-Question question(const Problem& p, const Call& call) {
+Question question(const Problem& p, const Call& call, double score_scale) {
   const Inputs& in = call.inputs;
   const Options& o = p.options;
   const UInt32 threshold = dropout_threshold(o.dropout);
@@ -48,6 +48,7 @@ Question question(const Problem& p, const Call& call) {
              .B = static_cast<Int32>(p.has_queries() || p.has_keys() ? p.B : 0),
              .Hq = static_cast<Int32>(p.Hq),
              .Hk = static_cast<Int32>(p.Hk),
+             .score_scale = static_cast<float>(score_scale),
              .Nq = p.Nq,
              .Nk = p.Nk,
              .cu_seqlens_q = length_ref(in.cu_seqlens_q),
@@ -88,26 +89,16 @@ Element element_of(Type type) {
   return type == Type::f16 ? Element::f16 : type == Type::bf16 ? Element::bf16 : Element::f32;
 }
 
-Config config_of(const Problem& p, int threads) {
-  Config c{.threads = threads, .D = static_cast<int>(p.D), .Dv = static_cast<int>(p.Dv)};
-  c.element = element_of(p.q_type);
-  c.o = element_of(p.o_type);
-  if (p.d_o) c.d_o = element_of(*p.d_o);
-  if (p.dq) c.dq = element_of(*p.dq);
-  if (p.dk) c.dk = element_of(*p.dk);
-  if (p.dv) c.dv = element_of(*p.dv);
-  if (p.dbias) c.dbias = element_of(*p.dbias);
-  c.wide_loads = p.alignment == 16;
-  c.softcap = p.options.softcap > 0;
-  c.alibi = p.slopes != 0;
-  c.mask = p.mask.has_value();
-  c.dropout = dropout_threshold(p.options.dropout) > 0;
-  if (p.bias) c.bias = element_of(p.bias->type);
-  return c;
+ScoreConfig score_config(const Problem& p) {
+  return {.softcap = p.options.softcap > 0,
+          .alibi = p.slopes != 0,
+          .mask = p.mask.has_value(),
+          .dropout = dropout_threshold(p.options.dropout) > 0,
+          .bias = p.bias ? element_of(p.bias->type) : Element::none};
 }
 
-ForwardParams forward_params(const Problem& p, const Call& call) {
-  return {.x = question(p, call), .o = token_ref(call.outputs.o, p), .lse = row_ref(call.outputs.lse, p)};
+ForwardParams forward_params(const Problem& p, const Call& call, double score_scale) {
+  return {.x = question(p, call, score_scale), .o = token_ref(call.outputs.o, p), .lse = row_ref(call.outputs.lse, p)};
 }
 
 namespace {
@@ -161,9 +152,9 @@ std::int64_t workspace_bytes(const Problem& p, const Accumulators& a) {
   return p.pass == Pass::forward ? 0 : carve(p, a, nullptr).bytes;
 }
 
-BackwardParams backward_params(const Problem& p, const Call& call, const Accumulators& a) {
+BackwardParams backward_params(const Problem& p, const Call& call, const Accumulators& a, double score_scale) {
   const Carved carved = carve(p, a, call.execution.workspace);
-  return {.x = question(p, call),
+  return {.x = question(p, call, score_scale),
           .o = token_ref(call.saved.o, p),
           .d_o = token_ref(call.saved.d_o, p),
           .lse = row_ref(call.saved.lse, p),
@@ -198,4 +189,4 @@ std::int64_t key_blocks(const Problem& p, std::int64_t rows) {
   return !p.has_keys() ? 0 : product({p.Hk, block_count(p.packed, p.Nk, rows, p.B)});
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::gpu

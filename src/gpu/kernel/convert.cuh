@@ -3,9 +3,9 @@
 // sequence uses are left to `clear`. Device text; implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
 
-namespace tessera::simt {
+namespace tessera::gpu {
 
 template <int D, class T>
 __device__ inline void convert_row(const Sum& sum, Int64 row, float factor, T* out) {
@@ -17,7 +17,7 @@ __device__ inline void convert_row(const Sum& sum, Int64 row, float factor, T* o
   }
 }
 
-template <Config config>
+template <RowConfig config>
 __device__ void convert_queries(const BackwardParams& p) {
   QueryPlace place;
   if (!query_place(p.x, config.threads / 32, place)) return;
@@ -27,7 +27,7 @@ __device__ void convert_queries(const BackwardParams& p) {
   if (p.dq_sum.data) convert_row<config.D>(p.dq_sum, row, p.x.scale, row_of<config.dq>(p.dq, place.b, token, place.h));
 }
 
-template <Config config>
+template <RowConfig config>
 __device__ void convert_keys(const BackwardParams& p) {
   QueryPlace place;
   if (!key_place(p.x, config.threads / 32, place)) return;
@@ -38,4 +38,4 @@ __device__ void convert_keys(const BackwardParams& p) {
   if (p.dv_sum.data) convert_row<config.Dv>(p.dv_sum, row, 1, row_of<config.dv>(p.dv, place.b, token, place.kv));
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::gpu

@@ -1,12 +1,12 @@
-// What every kernel of the ladder shares: elements of any type as f32, addresses of rows, the place of a block.
+// What the kernels of all families share: elements of any type as f32, addresses of rows, the place of a block.
 // Device text: sees math, config and params, nothing else.
 #pragma once
 
+#include "gpu/config.hpp"
+#include "gpu/params.hpp"
 #include "math/softmax.hpp"
-#include "simt/config.hpp"
-#include "simt/params.hpp"
 
-namespace tessera::simt {
+namespace tessera::gpu {
 
 template <Element element>
 struct Stored;
@@ -75,12 +75,9 @@ __device__ inline bool key_place(const Question& x, Int64 rows, QueryPlace& plac
   return place.first < place.s.nk;
 }
 
-inline constexpr float log2e = 1.44269504088896340736f;
-inline constexpr double ln2 = 0.69314718055994530942;
-
 // LSE from a maximum in units of log2(e) and the sum. In f64: it promises little more than its own rounding.
 __device__ inline float natural_lse(float m, double l) {
-  return float(log_sum_exp(double(m), l, [](double x) { return log2(x); }) * ln2);
+  return float(log_sum_exp(double(m), l, [](double x) { return log2(x); }) * ln2<double>);
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::gpu

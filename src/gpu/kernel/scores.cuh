@@ -1,10 +1,11 @@
 // From one product q.k to a score, and the dropout factor: softcap, ALiBi, bias, mask, each only if configured. The
-// same order and the same mask text as on the CPU. Device text; implements docs/algorithm.md, "Scores" and "Dropout".
+// rule is math/score_rule.hpp, the mask math/mask.hpp, as on the CPU. Device text; implements docs/algorithm.md,
+// "Scores" and "Dropout".
 #pragma once
 
-#include "simt/kernel/common.cuh"
+#include "gpu/kernel/common.cuh"
 
-namespace tessera::simt {
+namespace tessera::gpu {
 
 // 2^x by the special function unit; relative error at most 2^-22.5, below 2^-126 the result is 0.
 __device__ inline float fast_exp2(float x) {
@@ -65,56 +66,75 @@ struct TileBand {
   }
 };
 
+// The operations of math/score_rule.hpp on a GPU.
+struct ScoreMath {
+  using Number = float;
+  __device__ static float set(float x) { return x; }
+  __device__ static float multiply(float a, float b) { return a * b; }
+  __device__ static float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+  __device__ static float negative_multiply_add(float a, float b, float c) { return fmaf(-a, b, c); }
+  __device__ static float abs(float x) { return fabsf(x); }
+  __device__ static float tanh(float x) { return tanhf(x); }
+};
+
 // What one head's scores depend on besides q and k.
-template <Config config>
+template <ScoreConfig config>
 struct ScoreOf {
+  static constexpr ScoreOptions options = config.options();
   const Question& x;
   const DeviceSequence& s;
   Int32 b, h;
-  float factor;        // of products q.k: they then are in units of log2(e), or of the softcap
-  float slope = 0;     // times log2e
-  PhiloxKey stream{};  // of dropout
+  ScoreNumbers<float> numbers;  // scores are in units of log2(e)
+  PhiloxKey stream{};           // of dropout
 
   __device__ ScoreOf(const Question& x, const DeviceSequence& s, Int32 b, Int32 h) :
-      x(x), s(s), b(b), h(h), factor(config.softcap ? x.scale / x.softcap : x.scale * log2e) {
-    if constexpr (config.alibi) slope = x.slopes[b * x.slope_batch + h * x.slope_head] * log2e;
-    if constexpr (config.dropout) stream = x.rng ? dropout_key(UInt64(x.rng[0]), UInt64(x.rng[x.rng_stride])) : x.key;
+      x(x), s(s), b(b), h(h), numbers(score_numbers(options, x.score_scale, x.softcap, slope(x, b, h), log2e<float>)) {
+    if constexpr (options.dropout) stream = x.rng ? dropout_key(UInt64(x.rng[0]), UInt64(x.rng[x.rng_stride])) : x.key;
   }
 
-  // The score of a product, times log2e, before the band. derivative: of the softcap, for the backward pass.
+  // The score of a product before the band. derivative: of the score, for the backward pass, where it is not 1.
   __device__ float operator()(float product, const ScoreTile& tile, int query, int key,
                               float* derivative = nullptr) const {
-    float S = product * factor;
-    if constexpr (config.softcap) {
-      const float t = tanhf(S);
-      S = x.softcap * log2e * t;
-      if (derivative) *derivative = fmaf(-t, t, 1);
-    }
-    const Int64 i = tile.i0 + query, j = tile.j0 + key;
-    if constexpr (config.alibi) S = fmaf(-slope, fabsf(float(j - i - s.shift)), S);
-    if constexpr (config.bias != Element::none || config.mask)
+    using Rule = ScoreRule<ScoreMath>;
+    const Pair pair{*this, tile.i0 + query, tile.j0 + key};
+    const float s_cap = Rule::capped(options, numbers, product * numbers.factor, pair, derivative);
+    if constexpr (options.bias || options.mask)
       if (!tile.exists(query, key)) return minus_infinity<float>;
-    if constexpr (config.bias != Element::none) {
-      using T = typename Stored<config.bias>::Type;
-      S = fmaf(to_float(static_cast<const T*>(x.bias.data)[pair_index(x.bias, i, j)]), log2e, S);
-    }
-    if constexpr (config.mask)
-      if (static_cast<const unsigned char*>(x.mask.data)[pair_index(x.mask, i, j)] == 0) return minus_infinity<float>;
+    const float S = Rule::placed(options, numbers, s_cap, pair);
+    if constexpr (options.mask)
+      if (pair.template of<unsigned char>(x.mask) == 0) return minus_infinity<float>;
     return S;
   }
 
   // The dropout factor: 0, or 1 / (1 - p_drop).
   __device__ float keep(const ScoreTile& tile, int query, int key) const {
-    if constexpr (!config.dropout) return 1;
+    if constexpr (!options.dropout) return 1;
     const Int64 i = tile.i0 + query + x.row0, j = tile.j0 + key + x.col0;
     const Philox4 block = dropout_block(stream, b + x.batch0, h + x.head0, i, j);
     return dropout_value(block, i, j) >= x.dropout_threshold ? x.keep_scale : 0;
   }
 
  private:
-  __device__ Int64 pair_index(const PairRef& t, Int64 i, Int64 j) const {
-    return b * t.batch + h * t.head + i * t.row + j * t.key;
+  // What the rule asks about one element.
+  struct Pair {
+    const ScoreOf& score;
+    Int64 i, j;
+
+    __device__ float distance() const { return float(j - i - score.s.shift); }
+    __device__ float bias() const {
+      if constexpr (options.bias) return to_float(of<typename Stored<config.bias>::Type>(score.x.bias));
+      return 0;
+    }
+    template <class T>
+    __device__ T of(const PairRef& t) const {
+      return static_cast<const T*>(t.data)[score.b * t.batch + score.h * t.head + i * t.row + j * t.key];
+    }
+  };
+
+  __device__ static float slope(const Question& x, Int32 b, Int32 h) {
+    if constexpr (options.alibi) return x.slopes[b * x.slope_batch + h * x.slope_head];
+    return 0;
   }
 };
 
-}  // namespace tessera::simt
+}  // namespace tessera::gpu

@@ -1,12 +1,12 @@
-// What a kernel of the ladder is given: plain data, pointers with their shapes, strides in elements. Shared by host and
-// device text, so it includes nothing but math.
+// What every GPU kernel is given, whatever its family: plain data, pointers with their shapes, strides in elements. And
+// which block of a grid has which rows. Shared by host and device text, so it includes nothing but math.
 #pragma once
 
 #include "math/mask.hpp"
 #include "math/philox.hpp"
 #include "math/types.hpp"
 
-namespace tessera::simt {
+namespace tessera::gpu {
 
 // [B,N,H,D], or [T,H,D] with batch = 0. The last dimension has stride 1.
 struct TokenRef {
@@ -37,9 +37,11 @@ struct LengthRef {
 struct Question {
   TokenRef q, k, v;
   Int32 B, Hq, Hk;
-  Int64 Nq, Nk;  // padded lengths, or the total token counts
+  float score_scale;  // of scores: `scale`, corrected for what a family's tensor cores cut off sums of products
+  Int64 Nq, Nk;       // padded lengths, or the total token counts
   LengthRef cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
-  float scale, softcap;
+  float scale;  // the caller's: what dQ and dK are multiplied by
+  float softcap;
   Int32 causal, alignment;
   Int64 window_left, window_right, diagonal_offset, row0, col0, head0, batch0;
   PairRef bias, mask;
@@ -171,4 +173,4 @@ constexpr bool finds_blocks(Int32 b, Int64 rows, Int32 B, Int64 N, const LengthR
   return first.b == b && first.first == 0;
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::gpu

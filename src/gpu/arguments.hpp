@@ -1,18 +1,20 @@
-// From a checked call to the kernels' plain parameters.
-// Included by src/simt.
+// From a checked call to the kernels' plain parameters, and the backward pass's workspace.
+// Included by the GPU families' planners.
 // Problem, Config, Params: docs/architecture.md says why there are three.
 #pragma once
 
 #include "core/kernel.hpp"
-#include "simt/config.hpp"
-#include "simt/params.hpp"
+#include "gpu/config.hpp"
+#include "gpu/params.hpp"
 
-namespace tessera::simt {
+namespace tessera::gpu {
 
 Element element_of(Type type);
-Config config_of(const Problem& problem, int threads);
+ScoreConfig score_config(const Problem& problem);
 
-ForwardParams forward_params(const Problem& problem, const Call& call);
+// `score_scale`: see Question.
+ForwardParams forward_params(const Problem& problem, const Call& call, double score_scale);
+
 // f32 sums in the workspace, of which a rung may ask for several copies: `convert` adds them in their order and writes
 // the gradient. 0: the rung's own kernels write it.
 struct Accumulators {
@@ -20,11 +22,12 @@ struct Accumulators {
 };
 
 // The backward pass's workspace: delta, lse2, then the accumulators.
-BackwardParams backward_params(const Problem& problem, const Call& call, const Accumulators& accumulators);
+BackwardParams backward_params(const Problem& problem, const Call& call, const Accumulators& accumulators,
+                               double score_scale);
 std::int64_t workspace_bytes(const Problem& problem, const Accumulators& accumulators);
 
 // Blocks of `rows` queries (keys) and all heads: what a grid must cover, at most.
 std::int64_t query_blocks(const Problem& problem, std::int64_t rows);
 std::int64_t key_blocks(const Problem& problem, std::int64_t rows);
 
-}  // namespace tessera::simt
+}  // namespace tessera::gpu

@@ -1,0 +1,103 @@
+// Plans that are compiled and loaded on a GPU, and run; see backend.hpp.
+#include "gpu/backend.hpp"
+
+#include <memory>
+
+#include "core/failure.hpp"
+#include "core/tensor.hpp"
+#include "cuda/jit/cache.hpp"
+#include "gpu/unit.hpp"
+
+namespace tessera::gpu {
+namespace {
+
+// Parameter blocks begin at multiples of this: a tensor map demands it.
+struct alignas(64) Line {
+  std::byte bytes[64];
+};
+constexpr std::size_t lines_of(std::size_t bytes) { return (bytes + sizeof(Line) - 1) / sizeof(Line); }
+
+class GpuPlan : public KernelPlan {
+ public:
+  GpuPlan(const Problem& problem, Steps steps) : problem(problem), steps(std::move(steps)) {
+    for (const Step& step : this->steps.list) {
+      kernels.push_back(cuda::find_kernel(step.unit, kernel_symbol, problem.device.id));
+      if (step.shared_bytes > 0) kernels.back()->allow_shared(static_cast<unsigned>(step.shared_bytes));
+      lines += lines_of(step.parameter_bytes);
+    }
+  }
+
+  std::size_t workspace_bytes() const override { return static_cast<std::size_t>(own_at() + steps.own_bytes); }
+
+  std::string describe() const override {
+    std::string out = text(cuda::properties(problem.device.id).name, ", ", kernels.size(), " launches:");
+    for (std::size_t n = 0; n < kernels.size(); ++n) {
+      const Step& step = steps.list[n];
+      out += text("\n               ", step.name, ": ", step.blocks, " blocks x ", step.threads, " threads, ",
+                  kernels[n]->registers(), " registers, ", step.shared_bytes, " bytes of shared memory",
+                  step.tiles.empty() ? "" : ", ", step.tiles);
+    }
+    return out;
+  }
+
+  void run(const Call& call) const override {
+    const cuda::CurrentDevice current(problem.device.id);
+    PassParams common;
+    if (problem.pass == Pass::forward) common = forward_params(problem, call, steps.score_scale);
+    if (problem.pass == Pass::backward) common = backward_params(problem, call, steps.accumulators, steps.score_scale);
+    const Given given{call, common, static_cast<std::byte*>(call.execution.workspace) + own_at()};
+
+    // Every block before the first launch: memory may run out and the driver may refuse a tensor map, and then nothing
+    // has been written.
+    const auto own_blocks = std::make_unique_for_overwrite<Line[]>(lines);
+    Line* block = own_blocks.get();
+    for (const Step& step : steps.list) {
+      if (step.parameter_bytes > 0) step.write_parameters(given, block);
+      block += lines_of(step.parameter_bytes);
+    }
+
+    void* const common_block = std::visit([](auto& params) -> void* { return &params; }, common);
+    block = own_blocks.get();
+    for (std::size_t n = 0; n < kernels.size(); ++n) {
+      const Step& step = steps.list[n];
+      void* arguments[] = {step.parameter_bytes > 0 ? block : common_block};
+      block += lines_of(step.parameter_bytes);
+      kernels[n]->launch({.grid = {static_cast<unsigned>(step.blocks)},
+                          .block = {static_cast<unsigned>(step.threads)},
+                          .shared_bytes = static_cast<unsigned>(step.shared_bytes),
+                          .stream = static_cast<cuda::StreamHandle>(call.execution.stream),
+                          .programmatic = step.programmatic},
+                         arguments);
+    }
+  }
+
+ private:
+  std::int64_t own_at() const {
+    const std::int64_t common = gpu::workspace_bytes(problem, steps.accumulators);
+    return steps.own_bytes > 0 ? round_up(common, 16) : common;
+  }
+
+  Problem problem;
+  Steps steps;
+  std::vector<const cuda::LoadedKernel*> kernels;  // of the steps
+  std::size_t lines = 0;                           // of all parameter blocks
+};
+
+}  // namespace
+
+Steps GpuKernel::steps_for(const Problem& p) const {
+  if (p.device.type != DeviceType::cuda)
+    return Steps::refused(text("device is ", name_of(p.device), "; this kernel runs on cuda"));
+  if (const std::string& missing = cuda::find_driver().reason; !missing.empty()) return Steps::refused(missing);
+  return algorithm.plan(p, cuda::properties(p.device.id));
+}
+
+PlanOrReason GpuKernel::plan(const Problem& p, const Execution&) const {
+  Steps steps = steps_for(p);
+  if (!steps.reason.empty()) return {nullptr, std::move(steps.reason)};
+  return {std::make_unique<GpuPlan>(p, std::move(steps)), ""};
+}
+
+std::string GpuKernel::refusal(const Problem& p, const Execution&) const { return steps_for(p).reason; }
+
+}  // namespace tessera::gpu
