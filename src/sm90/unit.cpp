@@ -2,7 +2,6 @@
 #include "sm90/unit.hpp"
 
 #include <cstdlib>
-#include <set>
 
 #include "core/environment.hpp"
 #include "core/failure.hpp"
@@ -14,57 +13,10 @@ namespace {
 using gpu::spelled;
 using gpu::UnitText;
 
-// "f(0), f(1), ..., f(count - 1)"
-template <class Function>
-std::string list(int count, Function f) {
-  std::string out;
-  for (int n = 0; n < count; ++n) out += text(n ? ", " : "", f(n));
-  return out;
-}
-
-// One form of the instruction as a member function. `a`, `b`: operands; `inputs`: the constraints of all inputs,
-// numbered from the last result on; `accumulate`: "0", "1", or the input that says whether the result is added to;
-// `result`: the constraint of its registers.
-std::string wgmma_function(const char* name, const char* type, int n, const char* parameters, const std::string& a,
-                           const std::string& b, const std::string& accumulate, const char* inputs,
-                           const char* transposed, const char* result = "+f") {
-  const int registers = n / 2;
-  const std::string results = list(registers, [](int i) { return text("%", i); });
-  const std::string outputs = list(registers, [&](int i) { return text("\"", result, "\"(d[", i, "])"); });
-  return text("  __device__ static void ", name, "(float (&d)[", registers, "], ", parameters,
-              ") {\n    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, ", accumulate,
-              ", 0; wgmma.mma_async.sync.aligned.m64n", n, "k16.f32.", type, ".", type, " {", results, "}, ", a, ", ",
-              b, ", p, 1, 1, ", transposed, "; }\"\n      : ", outputs, "\n      : ", inputs, ");\n  }\n");
-}
-
-// Wgmma<n>; see sm90/ptx/wgmma.cuh. A result that is not added to need not have a value before, and then takes no
-// registers until it is set. Not so where S comes in halves: there the compiler would find it new ones every time, and
-// spill.
-std::string wgmma_text(int n, Element element, bool halves_S) {
-  const char* result = halves_S ? "+f" : "=f";
-  const char* type = element == Element::bf16 ? "bf16" : "f16";
-  const auto input = [&](int i) { return text("%", n / 2 + i); };
-  const char *tiles = "Operand a, Operand b", *tile_inputs = "\"l\"(a.bits), \"l\"(b.bits)";
-  return text(
-      "namespace tessera::sm90 {\ntemplate <>\nstruct Wgmma<", n, "> {\n",
-      wgmma_function("set", type, n, tiles, input(0), input(1), "0", tile_inputs, "0, 0", result),
-      wgmma_function("add", type, n, tiles, input(0), input(1), "1", tile_inputs, "0, 0"),
-      wgmma_function("add", type, n, "const UInt32* a, Operand b, bool accumulate", text("{", list(4, input), "}"),
-                     input(4), input(5),
-                     "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b.bits), \"r\"(int(accumulate))", "1"),
-      wgmma_function("set_over_rows", type, n, tiles, input(0), input(1), "0", tile_inputs, "0, 1", result),
-      wgmma_function("add_over_rows", type, n, tiles, input(0), input(1), "1", tile_inputs, "0, 1"), "};\n}\n");
-}
-
-// What every unit begins with: the shapes of its products.
-std::string beginning(const std::set<int>& shapes, Element element, bool halves_S = false) {
-  std::string out;
-  // For development: waits end with a message, not never.
-  if (const char* tries = environment("TESSERA_BOUNDED_WAITS"))
-    out += text("#define TESSERA_BOUNDED_WAITS ", std::strtoul(tries, nullptr, 10), "\n");
-  out += "#include \"sm90/ptx/wgmma.cuh\"\n";
-  for (const int n : shapes) out += wgmma_text(n, element, halves_S);
-  return out;
+// What a unit begins with, for development: waits end with a message, not never.
+std::string preamble() {
+  const char* tries = environment("TESSERA_BOUNDED_WAITS");
+  return tries ? text("#define TESSERA_BOUNDED_WAITS ", std::strtoul(tries, nullptr, 10), "\n") : "";
 }
 
 // "tessera::sm90::Config config{...}"
@@ -99,7 +51,7 @@ std::string forward_unit_text(const Config& c) {
                   .parameters = "tessera::sm90::ForwardParams",
                   .config = config_text(c),
                   .launch_bounds = one_block,
-                  .preamble = beginning({c.block_keys, c.Dv}, c.element, c.halves_S)}
+                  .preamble = preamble()}
       .str();
 }
 
@@ -109,7 +61,7 @@ std::string backward_unit_text(const BackwardConfig& c) {
                   .parameters = "tessera::sm90::BackwardParams",
                   .config = config_text(c),
                   .launch_bounds = one_block,
-                  .preamble = beginning({c.block_columns, c.D, c.Dv}, c.element, c.halves_S)}
+                  .preamble = preamble()}
       .str();
 }
 
@@ -119,7 +71,7 @@ std::string one_pass_unit_text(const OnePassConfig& c) {
                   .parameters = "tessera::sm90::OnePassParams",
                   .config = config_text(c),
                   .launch_bounds = "tessera::sm90::one_pass_threads, 1",
-                  .preamble = beginning({c.block_queries, c.D, c.Dv, 64}, c.element)}
+                  .preamble = preamble()}
       .str();
 }
 

@@ -1,4 +1,4 @@
-// The generated text of a Hopper kernel: its configuration, and the wgmma instructions for its shapes. Included by
+// The generated text of a Hopper kernel: its configuration and its template. Included by
 // src/sm90 and the tests.
 #pragma once
 

@@ -25,7 +25,6 @@ alignas(1024) inline unsigned char memory[emulated::Machine::memory_bytes];
 
 template <Config config>
 void launch(const ForwardParams& p, int grid) {
-  emulated_element = config.element;
   emulated::Machine& machine = emulated::Machine::here();
   machine.memory = memory;
   machine.run(grid, threads_of(config), [&] { forward<config>(p); });

@@ -210,12 +210,10 @@ constexpr int keys = 96, depth = 128, columns = 64;  // of K, of Q and K, of V
 
 // S = Q K^T from shared memory, O = P V with P, the packed S, in registers, O by stmatrix.
 std::string product_text(Element element) {
-  const std::string unit =
-      sm90::forward_unit_text({.D = depth, .Dv = columns, .element = element, .o = element, .block_keys = keys});
-  const std::string instructions = unit.substr(0, unit.find("#include \"sm90/kernel/forward.cuh\""));
-  return text(instructions, R"(
+  return text(R"(
 #include "sm90/ptx/math.cuh"
 #include "sm90/ptx/tma.cuh"
+#include "sm90/ptx/wgmma.cuh"
 using namespace tessera;
 constexpr int keys = )",
               keys, ", depth = ", depth, ", columns = ", columns, R"(;
@@ -238,9 +236,9 @@ extern "C" __global__ __launch_bounds__(128) void test(const UInt32* images, flo
   const auto q_at = [&](int n) { return q.plus(sm90::step_along_rows(64, n)); };
   const auto k_at = [&](int n) { return k.plus(sm90::step_along_rows(keys, n)); };
   sm90::begin_products();
-  sm90::Wgmma<keys>::set(S, q_at(0), k_at(0));
+  sm90::Wgmma<keys, element>::set(S, q_at(0), k_at(0));
 #pragma unroll
-  for (int n = 1; n < depth / 16; ++n) sm90::Wgmma<keys>::add(S, q_at(n), k_at(n));
+  for (int n = 1; n < depth / 16; ++n) sm90::Wgmma<keys, element>::add(S, q_at(n), k_at(n));
   sm90::commit_products();
   sm90::wait_products<0>();
   sm90::arrived(S);
@@ -252,7 +250,8 @@ extern "C" __global__ __launch_bounds__(128) void test(const UInt32* images, flo
   for (int n = 0; n < keys / 4; ++n) P[n] = sm90::packed<element>(S[2 * n], S[2 * n + 1]);
   sm90::begin_products();
 #pragma unroll
-  for (int n = 0; n < keys / 16; ++n) sm90::Wgmma<columns>::add(O, &P[4 * n], v.plus(sm90::step_over_rows(n)), n > 0);
+  for (int n = 0; n < keys / 16; ++n)
+    sm90::Wgmma<columns, element>::add(O, &P[4 * n], v.plus(sm90::step_over_rows(n)), n > 0);
   sm90::commit_products();
   sm90::wait_products<0>();
   sm90::arrived(O);

@@ -25,7 +25,6 @@ namespace {
 
 template <BackwardConfig config>
 void launch(const BackwardParams& p, std::int64_t blocks) {
-  emulated_element = config.element;
   emulated::Machine& machine = emulated::Machine::here();
   machine.memory = memory;
   machine.run(int(blocks), threads_of(config), [&] { backward<config>(p); });

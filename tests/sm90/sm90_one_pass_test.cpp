@@ -44,7 +44,6 @@ bool run_if(const OnePassPlan& plan, const PrepareParams& before, const OnePassP
                                    .block_queries = D == 64 ? 128 : 64,
                                    .ordered = ordered};
     if (!(config == plan.config) || plan.dQ != gradient || plan.o != element) return false;
-    emulated_element = element;
     const int lanes = plan.prepare_lanes;
     run_blocks(plan.query_blocks, prepare_threads, [&] {
       if (lanes == 16) prepare<config, element, 16>(before);

@@ -11,21 +11,25 @@
 
 namespace tessera::sm90 {
 
-// d = a b^T, both along their rows, over columns 16 first to 16 end; a has 64 rows, b has n.
-template <int n, int first, int end>
+// d = a b^T, both along their rows, over columns 16 first to 16 end; a has 64 rows, b has n. in_place: see Wgmma.
+template <int n, Element element, bool in_place, int first, int end>
 __device__ inline void multiply_along_rows(float (&d)[n / 2], Operand a, Operand b) {
   const auto at = [](Operand o, int rows, int k) { return o.plus(step_along_rows(rows, k)); };
-  Wgmma<n>::set(d, at(a, 64, first), at(b, n, first));
+  using Instruction = Wgmma<n, element>;
+  if constexpr (in_place)
+    Instruction::set_in_place(d, at(a, 64, first), at(b, n, first));
+  else
+    Instruction::set(d, at(a, 64, first), at(b, n, first));
 #pragma unroll
-  for (int k = first + 1; k < end; ++k) Wgmma<n>::add(d, at(a, 64, k), at(b, n, k));
+  for (int k = first + 1; k < end; ++k) Instruction::add(d, at(a, 64, k), at(b, n, k));
 }
 
 // d += a b, or d = a b without `accumulate`; a in registers, b over its `rows` rows.
-template <int n, int rows>
+template <int n, Element element, int rows>
 __device__ inline void multiply_over_rows(float (&d)[n / 2], const UInt32 (&a)[rows / 4], Operand b, bool accumulate) {
-  Wgmma<n>::add(d, &a[0], b, accumulate);
+  Wgmma<n, element>::add(d, &a[0], b, accumulate);
 #pragma unroll
-  for (int k = 1; k < rows / 16; ++k) Wgmma<n>::add(d, &a[4 * k], b.plus(step_over_rows(k)), true);
+  for (int k = 1; k < rows / 16; ++k) Wgmma<n, element>::add(d, &a[4 * k], b.plus(step_over_rows(k)), true);
 }
 
 // Row r of the tile sees the columns from low + r to high + r, but none from `columns` on. What that is of one of a

@@ -124,12 +124,14 @@ struct BackwardConsumer {
   }
   template <int first, int end>
   __device__ void multiply_S(float (&sums)[columns / 2]) {
-    multiply_along_rows<columns, first, end>(sums, along_rows(shared.X(own)), along_rows(shared.x(x.stage)));
+    multiply_along_rows<columns, config.element, config.halves_S, first, end>(sums, along_rows(shared.X(own)),
+                                                                              along_rows(shared.x(x.stage)));
   }
   __device__ void begin_dP() {
     shared.y_full(y().stage).wait(y().parity);
     begin_products();
-    multiply_along_rows<columns, 0, config.Dv / 16>(dP, along_rows(shared.Y(own)), along_rows(shared.y(y().stage)));
+    multiply_along_rows<columns, config.element, config.halves_S, 0, config.Dv / 16>(dP, along_rows(shared.Y(own)),
+                                                                                     along_rows(shared.y(y().stage)));
     commit_products();
   }
 
@@ -210,14 +212,14 @@ struct BackwardConsumer {
       for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
     if constexpr (!wants_dX) shared.y_full(y().stage).wait(y().parity);  // dP has not waited for it
     begin_products();
-    multiply_over_rows<config.Dv, columns>(dY, packed_P, over_rows(shared.y(y().stage), columns), true);
+    multiply_over_rows<config.Dv, config.element, columns>(dY, packed_P, over_rows(shared.y(y().stage), columns), true);
     commit_products();
   }
   __device__ void begin_dX() {
 #pragma unroll
     for (int n = 0; n < columns / 2; n += 2) packed_dS[n / 2] = packed<config.element>(dS_of(n), dS_of(n + 1));
     begin_products();
-    multiply_over_rows<config.D, columns>(dX, packed_dS, over_rows(shared.x(x.stage), columns), true);
+    multiply_over_rows<config.D, config.element, columns>(dX, packed_dS, over_rows(shared.x(x.stage), columns), true);
     commit_products();
   }
 

@@ -46,8 +46,8 @@ struct Consumer {
   }
   template <int first, int end>
   __device__ void multiply_QK(float (&sums)[keys / 2]) {
-    multiply_along_rows<keys, first, end>(sums, along_rows(shared.Q(q.stage, warpgroup)),
-                                          along_rows(shared.K(k.stage)));
+    multiply_along_rows<keys, config.element, config.halves_S, first, end>(
+        sums, along_rows(shared.Q(q.stage, warpgroup)), along_rows(shared.K(k.stage)));
   }
 
   // Tiles of keys that only other warpgroups see. All threads have seen one come before it is released: a thread that
@@ -71,7 +71,7 @@ struct Consumer {
   __device__ void begin_PV(const Probabilities& P) {
     shared.v_full(v.stage).wait(v.parity);
     begin_products();
-    multiply_over_rows<config.Dv, keys>(O, P, over_rows(shared.V(v.stage), keys), !new_O);
+    multiply_over_rows<config.Dv, config.element, keys>(O, P, over_rows(shared.V(v.stage), keys), !new_O);
     new_O = false;
     commit_products();
   }

@@ -74,27 +74,29 @@ struct OnePassConsumer {
   // S = K Q^T. This and the next four only begin their products.
   __device__ void begin_S() {
     begin_products();
-    multiply_along_rows<queries, 0, config.D / 16>(S, along_rows(shared.K(slot.stage, warpgroup)),
-                                                   along_rows(shared.Q(place.stage)));
+    multiply_along_rows<queries, config.element, false, 0, config.D / 16>(
+        S, along_rows(shared.K(slot.stage, warpgroup)), along_rows(shared.Q(place.stage)));
     commit_products();
   }
   // dP = V dO^T
   __device__ void begin_dP() {
     begin_products();
-    multiply_along_rows<queries, 0, config.Dv / 16>(dP, along_rows(shared.V(warpgroup)),
-                                                    along_rows(shared.dO(place.stage)));
+    multiply_along_rows<queries, config.element, false, 0, config.Dv / 16>(dP, along_rows(shared.V(warpgroup)),
+                                                                           along_rows(shared.dO(place.stage)));
     commit_products();
   }
   // dV += P dO
   __device__ void begin_dV() {
     begin_products();
-    multiply_over_rows<config.Dv, queries>(dV, packed_P, over_rows(shared.dO(place.stage), queries), true);
+    multiply_over_rows<config.Dv, config.element, queries>(dV, packed_P, over_rows(shared.dO(place.stage), queries),
+                                                           true);
     commit_products();
   }
   // dK += dS Q
   __device__ void begin_dK() {
     begin_products();
-    multiply_over_rows<config.D, queries>(dK, packed_dS, over_rows(shared.Q(place.stage), queries), true);
+    multiply_over_rows<config.D, config.element, queries>(dK, packed_dS, over_rows(shared.Q(place.stage), queries),
+                                                          true);
     commit_products();
   }
   // This warpgroup's part of dQ = dS^T K, over the keys of both, of the tile before the one in `place`. If there is
@@ -103,6 +105,7 @@ struct OnePassConsumer {
     const RingPlace<config.stages> late = place.before();
     shared.dS_full(late.stage).wait(late.parity);
     publish_shared();  // dS, of both
+    using Product = Wgmma<64, config.element>;
     const Operand rows = along_rows(shared.dS(late.stage) + part_row(config, warpgroup) * panel_row_bytes);
     begin_products();
 #pragma unroll
@@ -112,7 +115,7 @@ struct OnePassConsumer {
       for (int k = 0; k < 4; ++k) {
         const Operand a = rows.plus(step_along_rows(queries, 4 * g + k));
         const Operand b = over_rows(panel, 64).plus(step_over_rows(k));
-        g + k == 0 ? Wgmma<64>::set_over_rows(dQ, a, b) : Wgmma<64>::add_over_rows(dQ, a, b);
+        g + k == 0 ? Product::set_over_rows(dQ, a, b) : Product::add_over_rows(dQ, a, b);
       }
     }
     commit_products();

@@ -1,20 +1,31 @@
-// Products on the tensor cores by a warpgroup of 128 threads (wgmma), which run in the background. Device text. The
-// instructions name every register of their result, so their text is generated for the shapes that a kernel uses
-// (sm90/unit.cpp): specialisations of Wgmma<n>, 64 rows by n columns by 16.
+// Products on the tensor cores by a warpgroup of 128 threads (wgmma). They are asynchronous: issued between
+// begin_products and commit_products, awaited by wait_products. Device text.
 #pragma once
 
+#include "sm90/config.hpp"
 #include "sm90/layout.hpp"
 
 namespace tessera::sm90 {
 
-//   static void add(float (&d)[n / 2], Operand a, Operand b)               d += a b^T, both along their rows
-//   static void set(float (&d)[n / 2], Operand a, Operand b)               d  = a b^T
-//   static void add(float (&d)[n / 2], const UInt32* a, Operand b, bool accumulate)
-//                                                          d += a b, or d = a b; a in four registers, b over its rows
-//   static void add_over_rows(float (&d)[n / 2], Operand a, Operand b)     d += a b, a along its rows, b over its rows
-//   static void set_over_rows(float (&d)[n / 2], Operand a, Operand b)     d  = a b
-template <int n>
+// One instruction: 64 rows by n columns by 16. d is the warpgroup's accumulator. A tile in shared memory is contracted
+// along its rows, or over them.
+//   set(d, Operand a, Operand b)                  d  = a b^T, both along their rows
+//   set_in_place(d, Operand a, Operand b)         the same, in the registers that d had before
+//   add(d, Operand a, Operand b)                  d += a b^T
+//   add(d, const UInt32* a, Operand b, bool accumulate)
+//                                                 d += a b, or d = a b; a in four registers, b over its rows
+//   set_over_rows(d, Operand a, Operand b)        d  = a b, a along its rows, b over its rows
+//   add_over_rows(d, Operand a, Operand b)        d += a b
+// A result that is only set takes no registers until then. Where S comes in halves the compiler would find it new ones
+// each time, and spill: there it is set in place.
+template <int n, Element element>
 struct Wgmma;
+
+}  // namespace tessera::sm90
+
+#include "sm90/ptx/wgmma_shapes.cuh"
+
+namespace tessera::sm90 {
 
 // "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group".
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

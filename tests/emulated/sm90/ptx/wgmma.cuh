@@ -8,33 +8,35 @@
 
 namespace tessera::sm90 {
 
-inline Element emulated_element = Element::bf16;  // of all operands
-
-inline float number_at(UInt32 byte) {
+template <Element element>
+float number_at(UInt32 byte) {
   byte ^= (byte >> 7 & 7) << 4;
   UInt16 bits;
   std::memcpy(&bits, Machine::here().memory + byte, 2);
-  return emulated_element == Element::bf16 ? unpacked<Element::bf16>(bits) : unpacked<Element::f16>(bits);
+  return unpacked<element>(bits);
 }
 inline UInt32 field(Operand o, int shift) { return UInt32(o.bits >> shift & 0x3fff) * 16; }
-inline float along_rows_at(Operand o, int row, int k) {
-  return number_at(field(o, 0) + UInt32(row / 8) * field(o, 32) + UInt32(row % 8 * 128 + k * 2));
+template <Element element>
+float along_rows_at(Operand o, int row, int k) {
+  return number_at<element>(field(o, 0) + UInt32(row / 8) * field(o, 32) + UInt32(row % 8 * 128 + k * 2));
 }
-inline float over_rows_at(Operand o, int k, int column) {
-  return number_at(field(o, 0) + UInt32(column / 64) * field(o, 16) + UInt32(k / 8) * field(o, 32) +
-                   UInt32(k % 8 * 128 + column % 64 * 2));
+template <Element element>
+float over_rows_at(Operand o, int k, int column) {
+  return number_at<element>(field(o, 0) + UInt32(column / 64) * field(o, 16) + UInt32(k / 8) * field(o, 32) +
+                            UInt32(k % 8 * 128 + column % 64 * 2));
 }
 
-template <int n>
+template <int n, Element element>
 struct Wgmma {
   static void set(float (&d)[n / 2], Operand a, Operand b) {
     for (float& x : d) x = 0;
     add(d, a, b);
   }
+  static void set_in_place(float (&d)[n / 2], Operand a, Operand b) { set(d, a, b); }
   static void add(float (&d)[n / 2], Operand a, Operand b) {
     float rows[2][16];
     fetch(rows, a);
-    multiply(d, rows, [b](int k, int column) { return along_rows_at(b, column, k); });
+    multiply(d, rows, [b](int k, int column) { return along_rows_at<element>(b, column, k); });
   }
   static void set_over_rows(float (&d)[n / 2], Operand a, Operand b) {
     for (float& x : d) x = 0;
@@ -43,7 +45,7 @@ struct Wgmma {
   static void add_over_rows(float (&d)[n / 2], Operand a, Operand b) {
     float rows[2][16];
     fetch(rows, a);
-    multiply(d, rows, [b](int k, int column) { return over_rows_at(b, k, column); });
+    multiply(d, rows, [b](int k, int column) { return over_rows_at<element>(b, k, column); });
   }
   static void add(float (&d)[n / 2], const UInt32* a, Operand b, bool accumulate) {
     const int lane = threadIdx.x % 32;
@@ -54,17 +56,16 @@ struct Wgmma {
       for (int other = 0; other < 4; ++other)
         for (int half = 0; half < 2; ++half) {
           const auto bits = UInt32(all[std::size_t(lane / 4 * 4 + other)] >> 16 * half & 0xffff);
-          rows[r % 2][8 * (r / 2) + 2 * other + half] =
-              emulated_element == Element::bf16 ? unpacked<Element::bf16>(bits) : unpacked<Element::f16>(bits);
+          rows[r % 2][8 * (r / 2) + 2 * other + half] = unpacked<element>(bits);
         }
     }
-    multiply(d, rows, [b](int k, int column) { return over_rows_at(b, k, column); });
+    multiply(d, rows, [b](int k, int column) { return over_rows_at<element>(b, k, column); });
   }
 
  private:
   static void fetch(float (&rows)[2][16], Operand a) {
     for (int r = 0; r < 2; ++r)
-      for (int k = 0; k < 16; ++k) rows[r][k] = along_rows_at(a, accumulator_row(threadIdx.x % 128, 2 * r), k);
+      for (int k = 0; k < 16; ++k) rows[r][k] = along_rows_at<element>(a, accumulator_row(threadIdx.x % 128, 2 * r), k);
   }
   // A thread's two rows of the first operand with all of its columns of the second.
   template <class Second>
