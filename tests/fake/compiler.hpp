@@ -1,6 +1,6 @@
 // The state behind the fake NVRTC (tests/fake/compiler.cpp), which tests read and steer. A "cubin" is text that says of
 // the unit's kernel what the fake driver must know: nothing is compiled.
-// Included by tests/fake_*.cpp and tests/fake/.
+// Included by tests/fake/.
 #pragma once
 
 #include <string>

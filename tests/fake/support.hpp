@@ -1,5 +1,5 @@
 // What the tests on the fake machine share: an environment in which kernels come from the fake compiler, a case on one
-// of the fake GPUs, and what every call there must keep. Included by tests/fake_*.cpp, which link the fake libcuda and
+// of the fake GPUs, and what every call there must keep. Included by tests/fake, which links the fake libcuda and
 // libnvrtc: the library's dlopen finds what is loaded.
 #pragma once
 
