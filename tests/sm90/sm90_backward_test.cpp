@@ -55,8 +55,7 @@ void prepare(const cases::CaseData& data, const gpu::BackwardParams& p) {
       }
 }
 
-// As HopperBackwardPlan::run of sm90/backend.cpp does it, but the scale is the caller's own: these products lose
-// nothing.
+// As sm90/steps.cpp does it, but the scale is the caller's own: these products lose nothing.
 void run_backward(cases::CaseData& data) {
   Call call = emulated::backward_call(data);
   Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});

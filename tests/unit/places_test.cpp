@@ -1,4 +1,4 @@
-// Where things lie on a GPU. Which block of a kernel's grid has which rows (simt/params.hpp): every row of every
+// Where things lie on a GPU. Which block of a kernel's grid has which rows (gpu/params.hpp): every row of every
 // sequence has one block, whatever precedes, separates or follows the sequences; where cu_seqlens make no sense, a
 // sequence has all of its blocks or none.
 #include <gtest/gtest.h>
