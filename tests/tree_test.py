@@ -40,8 +40,10 @@ MAY_INCLUDE["src/gpu/kernel"] = MATH + ["src/gpu", "src/gpu/kernel"]
 for folder in sorted((ROOT / "src").iterdir()):
     name = f"src/{folder.name}"
     if folder.is_dir() and folder.name != "api" and name not in MAY_INCLUDE:
+        device = [f"{name}/{part}" for part in ("kernel", "tile", "ptx") if (folder / part).is_dir()]
         MAY_INCLUDE[name] = MAY_INCLUDE["src/gpu"] + [name]
-        MAY_INCLUDE[name + "/kernel"] = MAY_INCLUDE["src/gpu/kernel"] + [name, name + "/kernel"]
+        for part in device:
+            MAY_INCLUDE[part] = MAY_INCLUDE["src/gpu/kernel"] + [name, *device]
 inside = {p for group, may in MAY_INCLUDE.items() if group.startswith("src/") for p in [group, *may]}
 MAY_INCLUDE["src/api"] = sorted(inside - {"hwy"} | {"src/api"})
 MAY_INCLUDE["tests"] = CASES + MAY_INCLUDE["src/api"] + ["cli", "tests"]

@@ -54,7 +54,7 @@ class GpuPtx : public Hopper {};
 // In every round all threads write, arrive, wait for the phase to end, and read what another thread wrote. A new
 // barrier counts as having ended the phase of parity 1, so the first wait for that one returns.
 constexpr const char* barrier_text = R"(
-#include "sm90/ptx/barrier.cuh"
+#include "sm90/tile/ring.cuh"
 using namespace tessera;
 extern "C" __global__ __launch_bounds__(128) void test(int rounds, int* wrong) {
   __shared__ sm90::Barrier written[3], read[3];

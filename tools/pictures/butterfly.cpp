@@ -88,9 +88,9 @@ Sheet butterfly() {
   const std::vector<float> S = scores();
   std::vector<float> tops(count, minus_infinity<float>), sums(count, 0.0f);
   for (int j = 0; j < keys; ++j) tops[at(j % count)] = std::max(tops[at(j % count)], S[at(j)]);
-  const Values max = exchange(tops, [](float(&x)[1]) { simt::max_over_lanes<count>(x); });
+  const Values max = exchange(tops, [](float(&x)[1]) { gpu::max_over_lanes<count>(x); });
   for (int j = 0; j < keys; ++j) sums[at(j % count)] += std::exp2(S[at(j)] - max.back()[0]);
-  const Values sum = exchange(sums, [](float(&x)[1]) { simt::sum_over_lanes<count>(x); });
+  const Values sum = exchange(sums, [](float(&x)[1]) { gpu::sum_over_lanes<count>(x); });
   if (max.back()[0] != *std::max_element(S.begin(), S.end()))
     throw std::runtime_error("butterfly: this is not the maximum");
 

@@ -75,9 +75,26 @@ __device__ inline bool key_place(const Question& x, Int64 rows, QueryPlace& plac
   return place.first < place.s.nk;
 }
 
+// The mask inside a tile whose first query and key are i0 and j0: query i sees the keys j with low <= j - i <= high. In
+// 32 bits: tiles are small, and what is far beyond them is far enough.
+struct Diagonals {
+  static constexpr Int64 far = 1 << 20;
+  int low, high;
+  __device__ Diagonals(const BandMask& mask, Int64 i0, Int64 j0) :
+      low(int(clamp(mask.low + i0 - j0, -far, far))), high(int(clamp(mask.high + i0 - j0, -far, far))) {}
+};
+
 // LSE from a maximum in units of log2(e) and the sum. In f64: it promises little more than its own rounding.
 __device__ inline float natural_lse(float m, double l) {
   return float(log_sum_exp(double(m), l, [](double x) { return log2(x); }) * ln2<double>);
+}
+
+// The same, faster: the logarithm of a mantissa is exact enough in f32; what it is added to needs f64.
+__device__ inline float natural_lse_by_mantissa(float m, float l) {
+  int exponent;
+  const float mantissa = frexpf(l, &exponent);
+  return float(log_sum_exp(double(m), double(l), [&](double) { return double(exponent) + log2f(mantissa); }) *
+               ln2<double>);
 }
 
 }  // namespace tessera::gpu

@@ -4,14 +4,9 @@
 #pragma once
 
 #include "gpu/kernel/common.cuh"
+#include "gpu/kernel/lanes.cuh"
 
 namespace tessera::gpu {
-
-// Sum over the 32 lanes of a warp, by butterfly exchange: every lane ends with the same bits.
-__device__ inline float warp_sum(float x) {
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-  return x;
-}
 
 // Query i of a head, by the lanes of one warp. o_element, d_o_element: of O and dO.
 template <Element o_element, Element d_o_element, int Dv>
@@ -24,7 +19,7 @@ __device__ void prepare_row(const BackwardParams& p, const QueryPlace& place, In
     const auto* o = row_of<o_element>(p.o, place.b, token, place.h);
     const auto* d_o = row_of<d_o_element>(p.d_o, place.b, token, place.h);
     for (int d = lane; d < Dv; d += 32) sum = fmaf(to_float(o[d]), to_float(d_o[d]), sum);
-    sum = warp_sum(sum);
+    sum = sum_over_lanes<32>(sum);
     if (p.d_lse.data) sum -= *number_of(p.d_lse, place.b, token, place.h);
   }
   if (lane > 0) return;

@@ -4,15 +4,9 @@
 #pragma once
 
 #include "gpu/kernel/common.cuh"
+#include "gpu/kernel/math.cuh"
 
 namespace tessera::gpu {
-
-// 2^x by the special function unit; relative error at most 2^-22.5, below 2^-126 the result is 0.
-__device__ inline float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // The tiles of `block` rows (or columns) that a range touches. 32 bits: 64-bit counters would cost registers, and tiles
 // are too few to need them.
@@ -39,9 +33,8 @@ struct TileBand {
   bool cuts;  // something is invisible
 
   __device__ TileBand(const BandMask& mask, const ScoreTile& tile, int block_rows, int block_cols, bool rows_are_keys) {
-    constexpr int far = 1 << 20;  // beyond every tile
-    const Int64 shift = tile.j0 - tile.i0;
-    low = int(clamp(mask.low - shift, -far, far)), high = int(clamp(mask.high - shift, -far, far));
+    const Diagonals seen(mask, tile.i0, tile.j0);
+    low = seen.low, high = seen.high;
     rows = tile.queries, cols = tile.keys;
     if (rows_are_keys) {
       const int mirrored = -low;

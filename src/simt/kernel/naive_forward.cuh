@@ -2,6 +2,7 @@
 // The control group. Device text; implements docs/algorithm.md, "Online softmax".
 #pragma once
 
+#include "math/compensated.hpp"
 #include "simt/kernel/naive.cuh"
 
 namespace tessera::simt {
@@ -36,9 +37,7 @@ __device__ void naive_forward(const ForwardParams& p) {
         m = S;
       }
       const float P = exp2f(S - exponent_base(m));
-      const float term = P - lost, next = l + term;
-      lost = (next - l) - term;
-      l = next;
+      add_compensated(l, lost, P);
       const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
       for (int d = 0; d < config.Dv; ++d) part[d] = fmaf(P, to_float(v[d]), part[d]);
     }

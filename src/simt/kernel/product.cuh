@@ -30,20 +30,6 @@ constexpr int outs_of(int width) {
   return tile_width(config, width) / Product<config>::lanes;
 }
 
-// Over the lanes that share a row, by butterfly exchange: every lane ends with the same bits.
-template <int lanes>
-__device__ inline float row_max(float x) {
-#pragma unroll
-  for (int distance = lanes / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-  return x;
-}
-template <int lanes, class Number>
-__device__ inline Number row_sum(Number x) {
-#pragma unroll
-  for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-  return x;
-}
-
 // A row of a result goes to (or, accumulating, is added to) an output row, times `factor`.
 template <int width, class Product, int outs, class T>
 __device__ inline void store_row(const Product& product, const float (&row)[outs], float factor, bool accumulate,

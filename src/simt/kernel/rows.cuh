@@ -3,6 +3,8 @@
 #pragma once
 
 #include "gpu/kernel/common.cuh"
+#include "gpu/kernel/lanes.cuh"
+#include "math/compensated.hpp"
 #include "simt/config.hpp"
 
 namespace tessera::simt {
@@ -18,14 +20,11 @@ __device__ inline Range tiles_of(Range range, Int64 size) {
   return range.empty() ? Range{} : Range{range.begin / size, ceil_div(range.end, size)};
 }
 
-// The mask inside a tile whose first query and key are i0 and j0, in numbers of 32 bits: tiles are small.
-struct TileMask {
-  static constexpr Int64 far = 1 << 20;
-  int low, high, keys;
-
+// The mask inside a tile whose first query and key are i0 and j0.
+struct TileMask : Diagonals {
+  int keys;
   __device__ TileMask(const BandMask& mask, Int64 i0, Int64 j0) :
-      low(int(clamp(mask.low + i0 - j0, -far, far))), high(int(clamp(mask.high + i0 - j0, -far, far))),
-      keys(int(clamp(mask.keys - j0, -far, far))) {}
+      Diagonals(mask, i0, j0), keys(int(clamp(mask.keys - j0, -far, far))) {}
   __device__ bool visible(int i, int j) const { return j < keys && low <= j - i && j - i <= high; }
 };
 
@@ -67,23 +66,6 @@ __device__ inline void add_products(const float* a, const float* b, int width, f
   for (int n = 0; n < rows; ++n) sum[n] += part[n];
 }
 
-// Over groups of `lanes` neighbouring lanes, by butterfly exchange: all of them end with the same bits. Several numbers
-// go step by step together, because a step must wait for the one before it.
-template <int lanes, int count>
-__device__ inline void sum_over_lanes(float (&x)[count]) {
-#pragma unroll
-  for (int distance = lanes / 2; distance > 0; distance /= 2)
-#pragma unroll
-    for (int n = 0; n < count; ++n) x[n] += __shfl_xor_sync(0xffffffffu, x[n], distance);
-}
-template <int lanes, int count>
-__device__ inline void max_over_lanes(float (&x)[count]) {
-#pragma unroll
-  for (int distance = lanes / 2; distance > 0; distance /= 2)
-#pragma unroll
-    for (int n = 0; n < count; ++n) x[n] = fmaxf(x[n], __shfl_xor_sync(0xffffffffu, x[n], distance));
-}
-
 // A row's running maximum m and sum l of exponentials relative to it. The sum is compensated (Kahan): thousands of
 // equal terms would drift.
 struct SoftmaxRow {
@@ -98,11 +80,7 @@ struct SoftmaxRow {
     return alpha;
   }
   __device__ float P(float S) const { return exp2f(S - exponent_base(m)); }
-  __device__ void add(float sum) {
-    const float term = sum - lost, next = l + term;
-    lost = (next - l) - term;
-    l = next;
-  }
+  __device__ void add(float sum) { add_compensated(l, lost, sum); }
 
   __device__ float inverse() const { return l == 0 ? 0 : 1 / l; }
   // In double: m and log2(l) may each be rounded by more than LSE may be off.

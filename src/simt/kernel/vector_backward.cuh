@@ -97,7 +97,7 @@ struct VectorBackward {
     if (band.cuts) band.hide(product, P);
     const int query_stage = owns_queries ? 0 : stage;
     for_each([&](int r, int c, int query, int key) {
-      const float probability = fast_exp2(P[r][c] - shared.lse2[query_stage][query]);
+      const float probability = exp2_of(P[r][c] - shared.lse2[query_stage][query]);
       const float keep = score.keep(tile, query, key);
       if constexpr (wants_dS) {
         dS[r][c] = probability * fmaf(keep, dS[r][c], -shared.delta[query_stage][query]);

@@ -2,6 +2,7 @@
 // heads, rows, keys), in a fixed order, so deterministic. Device text; implements docs/algorithm.md, "Backward".
 #pragma once
 
+#include "math/compensated.hpp"
 #include "simt/kernel/vector_backward.cuh"
 
 namespace tessera::simt {
@@ -66,11 +67,8 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
     const ScoreOf<config.options> score(x, place.s, place.b, place.h);
     kernel.template recompute<true>(score, ScoreTile(place.s, place.first, config.block_rows, key, config.block_cols),
                                     0);
-    kernel.for_each([&](int r, int c, int row, int col) {
-      const float term = kernel.dS[r][c] - lost[row][col], next = sum[r][c] + term;
-      lost[row][col] = (next - sum[r][c]) - term;
-      sum[r][c] = next;
-    });
+    kernel.for_each(
+        [&](int r, int c, int row, int col) { add_compensated(sum[r][c], lost[row][col], kernel.dS[r][c]); });
   };
 
   const Range batches = terms_of(p.dbias_batches == 1, b0, 1, x.B), heads = terms_of(p.dbias_heads == 1, h0, 1, x.Hq);

@@ -3,6 +3,7 @@
 // "Online softmax".
 #pragma once
 
+#include "gpu/kernel/lanes.cuh"
 #include "gpu/kernel/scores.cuh"
 #include "simt/kernel/product.cuh"
 
@@ -46,14 +47,14 @@ struct VectorForward {
       float top = m[r];
 #pragma unroll
       for (int c = 0; c < cols; ++c) top = fmaxf(top, S[r][c]);
-      top = row_max<lanes>(top);
+      top = max_over_lanes<lanes>(top);
       const float base = exponent_base(top);
-      alpha[r] = fast_exp2(m[r] - base);
+      alpha[r] = exp2_of(m[r] - base);
       m[r] = top;
       float sum = 0;
 #pragma unroll
       for (int c = 0; c < cols; ++c) {
-        const float P = fast_exp2(S[r][c] - base);
+        const float P = exp2_of(S[r][c] - base);
         sum += P;
         S[r][c] = P * score.keep(tile, product.row(r), product.col(c));
       }
@@ -72,7 +73,7 @@ struct VectorForward {
   __device__ void finish(const ForwardParams& p, const QueryPlace& place) const {
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
-      const double sum = row_sum<lanes>(double(l[r]) - double(lost[r]));  // every lane of the warp takes part
+      const double sum = sum_over_lanes<lanes>(double(l[r]) - double(lost[r]));  // every lane of the warp takes part
       const Int64 i = place.first + product.row(r), token = place.s.q_begin + i;
       if (i >= place.s.nq) continue;
       const float inverse = sum == 0 ? 0 : 1 / float(sum);

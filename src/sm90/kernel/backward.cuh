@@ -5,8 +5,8 @@
 #pragma once
 
 #include "gpu/kernel/scores.cuh"
-#include "sm90/kernel/accumulator.cuh"
 #include "sm90/kernel/backward_loader.cuh"
+#include "sm90/tile/accumulator.cuh"
 
 namespace tessera::sm90 {
 
@@ -101,9 +101,9 @@ struct BackwardConsumer {
   }
   template <class Unused>
   __device__ void clear_columns(int first, Unused unused) {
-    shared.y_full(y().stage).wait(y().parity);
-    clear_rows<columns, config.D>(shared.x(x.stage), thread, first, unused);
-    clear_rows<columns, config.Dv>(shared.y(y().stage), thread, first, unused);
+    shared.y().wait_full(y());
+    clear_rows<columns, config.D>(shared.x().tile(x.stage), thread, first, unused);
+    clear_rows<columns, config.Dv>(shared.y().tile(y().stage), thread, first, unused);
     publish_shared();
     sync_warpgroup();
   }
@@ -125,13 +125,13 @@ struct BackwardConsumer {
   template <int first, int end>
   __device__ void multiply_S(float (&sums)[columns / 2]) {
     multiply_along_rows<columns, config.element, config.halves_S, first, end>(sums, along_rows(shared.X(own)),
-                                                                              along_rows(shared.x(x.stage)));
+                                                                              along_rows(shared.x().tile(x.stage)));
   }
   __device__ void begin_dP() {
-    shared.y_full(y().stage).wait(y().parity);
+    shared.y().wait_full(y());
     begin_products();
-    multiply_along_rows<columns, config.element, config.halves_S, 0, config.Dv / 16>(dP, along_rows(shared.Y(own)),
-                                                                                     along_rows(shared.y(y().stage)));
+    multiply_along_rows<columns, config.element, config.halves_S, 0, config.Dv / 16>(
+        dP, along_rows(shared.Y(own)), along_rows(shared.y().tile(y().stage)));
     commit_products();
   }
 
@@ -185,7 +185,7 @@ struct BackwardConsumer {
 
   // From one half of a pair to the other.
   __device__ void give_P() {
-    shared.P_empty(slot.stage).wait(slot.parity ^ 1);
+    wait_empty(shared.P_empty(slot.stage), slot);
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n)
       shared.P(slot.stage, thread, n) = {S[4 * n], S[4 * n + 1], S[4 * n + 2], S[4 * n + 3]};
@@ -194,7 +194,7 @@ struct BackwardConsumer {
     slot.advance();
   }
   __device__ void take_P() {
-    shared.P_full(slot.stage).wait(slot.parity);
+    wait_full(shared.P_full(slot.stage), slot);
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
       const float4 four = shared.P(slot.stage, thread, n);
@@ -210,16 +210,18 @@ struct BackwardConsumer {
     if constexpr (!config.general)
 #pragma unroll
       for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
-    if constexpr (!wants_dX) shared.y_full(y().stage).wait(y().parity);  // dP has not waited for it
+    if constexpr (!wants_dX) shared.y().wait_full(y());  // dP has not waited for it
     begin_products();
-    multiply_over_rows<config.Dv, config.element, columns>(dY, packed_P, over_rows(shared.y(y().stage), columns), true);
+    multiply_over_rows<config.Dv, config.element, columns>(dY, packed_P, over_rows(shared.y().tile(y().stage), columns),
+                                                           true);
     commit_products();
   }
   __device__ void begin_dX() {
 #pragma unroll
     for (int n = 0; n < columns / 2; n += 2) packed_dS[n / 2] = packed<config.element>(dS_of(n), dS_of(n + 1));
     begin_products();
-    multiply_over_rows<config.D, config.element, columns>(dX, packed_dS, over_rows(shared.x(x.stage), columns), true);
+    multiply_over_rows<config.D, config.element, columns>(dX, packed_dS, over_rows(shared.x().tile(x.stage), columns),
+                                                          true);
     commit_products();
   }
 
@@ -228,12 +230,12 @@ struct BackwardConsumer {
   __device__ void release_summed(int before) {
     static_assert(in_step || !wants_dY, "one stage stands for both rings");
     if (before < 0) return;
-    if constexpr (wants_dX) arrive_as_warp(shared.x_empty(before));
-    if constexpr (wants_dY) arrive_as_warp(shared.y_empty(before));
+    if constexpr (wants_dX) arrive_as_warp(shared.x().empty(before));
+    if constexpr (wants_dY) arrive_as_warp(shared.y().empty(before));
   }
 
   __device__ void sum_tile(Int32 head, Int32 tile, int& before) {
-    shared.x_full(x.stage).wait(x.parity);
+    shared.x().wait_full(x);
     clear_unused(tile);
     if constexpr (computes_S) begin_S();
     if constexpr (wants_dX) begin_dP();
@@ -256,10 +258,10 @@ struct BackwardConsumer {
     if constexpr (wants_dX) {
       wait_products<wants_dY ? 1 : 0>();
       arrived(dP);
-      if constexpr (!wants_dY) arrive_as_warp(shared.y_empty(y().stage));
+      if constexpr (!wants_dY) arrive_as_warp(shared.y().empty(y().stage));
       begin_dX();
     } else {
-      arrive_as_warp(shared.x_empty(x.stage));
+      arrive_as_warp(shared.x().empty(x.stage));
     }
     before = x.stage;
     if constexpr (config.drains) {
@@ -273,9 +275,9 @@ struct BackwardConsumer {
   // late would wait for the next but one.
   __device__ void pass(Int32 count) {
     for (; count > 0; --count, advance()) {
-      shared.x_full(x.stage).wait(x.parity), shared.y_full(y().stage).wait(y().parity);
+      shared.x().wait_full(x), shared.y().wait_full(y());
       sync_warpgroup();
-      arrive_as_warp(shared.x_empty(x.stage)), arrive_as_warp(shared.y_empty(y().stage));
+      arrive_as_warp(shared.x().empty(x.stage)), arrive_as_warp(shared.y().empty(y().stage));
     }
   }
 

@@ -6,6 +6,7 @@
 #include "sm90/backward_config.hpp"
 #include "sm90/params.hpp"
 #include "sm90/ptx/tma.cuh"
+#include "sm90/tile/ring.cuh"
 
 namespace tessera::sm90 {
 
@@ -72,8 +73,10 @@ struct BackwardShared {
 
   __device__ UInt32 X(int tile) const { return at(layout.X + tile * layout.X_bytes); }
   __device__ UInt32 Y(int tile) const { return at(layout.Y + tile * layout.Y_bytes); }
-  __device__ UInt32 x(int stage) const { return at(layout.x + stage * layout.x_bytes); }
-  __device__ UInt32 y(int stage) const { return at(layout.y + stage * layout.y_bytes); }
+  using XRing = Ring<config.stages, layout.x, layout.x_bytes, row_tiles(config)>;
+  using YRing = Ring<config.y_stages, layout.y, layout.y_bytes, row_tiles(config) + 2 * config.stages>;
+  __device__ XRing x() const { return {base, barriers()}; }
+  __device__ YRing y() const { return {base, barriers()}; }
   // Of streamed queries.
   __device__ float* lse2(int stage) const { return numbers(layout.lse2, stage); }
   __device__ float* delta(int stage) const { return numbers(layout.delta, stage); }
@@ -88,19 +91,16 @@ struct BackwardShared {
 
   // full: what the place holds is here. empty: it is no longer read.
   __device__ Barrier& rows_full(int tile) const { return barrier(tile); }
-  __device__ Barrier& x_full(int stage) const { return barrier(row_tiles(config) + stage); }
-  __device__ Barrier& x_empty(int stage) const { return x_full(config.stages + stage); }
-  __device__ Barrier& y_full(int stage) const { return x_full(2 * config.stages + stage); }
-  __device__ Barrier& y_empty(int stage) const { return y_full(config.y_stages + stage); }
-  __device__ Barrier& P_full(int slot) const { return y_full(2 * config.y_stages + slot); }
+  __device__ Barrier& P_full(int slot) const {
+    return barrier(row_tiles(config) + 2 * (config.stages + config.y_stages) + slot);
+  }
   __device__ Barrier& P_empty(int slot) const { return P_full(slots_of_P(config) + slot); }
 
   __device__ void init_barriers() const {
     constexpr int warps = 4 * config.warpgroups;
     for (int g = 0; g < row_tiles(config); ++g) rows_full(g).init(1);
     // Queries bring numbers, which the loader's lanes copy.
-    for (int s = 0; s < config.stages; ++s) x_full(s).init(owns_queries(config) ? 1 : 1 + 32), x_empty(s).init(warps);
-    for (int s = 0; s < config.y_stages; ++s) y_full(s).init(1), y_empty(s).init(warps);
+    x().init(owns_queries(config) ? 1 : 1 + 32, warps), y().init(1, warps);
     for (int s = 0; s < slots_of_P(config); ++s) P_full(s).init(4), P_empty(s).init(4);  // warps
     publish_barriers();
   }
@@ -110,7 +110,8 @@ struct BackwardShared {
   __device__ float* numbers(int first, int stage) const {
     return reinterpret_cast<float*>(base + first) + stage * config.block_columns;
   }
-  __device__ Barrier& barrier(int n) const { return reinterpret_cast<Barrier*>(base + layout.barriers)[n]; }
+  __device__ Barrier* barriers() const { return reinterpret_cast<Barrier*>(base + layout.barriers); }
+  __device__ Barrier& barrier(int n) const { return barriers()[n]; }
 };
 
 // The loader: lane 0 of a warp starts the tensor copies. The others are there for the numbers of streamed queries only,
@@ -168,7 +169,7 @@ struct BackwardLoader {
     }
     blind = __any_sync(0xffffffffu, blind);
     if (lane == 0) shared.blind(stage) = blind;
-    shared.x_full(stage).arrive();
+    shared.x().full(stage).arrive();
   }
 
   __device__ void load() const {
@@ -180,11 +181,11 @@ struct BackwardLoader {
       for (Int32 tile = w.begin; tile < w.end; ++tile, x.advance(), y.advance()) {
         Numbers numbers;
         if constexpr (!owns_queries(config)) numbers = read_numbers(head, tile);
-        shared.x_empty(x.stage).wait(x.parity ^ 1);
-        if (lane == 0) load_columns<config.D>(shared.x(x.stage), p.x, shared.x_full(x.stage), head, tile);
+        shared.x().wait_empty(x);
+        if (lane == 0) load_columns<config.D>(shared.x().tile(x.stage), p.x, shared.x().full(x.stage), head, tile);
         if constexpr (!owns_queries(config)) share_numbers(numbers, x.stage);
-        shared.y_empty(y.stage).wait(y.parity ^ 1);
-        if (lane == 0) load_columns<config.Dv>(shared.y(y.stage), p.y, shared.y_full(y.stage), head, tile);
+        shared.y().wait_empty(y);
+        if (lane == 0) load_columns<config.Dv>(shared.y().tile(y.stage), p.y, shared.y().full(y.stage), head, tile);
       }
   }
 

@@ -2,9 +2,9 @@
 // begin with the first block of keys, a tile that no key sees has none; its dQ is 0. Device text.
 #pragma once
 
-#include "sm90/kernel/accumulator.cuh"
 #include "sm90/kernel/one_pass_work.cuh"
 #include "sm90/ptx/barrier.cuh"
+#include "sm90/tile/accumulator.cuh"
 
 namespace tessera::sm90 {
 

@@ -1,13 +1,14 @@
-// The Hopper forward kernel: a scheduler and a loader (loader.cuh) feed two or three warpgroups, which multiply on the
+// The Hopper forward kernel: a scheduler and a loader feed two or three warpgroups, which multiply on the
 // tensor cores, 64 queries each. The softmax of one tile runs while O takes in the tile before; the first S of the next
 // queries is multiplied together with the last PV of these. Device text; implements docs/algorithm.md, "Online
 // softmax".
 #pragma once
 
 #include "gpu/kernel/scores.cuh"
-#include "sm90/kernel/accumulator.cuh"
 #include "sm90/kernel/loader.cuh"
-#include "sm90/kernel/softmax.cuh"
+#include "sm90/kernel/scheduler.cuh"
+#include "sm90/tile/accumulator.cuh"
+#include "sm90/tile/softmax.cuh"
 
 namespace tessera::sm90 {
 
@@ -33,7 +34,7 @@ struct Consumer {
 
   // S = Q K^T. Only begins it.
   __device__ void begin_QK() {
-    shared.k_full(k.stage).wait(k.parity);
+    shared.K().wait_full(k);
     begin_products();
     constexpr int steps = config.D / 16;
     if constexpr (config.halves_S) {
@@ -47,21 +48,21 @@ struct Consumer {
   template <int first, int end>
   __device__ void multiply_QK(float (&sums)[keys / 2]) {
     multiply_along_rows<keys, config.element, config.halves_S, first, end>(
-        sums, along_rows(shared.Q(q.stage, warpgroup)), along_rows(shared.K(k.stage)));
+        sums, along_rows(shared.Q(q.stage, warpgroup)), along_rows(shared.K().tile(k.stage)));
   }
 
   // Tiles of keys that only other warpgroups see. All threads have seen one come before it is released: a thread that
   // came too late would wait for the next but one.
   __device__ void pass_K(Int32 count) {
     for (; count > 0; --count) {
-      shared.k_full(k.stage).wait(k.parity);
+      shared.K().wait_full(k);
       sync_warpgroup();
       release_K();
     }
   }
   __device__ void pass_V(Int32 count) {
     for (; count > 0; --count) {
-      shared.v_full(v.stage).wait(v.parity);
+      shared.V().wait_full(v);
       sync_warpgroup();
       release_V();
     }
@@ -69,9 +70,9 @@ struct Consumer {
 
   // O += P V, or O = P V if O is new. Only begins it.
   __device__ void begin_PV(const Probabilities& P) {
-    shared.v_full(v.stage).wait(v.parity);
+    shared.V().wait_full(v);
     begin_products();
-    multiply_over_rows<config.Dv, config.element, keys>(O, P, over_rows(shared.V(v.stage), keys), !new_O);
+    multiply_over_rows<config.Dv, config.element, keys>(O, P, over_rows(shared.V().tile(v.stage), keys), !new_O);
     new_O = false;
     commit_products();
   }
@@ -88,12 +89,12 @@ struct Consumer {
     q.advance();
   }
   __device__ void release_K() {
-    if (leads) shared.k_empty(k.stage).arrive();
+    if (leads) shared.K().empty(k.stage).arrive();
     k.advance();
   }
 
   __device__ void release_V() {
-    if (leads) shared.v_empty(v.stage).arrive();
+    if (leads) shared.V().empty(v.stage).arrive();
     v.advance();
   }
 
@@ -162,8 +163,8 @@ struct Consumer {
   // The last tile's rows beyond the sequence have P = 0, but memory may hold NaN there, and 0 NaN is NaN: they become
   // 0. Every warpgroup does this for itself.
   __device__ void clear_unused_V(int used) {
-    shared.v_full(v.stage).wait(v.parity);
-    clear_rows<keys, config.Dv>(shared.V(v.stage), thread, used, [](int) { return true; });
+    shared.V().wait_full(v);
+    clear_rows<keys, config.Dv>(shared.V().tile(v.stage), thread, used, [](int) { return true; });
     publish_shared();
     sync_warpgroup();
   }
@@ -185,7 +186,7 @@ struct Consumer {
 
   // O / l and LSE.
   __device__ void write(const State& rows, const Work<config>& w) {
-    const float sum[2] = {quad_sum(rows.l[0]), quad_sum(rows.l[1])};
+    const float sum[2] = {gpu::quad_sum(rows.l[0]), gpu::quad_sum(rows.l[1])};
     const float whole = config.options.dropout ? p.call.x.keep_scale : 1;
     scale_O(sum[0] == 0 ? 0 : whole / sum[0], sum[1] == 0 ? 0 : whole / sum[1]);
     // Of the four lanes that share two rows, two write an LSE each.
@@ -193,7 +194,7 @@ struct Consumer {
     const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));
     if (r < 2 && p.call.lse.data && i < w.queries)
       *gpu::number_of(p.call.lse, w.b, w.q_begin + i, w.h) =
-          natural_lse(r == 0 ? rows.m(0) : rows.m(1), r == 0 ? sum[0] : sum[1]);
+          gpu::natural_lse_by_mantissa(r == 0 ? rows.m(0) : rows.m(1), r == 0 ? sum[0] : sum[1]);
     if constexpr (config.stages_O) {
       copy_O(w);
     } else {
@@ -261,7 +262,7 @@ struct Consumer {
 
   // The next tile of queries. It is in work until its slot is released, when no other thread needs it any more.
   __device__ const Work<config>& next_work() {
-    shared.work_full(slot.stage).wait(slot.parity);
+    wait_full(shared.work_full(slot.stage), slot);
     const Work<config>& w = shared.work(slot.stage);
     slot.advance();
     return w;
@@ -273,7 +274,7 @@ struct Consumer {
   // The first tile of keys of a tile of queries: nothing is multiplied meanwhile.
   __device__ void begin(State& rows, const Work<config>& w, Probabilities& P) {
     const Int32 first = w.own_begin[warpgroup], skipped = first - w.begin;
-    shared.q_full(q.stage, warpgroup).wait(q.parity);
+    wait_full(shared.q_full(q.stage, warpgroup), q);
     pass_K(skipped);
     begin_QK();
     wait_products<0>();
@@ -345,7 +346,7 @@ struct Consumer {
         const Int32 first = work->own_begin[warpgroup];
         const bool cut = work->cuts(warpgroup, first);
         rows = fresh_rows(*work);
-        shared.q_full(q.stage, warpgroup).wait(q.parity);
+        wait_full(shared.q_full(q.stage, warpgroup), q);
         pass_K(first - work->begin);
         passed += first - work->begin;
         begin_QK();
@@ -367,7 +368,7 @@ struct Consumer {
   // Queries that see nothing of what other warpgroups see.
   __device__ void pass_over(const Work<config>& w) {
     if (w.empty()) return;
-    shared.q_full(q.stage, warpgroup).wait(q.parity);
+    wait_full(shared.q_full(q.stage, warpgroup), q);
     sync_warpgroup();
     release_Q();
     for (Int32 n = w.begin; n < w.end; ++n) pass_K(1), pass_V(n > w.begin);

@@ -1,24 +1,11 @@
-// The two roles of the Hopper kernels that feed the others, one thread each: the scheduler says what to do, the loader
-// copies the tiles for it. Device text.
+// The producer of the Hopper forward kernel: one thread, which copies tiles of Q, K and V into their rings by TMA.
+// Device text.
 #pragma once
 
 #include "sm90/kernel/shared.cuh"
 #include "sm90/ptx/tma.cuh"
 
 namespace tessera::sm90 {
-
-// The scheduler.
-template <Config config>
-__device__ void schedule(const ForwardParams& p, const Shared<config>& shared) {
-  for (Int32 round = 0;; ++round) {
-    if (round == 1) wait_for_kernel_before();  // it sets p.taken to 0
-    const int slot = round % work_slots;
-    shared.work_empty(slot).wait(UInt32(round / work_slots % 2) ^ 1);
-    describe_work(p, number_in_round(p, round), shared.work(slot));
-    shared.work_full(slot).arrive();
-    if (shared.work(slot).none()) return;
-  }
-}
 
 // The loader. In the order in which the consumers ask: V of a tile of keys comes after K of the next one, be it for
 // these queries or for the next.
@@ -36,7 +23,7 @@ struct Loader {
 
   __device__ void load_Q(const Work<config>& w) {
     for (int g = 0; g < config.warpgroups; ++g) {
-      shared.q_empty(q.stage, g).wait(q.parity ^ 1);
+      wait_empty(shared.q_empty(q.stage, g), q);
       shared.q_full(q.stage, g).expect(layout.q_bytes);
       load_tile<64, config.D / 64>(shared.Q(q.stage, g), p.q, shared.q_full(q.stage, g), w.queries_at(g),
                                    pass_through_cache);
@@ -44,23 +31,25 @@ struct Loader {
     q.advance();
   }
   __device__ void load_K(const TilePlace& at) {
-    shared.k_empty(k.stage).wait(k.parity ^ 1);
-    shared.k_full(k.stage).expect(layout.k_bytes);
-    load_tile<config.block_keys, config.D / 64>(shared.K(k.stage), p.k, shared.k_full(k.stage), at, keep_in_cache);
+    shared.K().wait_empty(k);
+    shared.K().full(k.stage).expect(layout.k_bytes);
+    load_tile<config.block_keys, config.D / 64>(shared.K().tile(k.stage), p.k, shared.K().full(k.stage), at,
+                                                keep_in_cache);
     k.advance();
   }
   __device__ void load_owed_V() {
     if (owed_V.token < 0) return;
-    shared.v_empty(v.stage).wait(v.parity ^ 1);
-    shared.v_full(v.stage).expect(layout.v_bytes);
-    load_tile<config.block_keys, config.Dv / 64>(shared.V(v.stage), p.v, shared.v_full(v.stage), owed_V, keep_in_cache);
+    shared.V().wait_empty(v);
+    shared.V().full(v.stage).expect(layout.v_bytes);
+    load_tile<config.block_keys, config.Dv / 64>(shared.V().tile(v.stage), p.v, shared.V().full(v.stage), owed_V,
+                                                 keep_in_cache);
     v.advance();
     owed_V.token = -1;
   }
 
   __device__ void load() {
     for (bool more = true; more; slot.advance()) {
-      shared.work_full(slot.stage).wait(slot.parity);
+      wait_full(shared.work_full(slot.stage), slot);
       const Work<config>& w = shared.work(slot.stage);
       for (Int32 n = w.begin; n < w.end; ++n) {
         const bool first = n == w.begin;

@@ -4,8 +4,8 @@
 // are the transposed ones: rows are keys. Device text; implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
-#include "sm90/kernel/accumulator.cuh"
 #include "sm90/kernel/one_pass_loader.cuh"
+#include "sm90/tile/accumulator.cuh"
 
 namespace tessera::sm90 {
 
@@ -59,54 +59,54 @@ struct OnePassConsumer {
     const float* lse2 = shared.numbers(place.stage);
     if (lse2[blind_at(config)] == 0) return;
     const auto blind = [&](int n) { return lse2[n] == -minus_infinity<float>; };
-    clear_rows<queries, config.D>(shared.Q(place.stage), thread, 0, blind);
-    clear_rows<queries, config.Dv>(shared.dO(place.stage), thread, 0, blind);
+    clear_rows<queries, config.D>(shared.Q().tile(place.stage), thread, 0, blind);
+    clear_rows<queries, config.Dv>(shared.dO().tile(place.stage), thread, 0, blind);
     publish_shared();
     sync_warpgroup();
   }
 
   // Of the tile in `place`. dO is needed later, but has been asked for earlier.
   __device__ void wait_for_queries() const {
-    shared.Q_full(place.stage).wait(place.parity);
-    shared.dO_full(place.stage).wait(place.parity);
+    shared.Q().wait_full(place);
+    shared.dO().wait_full(place);
     clear_blind_queries();
   }
   // S = K Q^T. This and the next four only begin their products.
   __device__ void begin_S() {
     begin_products();
     multiply_along_rows<queries, config.element, false, 0, config.D / 16>(
-        S, along_rows(shared.K(slot.stage, warpgroup)), along_rows(shared.Q(place.stage)));
+        S, along_rows(shared.K(slot.stage, warpgroup)), along_rows(shared.Q().tile(place.stage)));
     commit_products();
   }
   // dP = V dO^T
   __device__ void begin_dP() {
     begin_products();
     multiply_along_rows<queries, config.element, false, 0, config.Dv / 16>(dP, along_rows(shared.V(warpgroup)),
-                                                                           along_rows(shared.dO(place.stage)));
+                                                                           along_rows(shared.dO().tile(place.stage)));
     commit_products();
   }
   // dV += P dO
   __device__ void begin_dV() {
     begin_products();
-    multiply_over_rows<config.Dv, config.element, queries>(dV, packed_P, over_rows(shared.dO(place.stage), queries),
-                                                           true);
+    multiply_over_rows<config.Dv, config.element, queries>(dV, packed_P,
+                                                           over_rows(shared.dO().tile(place.stage), queries), true);
     commit_products();
   }
   // dK += dS Q
   __device__ void begin_dK() {
     begin_products();
-    multiply_over_rows<config.D, config.element, queries>(dK, packed_dS, over_rows(shared.Q(place.stage), queries),
-                                                          true);
+    multiply_over_rows<config.D, config.element, queries>(dK, packed_dS,
+                                                          over_rows(shared.Q().tile(place.stage), queries), true);
     commit_products();
   }
   // This warpgroup's part of dQ = dS^T K, over the keys of both, of the tile before the one in `place`. If there is
   // none, of whatever the memory holds.
   __device__ void begin_dQ() {
     const RingPlace<config.stages> late = place.before();
-    shared.dS_full(late.stage).wait(late.parity);
+    shared.dS().wait_full(late);
     publish_shared();  // dS, of both
     using Product = Wgmma<64, config.element>;
-    const Operand rows = along_rows(shared.dS(late.stage) + part_row(config, warpgroup) * panel_row_bytes);
+    const Operand rows = along_rows(shared.dS().tile(late.stage) + part_row(config, warpgroup) * panel_row_bytes);
     begin_products();
 #pragma unroll
     for (int g = 0; g < one_pass_warpgroups; ++g) {
@@ -164,13 +164,13 @@ struct OnePassConsumer {
     for (int k = 0; k < queries / 16; ++k) {
       const UInt32* four = &packed_dS[4 * k];
       store_matrix_turned(
-          shared.dS(place.stage) + tile_byte(queries, turned_row(thread, k), turned_column(thread, warpgroup)), four[0],
-          four[1], four[2], four[3]);
+          shared.dS().tile(place.stage) + tile_byte(queries, turned_row(thread, k), turned_column(thread, warpgroup)),
+          four[0], four[1], four[2], four[3]);
     }
   }
 
   // To the thread that adds this tile's to the sum in memory, as soon as there is room.
-  __device__ void wait_to_hand_over() const { shared.dQ_empty().wait(out.parity ^ 1); }
+  __device__ void wait_to_hand_over() const { wait_empty(shared.dQ_empty(), out); }
   __device__ void hand_over_dQ() {
     arrived(dQ);
 #pragma unroll
@@ -189,7 +189,7 @@ struct OnePassConsumer {
   // at the loop's end.
   __device__ void sum(const Work& w) {
     if (!w.has_tiles()) return;
-    shared.V_full().wait(v.parity);
+    wait_full(shared.V_full(), v);
     v.advance();
     clear_absent_keys<config.Dv>(w, shared.V(warpgroup));
     const auto [whole_begin, whole_end] = w.whole_tiles(first_key(w));
@@ -199,7 +199,7 @@ struct OnePassConsumer {
       if (at.tile < whole_begin || at.tile >= whole_end) mask(w, at.tile);
       if (first && warpgroup == 1) shared.ahead().wait(v.parity ^ 1);
       exponentiate();
-      shared.dS_empty(place.stage).wait(place.parity ^ 1);
+      shared.dS().wait_empty(place);
       pack_P();
       begin_dV();
       if (first && warpgroup == 0) arrive_by_warp(shared.ahead());
@@ -207,11 +207,11 @@ struct OnePassConsumer {
       arrived(dP);
       differentiate();
       __syncwarp();
-      arrive_by_warp(shared.dS_full(place.stage));
+      arrive_by_warp(shared.dS().full(place.stage));
       begin_dK();
       at.advance();
       wait_products<1>();
-      arrive_by_warp(shared.dO_empty(place.stage));
+      arrive_by_warp(shared.dO().empty(place.stage));
       if (!at.has_more()) arrive_by_warp(shared.V_empty());
       begin_dQ();
       const int stage = place.stage, late_stage = place.before().stage;
@@ -219,9 +219,9 @@ struct OnePassConsumer {
       if (at.has_more()) wait_for_queries();
       begin_S();
       wait_products<1>();
-      arrive_by_warp(shared.Q_empty(stage));
+      arrive_by_warp(shared.Q().empty(stage));
       if (late) {
-        arrive_by_warp(shared.dS_empty(late_stage));
+        arrive_by_warp(shared.dS().empty(late_stage));
         if (first) arrive_by_warp(shared.work_empty(late_slot));  // whose dK and dV have left
         wait_to_hand_over();
       }
@@ -238,7 +238,7 @@ struct OnePassConsumer {
   __device__ void finish_dQ() {
     begin_dQ();
     wait_products<0>();
-    arrive_by_warp(shared.dS_empty(place.before().stage));
+    arrive_by_warp(shared.dS().empty(place.before().stage));
     arrive_by_warp(shared.work_empty(late_slot));
     wait_to_hand_over();
     hand_over_dQ();
@@ -247,10 +247,10 @@ struct OnePassConsumer {
 
   // Until the work in `slot` is here, with its keys and first queries, if it has any.
   __device__ void wait_for_work() {
-    shared.work_full(slot.stage).wait(slot.parity);
+    wait_full(shared.work_full(slot.stage), slot);
     const Work& w = shared.work(slot.stage);
     if (!w.has_tiles()) return;
-    shared.K_full(slot.stage).wait(slot.parity);
+    wait_full(shared.K_full(slot.stage), slot);
     clear_absent_keys<config.D>(w, shared.K(slot.stage, warpgroup));
     wait_for_queries();
     read_lse2();

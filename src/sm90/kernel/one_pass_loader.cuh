@@ -6,6 +6,7 @@
 #include "sm90/kernel/one_pass_work.cuh"
 #include "sm90/ptx/memory.cuh"
 #include "sm90/ptx/tma.cuh"
+#include "sm90/tile/ring.cuh"
 
 namespace tessera::sm90 {
 
@@ -18,9 +19,14 @@ struct OnePassShared {
     return at(layout.K + (slot * one_pass_warpgroups + warpgroup) * layout.K_bytes);
   }
   __device__ UInt32 V(int warpgroup) const { return at(layout.V + warpgroup * layout.V_bytes); }
-  __device__ UInt32 Q(int stage) const { return at(layout.Q + stage * layout.Q_bytes); }
-  __device__ UInt32 dO(int stage) const { return at(layout.dO + stage * layout.dO_bytes); }
-  __device__ UInt32 dS(int stage) const { return at(layout.dS + stage * layout.dS_bytes); }
+  // Q's barriers stand for a tile's numbers, too. dS is written and read by the consumers.
+  static constexpr int others = one_pass_work_barriers;
+  using QRing = Ring<config.stages, layout.Q, layout.Q_bytes, others>;
+  using DORing = Ring<config.stages, layout.dO, layout.dO_bytes, others + 2 * config.stages>;
+  using DSRing = Ring<config.stages, layout.dS, layout.dS_bytes, others + 4 * config.stages>;
+  __device__ QRing Q() const { return {base, barriers()}; }
+  __device__ DORing dO() const { return {base, barriers()}; }
+  __device__ DSRing dS() const { return {base, barriers()}; }
   __device__ UInt32 dQ(int part = 0) const { return at(layout.dQ + part * part_bytes); }
   __device__ float* numbers(int stage) const {
     return reinterpret_cast<float*>(base + layout.numbers) + stage * numbers_of(config);
@@ -38,12 +44,6 @@ struct OnePassShared {
   __device__ Barrier& V_empty() const { return barrier(3 * key_slots + 1); }
   __device__ Barrier& loaded() const { return barrier(3 * key_slots + 2); }
   __device__ Barrier& ahead() const { return barrier(3 * key_slots + 3); }
-  __device__ Barrier& Q_full(int stage) const { return barrier(others + stage); }  // and of numbers
-  __device__ Barrier& Q_empty(int stage) const { return barrier(others + config.stages + stage); }
-  __device__ Barrier& dO_full(int stage) const { return barrier(others + 2 * config.stages + stage); }
-  __device__ Barrier& dO_empty(int stage) const { return barrier(others + 3 * config.stages + stage); }
-  __device__ Barrier& dS_full(int stage) const { return barrier(others + 4 * config.stages + stage); }
-  __device__ Barrier& dS_empty(int stage) const { return barrier(others + 5 * config.stages + stage); }
   __device__ Barrier& dQ_full(int adder) const { return barrier(others + 6 * config.stages + adder); }
   __device__ Barrier& dQ_empty() const { return barrier(others + 6 * config.stages + dQ_adders); }
 
@@ -52,20 +52,16 @@ struct OnePassShared {
     for (int s = 0; s < key_slots; ++s)
       work_full(s).init(1), work_empty(s).init(servants + consumer_warps), K_full(s).init(1);
     V_full().init(1), V_empty().init(consumer_warps), loaded().init(1), ahead().init(4);
-    for (int s = 0; s < config.stages; ++s) {
-      Q_full(s).init(1), Q_empty(s).init(consumer_warps);
-      dO_full(s).init(1), dO_empty(s).init(consumer_warps);
-      dS_full(s).init(consumer_warps), dS_empty(s).init(consumer_warps);
-    }
+    Q().init(1, consumer_warps), dO().init(1, consumer_warps), dS().init(consumer_warps, consumer_warps);
     for (int adder = 0; adder < dQ_adders; ++adder) dQ_full(adder).init(consumer_warps);
     dQ_empty().init(1);
     publish_barriers();
   }
 
  private:
-  static constexpr int others = one_pass_work_barriers;
   __device__ UInt32 at(int offset) const { return shared_address(base) + offset; }
-  __device__ Barrier& barrier(int n) const { return reinterpret_cast<Barrier*>(base + layout.barriers)[n]; }
+  __device__ Barrier* barriers() const { return reinterpret_cast<Barrier*>(base + layout.barriers); }
+  __device__ Barrier& barrier(int n) const { return barriers()[n]; }
 };
 
 // Beside the consumers, a thread of each of four warps.
@@ -81,8 +77,8 @@ struct OnePassServants {
   __device__ void take_works() const {
     RingPlace<1> loaded;
     for (RingPlace<key_slots> slot;; slot.advance(), loaded.advance()) {
-      shared.loaded().wait(loaded.parity ^ 1);
-      shared.work_empty(slot.stage).wait(slot.parity ^ 1);
+      wait_empty(shared.loaded(), loaded);
+      wait_empty(shared.work_empty(slot.stage), slot);
       const UInt32 number = atomicAdd(p.memory.taken, 1u);
       OnePassWork<config>& work = shared.work(slot.stage);
       Barrier& full = shared.work_full(slot.stage);
@@ -101,7 +97,7 @@ struct OnePassServants {
   template <class Function>
   __device__ void for_works(Function f) const {
     for (RingPlace<key_slots> slot;; slot.advance()) {
-      shared.work_full(slot.stage).wait(slot.parity);
+      wait_full(shared.work_full(slot.stage), slot);
       const OnePassWork<config>& work = shared.work(slot.stage);
       if (work.is_end()) return;
       f(work, slot.stage);
@@ -133,12 +129,12 @@ struct OnePassServants {
       bool first = true;
       for (TileWalk<config> at(w); at.has_more(); at.advance(), place.advance()) {
         const TilePlace from{w.query_begin + at.tile * queries, at.head, w.tensor_b};
-        shared.dO_empty(place.stage).wait(place.parity ^ 1);
+        shared.dO().wait_empty(place);
         load_dO(from, place.stage);
-        shared.Q_empty(place.stage).wait(place.parity ^ 1);
+        shared.Q().wait_empty(place);
         load_Q(from, at.number(p.memory, w), place.stage);
         if (first) {
-          shared.V_empty().wait(v.parity ^ 1);
+          wait_empty(shared.V_empty(), v);
           load_keys<config.Dv>(w, p.v, shared.V(0), shared.V_full());
           v.advance(), first = false;
         }
@@ -148,15 +144,15 @@ struct OnePassServants {
   }
 
   __device__ void load_dO(const TilePlace& from, int stage) const {
-    Barrier& full = shared.dO_full(stage);
+    Barrier& full = shared.dO().full(stage);
     full.expect(layout.dO_bytes);
-    load_tile<queries, config.Dv / 64>(shared.dO(stage), p.d_o, full, from, keep_in_cache);
+    load_tile<queries, config.Dv / 64>(shared.dO().tile(stage), p.d_o, full, from, keep_in_cache);
   }
   __device__ void load_Q(const TilePlace& from, Int32 tile, int stage) const {
     constexpr int number_bytes = numbers_of(config) * 4;
-    Barrier& full = shared.Q_full(stage);
+    Barrier& full = shared.Q().full(stage);
     full.expect(layout.Q_bytes + number_bytes);
-    load_tile<queries, config.D / 64>(shared.Q(stage), p.q, full, from, keep_in_cache);
+    load_tile<queries, config.D / 64>(shared.Q().tile(stage), p.q, full, from, keep_in_cache);
     load_bytes<number_bytes>(shared_address(shared.numbers(stage)), p.memory.numbers + Int64(tile) * numbers_of(config),
                              full);
   }
@@ -175,7 +171,7 @@ struct OnePassServants {
         float* to = p.memory.sums + number * parts_of(config) * part_numbers;
         const UInt32 turn = config.ordered ? w.turn_at(at.tile) : 1;
         if constexpr (config.ordered) wait_for_count(p.memory.counts + number, turn);
-        shared.dQ_full(adder).wait(place.parity);
+        wait_full(shared.dQ_full(adder), place);
         place.advance();
         publish_shared();  // what the consumers wrote
         if (turn == 0)

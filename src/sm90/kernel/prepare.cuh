@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/kernel/common.cuh"
+#include "gpu/kernel/lanes.cuh"
 #include "sm90/kernel/one_pass_work.cuh"
 #include "sm90/ptx/barrier.cuh"
 #include "sm90/ptx/math.cuh"
@@ -66,9 +67,7 @@ __device__ void prepare(const PrepareParams& p) {
   bool blind = false;
 #pragma unroll
   for (int r = 0; r < rounds; ++r) {
-#pragma unroll
-    for (int distance = lanes / 2; distance > 0; distance /= 2)
-      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], distance);
+    sum[r] = gpu::sum_over_lanes<lanes>(sum[r]);
     const Int64 i = place.first + row + r * at_once, token = place.s.q_begin + i;
     const bool sees = lse[r] != minus_infinity<float>;
     blind |= !sees;

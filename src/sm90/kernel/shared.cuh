@@ -3,7 +3,7 @@
 #pragma once
 
 #include "sm90/kernel/work.cuh"
-#include "sm90/ptx/barrier.cuh"
+#include "sm90/tile/ring.cuh"
 
 namespace tessera::sm90 {
 
@@ -16,8 +16,10 @@ struct Shared {
   __device__ UInt32 Q(int stage, int warpgroup) const {
     return tile(layout.Q, q_tile(stage, warpgroup), layout.q_bytes);
   }
-  __device__ UInt32 K(int stage) const { return tile(layout.K, stage, layout.k_bytes); }
-  __device__ UInt32 V(int stage) const { return tile(layout.V, stage, layout.v_bytes); }
+  using KRing = Ring<config.stages, layout.K, layout.k_bytes, 2 * q_tiles>;
+  using VRing = Ring<config.stages, layout.V, layout.v_bytes, 2 * q_tiles + 2 * config.stages>;
+  __device__ KRing K() const { return {base, barriers()}; }
+  __device__ VRing V() const { return {base, barriers()}; }
   __device__ UInt32 O(int warpgroup) const { return tile(layout.O, warpgroup, layout.o_bytes); }
   __device__ Work<config>& work(int slot) const {
     return *reinterpret_cast<Work<config>*>(base + layout.work + slot * work_bytes);
@@ -29,10 +31,6 @@ struct Shared {
   // full: what the slot holds is here. empty: it is no longer read.
   __device__ Barrier& q_full(int stage, int warpgroup) const { return barrier(q_tile(stage, warpgroup)); }
   __device__ Barrier& q_empty(int stage, int warpgroup) const { return barrier(q_tiles + q_tile(stage, warpgroup)); }
-  __device__ Barrier& k_full(int stage) const { return barrier(2 * q_tiles + stage); }
-  __device__ Barrier& k_empty(int stage) const { return barrier(2 * q_tiles + config.stages + stage); }
-  __device__ Barrier& v_full(int stage) const { return barrier(2 * q_tiles + 2 * config.stages + stage); }
-  __device__ Barrier& v_empty(int stage) const { return barrier(2 * q_tiles + 3 * config.stages + stage); }
   __device__ Barrier& work_full(int slot) const { return barrier(2 * q_tiles + 4 * config.stages + slot); }
   __device__ Barrier& work_empty(int slot) const {
     return barrier(2 * q_tiles + 4 * config.stages + work_slots + slot);
@@ -40,10 +38,7 @@ struct Shared {
 
   __device__ void init_barriers() const {
     for (int n = 0; n < q_tiles; ++n) barrier(n).init(1), barrier(q_tiles + n).init(1);
-    for (int s = 0; s < config.stages; ++s) {
-      k_full(s).init(1), k_empty(s).init(config.warpgroups);
-      v_full(s).init(1), v_empty(s).init(config.warpgroups);
-    }
+    K().init(1, config.warpgroups), V().init(1, config.warpgroups);
     for (int s = 0; s < work_slots; ++s) work_full(s).init(1), work_empty(s).init(1 + config.warpgroups);
     publish_barriers();
   }
@@ -53,7 +48,8 @@ struct Shared {
     return shared_address(base) + first + number * bytes;
   }
   __device__ static int q_tile(int stage, int warpgroup) { return stage * config.warpgroups + warpgroup; }
-  __device__ Barrier& barrier(int n) const { return reinterpret_cast<Barrier*>(base + layout.barriers)[n]; }
+  __device__ Barrier* barriers() const { return reinterpret_cast<Barrier*>(base + layout.barriers); }
+  __device__ Barrier& barrier(int n) const { return barriers()[n]; }
 };
 
 }  // namespace tessera::sm90

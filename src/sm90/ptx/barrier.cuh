@@ -8,20 +8,6 @@ namespace tessera::sm90 {
 
 __device__ inline UInt32 shared_address(const void* p) { return UInt32(__cvta_generic_to_shared(p)); }
 
-// A place in a ring of stages: the parity of the phase that its barriers are in.
-template <int stages>
-struct RingPlace {
-  int stage = 0;
-  UInt32 parity = 0;
-  __device__ void advance() {
-    if (++stage < stages) return;
-    stage = 0, parity ^= 1;
-  }
-  __device__ RingPlace before() const {
-    return stage > 0 ? RingPlace{stage - 1, parity} : RingPlace{stages - 1, parity ^ 1};
-  }
-};
-
 // "mbarrier": a phase ends when `count` arrivals and all announced bytes are in.
 struct Barrier {
   UInt64 state;

@@ -1,15 +1,12 @@
-// Exponentials, and pairs of 16-bit numbers in one register: one function, one instruction of the PTX ISA. Device text.
+// Pairs of 16-bit numbers in one register: one function, one instruction of the PTX ISA. Device text.
 #pragma once
 
+#include "gpu/kernel/math.cuh"
 #include "sm90/config.hpp"
 
 namespace tessera::sm90 {
 
-__device__ inline float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+using gpu::exp2_of;
 
 // Two numbers in one register, the first in its low half.
 template <Element element>

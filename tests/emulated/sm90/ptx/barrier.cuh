@@ -12,17 +12,6 @@ inline UInt32 shared_address(const void* p) {
   return UInt32(static_cast<const unsigned char*>(p) - Machine::here().memory);
 }
 
-template <int stages>
-struct RingPlace {
-  int stage = 0;
-  UInt32 parity = 0;
-  void advance() {
-    if (++stage < stages) return;
-    stage = 0, parity ^= 1;
-  }
-  RingPlace before() const { return stage > 0 ? RingPlace{stage - 1, parity} : RingPlace{stages - 1, parity ^ 1}; }
-};
-
 struct Barrier {
   UInt64 state;
 

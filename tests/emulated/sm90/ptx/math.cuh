@@ -1,13 +1,12 @@
 // Stands in for src/sm90/ptx/math.cuh on the host.
 #pragma once
 
-#include <cmath>
-
+#include "gpu/kernel/math.cuh"
 #include "sm90/config.hpp"
 
 namespace tessera::sm90 {
 
-inline float exp2_of(float x) { return std::exp2(x); }
+using gpu::exp2_of;
 
 template <Element element>
 UInt32 packed(float first, float second) {

@@ -3,23 +3,15 @@
 // keep exponentials in range, so after a row's first tile it stays, unless a tile's sum shows that it is too small.
 #pragma once
 
+#include "gpu/kernel/lanes.cuh"
 #include "math/softmax.hpp"
 #include "sm90/config.hpp"
-#include "sm90/kernel/quad.cuh"
 #include "sm90/kernel/work.cuh"
 #include "sm90/layout.hpp"
 #include "sm90/ptx/math.cuh"
+#include "sm90/tile/quad.cuh"
 
 namespace tessera::sm90 {
-
-// LSE from a maximum in units of log2(e) and the sum. The logarithm of a mantissa is exact enough in f32; what it is
-// added to needs f64.
-__device__ inline float natural_lse(float m, float l) {
-  int exponent;
-  const float mantissa = frexpf(l, &exponent);
-  return float(log_sum_exp(double(m), double(l), [&](double) { return double(exponent) + log2f(mantissa); }) *
-               ln2<double>);
-}
 
 // A thread's two rows. Value n of an accumulator belongs to row n / 2 % 2.
 template <Config config>
@@ -66,7 +58,7 @@ struct Rows {
     for (int n = 4; n < values; ++n) part[n % 4] = fmaxf(part[n % 4], S[n]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float before = m(r), top = fmaxf(before, quad_max(fmaxf(part[2 * r], part[2 * r + 1])) * factor);
+      const float before = m(r), top = fmaxf(before, gpu::quad_max(fmaxf(part[2 * r], part[2 * r + 1])) * factor);
       base[r] = exponent_base(top);
       alpha[r] = exp2_of(before - base[r]);
       if (bound[r] < 0 && top != minus_infinity<float>) bound[r] = 0;
@@ -83,7 +75,7 @@ struct Rows {
     online(S, [&](int n, const float(&p)[4]) { pack(P, n, p); });
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float row = quad_sum(l[r]);
+      const float row = gpu::quad_sum(l[r]);
       if (bound[r] >= 0) bound[r] = fminf(limit, row);
     }
   }

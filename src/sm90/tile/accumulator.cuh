@@ -3,11 +3,11 @@
 #pragma once
 
 #include "gpu/kernel/common.cuh"
-#include "sm90/kernel/quad.cuh"
 #include "sm90/layout.hpp"
 #include "sm90/ptx/math.cuh"
 #include "sm90/ptx/tma.cuh"
 #include "sm90/ptx/wgmma.cuh"
+#include "sm90/tile/quad.cuh"
 
 namespace tessera::sm90 {
 

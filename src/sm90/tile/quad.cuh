@@ -5,15 +5,6 @@
 
 namespace tessera::sm90 {
 
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
 // Over the four lanes of a quad: lane q brings x[c] of columns c, and gets x[i] of lane i, all of column q.
 __device__ inline void transpose_in_quad(UInt32 (&x)[4]) {
   const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
