@@ -4,8 +4,6 @@
 // the tests in tests/sm90 that run a kernel's text.
 #pragma once
 
-#include <ucontext.h>
-
 #include <cstring>
 #include <functional>
 #include <map>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "math/types.hpp"
+#include "tests/emulated/fiber.hpp"
 
 // --- what CUDA C++ has and C++ has not
 
@@ -67,9 +66,10 @@ class Machine {
 
   void wait_until(const std::function<bool()>& done) {
     if (!done()) {
-      fibers[current].waits_for = &done;
-      swapcontext(&fibers[current].context, &scheduler);
-      fibers[current].waits_for = nullptr;
+      Thread& thread = threads[current];
+      thread.waits_for = &done;
+      thread.fiber.leave();
+      thread.waits_for = nullptr;
     }
     ++progress;
   }
@@ -103,9 +103,8 @@ class Machine {
   std::mt19937 random{1};
 
  private:
-  struct Fiber {
-    ucontext_t context;
-    std::vector<char> stack;
+  struct Thread {
+    Fiber fiber;
     const std::function<bool()>* waits_for = nullptr;
     bool done = false;
   };
@@ -117,36 +116,34 @@ class Machine {
     } catch (...) {
       m.failure = std::current_exception();
     }
-    m.fibers[m.current].done = true;
+    m.threads[m.current].done = true;
     ++m.progress;
-    swapcontext(&m.fibers[m.current].context, &m.scheduler);
+    m.threads[m.current].fiber.leave();
   }
 
-  void run_block(int threads, const std::function<void()>& run) {
-    kernel = &run, block_threads = threads, failure = nullptr;
-    fibers.resize(static_cast<std::size_t>(threads));  // they keep their stacks from block to block
-    for (Fiber& f : fibers) {
-      f.stack.resize(256 << 10), f.done = false, f.waits_for = nullptr;
-      getcontext(&f.context);
-      f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
-      f.context.uc_link = nullptr;
-      makecontext(&f.context, &Machine::enter, 0);
+  void run_block(int count, const std::function<void()>& run) {
+    kernel = &run, block_threads = count, failure = nullptr;
+    threads.resize(static_cast<std::size_t>(count));  // they keep their stacks from block to block
+    for (Thread& thread : threads) {
+      thread.done = false, thread.waits_for = nullptr;
+      thread.fiber.begin(&Machine::enter);
     }
-    std::vector<std::size_t> order(fibers.size());
+    std::vector<std::size_t> order(threads.size());
     for (std::size_t n = 0; n < order.size(); ++n) order[n] = n;
     // One warp, or none, goes on only when all others wait for it: what it was to do in time shows.
-    const std::size_t warps = (fibers.size() + 31) / 32, slow = random() % (warps + 1);
+    const std::size_t warps = (threads.size() + 31) / 32, slow = random() % (warps + 1);
     for (bool running = true, hurry = false; running;) {
       std::shuffle(order.begin(), order.end(), random);
       const long before = progress;
       running = false;
       for (const std::size_t n : order) {
-        if (fibers[n].done) continue;
+        Thread& thread = threads[n];
+        if (thread.done) continue;
         running = true;
         if (n / 32 == slow && !hurry) continue;
-        if (fibers[n].waits_for && !(*fibers[n].waits_for)()) continue;
+        if (thread.waits_for && !(*thread.waits_for)()) continue;
         current = n, threadIdx.x = static_cast<int>(n);
-        swapcontext(&scheduler, &fibers[n].context);
+        thread.fiber.enter();
         if (failure) std::rethrow_exception(failure);
       }
       if (running && progress == before && hurry) throw std::runtime_error("all threads of the block wait");
@@ -154,9 +151,8 @@ class Machine {
     }
   }
 
-  std::vector<Fiber> fibers;
+  std::vector<Thread> threads;
   std::size_t current = 0;
-  ucontext_t scheduler{};
   const std::function<void()>* kernel = nullptr;
   std::exception_ptr failure;
   long progress = 0;

@@ -8,22 +8,32 @@
 
 namespace tessera::sm90 {
 
+inline UInt32 field(Operand o, int shift) { return UInt32(o.bits >> shift & 0x3fff) * 16; }
+inline const unsigned char* swizzled(UInt32 byte) { return Machine::here().memory + (byte ^ (byte >> 7 & 7) << 4); }
+
 template <Element element>
-float number_at(UInt32 byte) {
-  byte ^= (byte >> 7 & 7) << 4;
+float number_at(const unsigned char* at) {
   UInt16 bits;
-  std::memcpy(&bits, Machine::here().memory + byte, 2);
+  std::memcpy(&bits, at, 2);
   return unpacked<element>(bits);
 }
-inline UInt32 field(Operand o, int shift) { return UInt32(o.bits >> shift & 0x3fff) * 16; }
+
+// The 16 numbers of a row, which lie side by side: two pieces of 16 bytes.
 template <Element element>
-float along_rows_at(Operand o, int row, int k) {
-  return number_at<element>(field(o, 0) + UInt32(row / 8) * field(o, 32) + UInt32(row % 8 * 128 + k * 2));
+void fetch_row(float (&x)[16], Operand o, int row) {
+  const UInt32 first = field(o, 0) + UInt32(row / 8) * field(o, 32) + UInt32(row % 8 * 128);
+  for (int piece = 0; piece < 2; ++piece) {
+    const unsigned char* at = swizzled(first + UInt32(16 * piece));
+    for (int k = 0; k < 8; ++k) x[8 * piece + k] = number_at<element>(at + 2 * k);
+  }
 }
+
+// The 16 numbers of a column, each in a row of its own.
 template <Element element>
-float over_rows_at(Operand o, int k, int column) {
-  return number_at<element>(field(o, 0) + UInt32(column / 64) * field(o, 16) + UInt32(k / 8) * field(o, 32) +
-                            UInt32(k % 8 * 128 + column % 64 * 2));
+void fetch_column(float (&x)[16], Operand o, int column) {
+  const UInt32 first = field(o, 0) + UInt32(column / 64) * field(o, 16) + UInt32(column % 64 * 2);
+  for (int k = 0; k < 16; ++k)
+    x[k] = number_at<element>(swizzled(first + UInt32(k / 8) * field(o, 32) + UInt32(k % 8 * 128)));
 }
 
 template <int n, Element element>
@@ -36,7 +46,7 @@ struct Wgmma {
   static void add(float (&d)[n / 2], Operand a, Operand b) {
     float rows[2][16];
     fetch(rows, a);
-    multiply(d, rows, [b](int k, int column) { return along_rows_at<element>(b, column, k); });
+    multiply(d, rows, [b](float(&x)[16], int column) { fetch_row<element>(x, b, column); });
   }
   static void set_over_rows(float (&d)[n / 2], Operand a, Operand b) {
     for (float& x : d) x = 0;
@@ -45,7 +55,7 @@ struct Wgmma {
   static void add_over_rows(float (&d)[n / 2], Operand a, Operand b) {
     float rows[2][16];
     fetch(rows, a);
-    multiply(d, rows, [b](int k, int column) { return over_rows_at<element>(b, k, column); });
+    multiply(d, rows, [b](float(&x)[16], int column) { fetch_column<element>(x, b, column); });
   }
   static void add(float (&d)[n / 2], const UInt32* a, Operand b, bool accumulate) {
     const int lane = threadIdx.x % 32;
@@ -59,22 +69,21 @@ struct Wgmma {
           rows[r % 2][8 * (r / 2) + 2 * other + half] = unpacked<element>(bits);
         }
     }
-    multiply(d, rows, [b](int k, int column) { return over_rows_at<element>(b, k, column); });
+    multiply(d, rows, [b](float(&x)[16], int column) { fetch_column<element>(x, b, column); });
   }
 
  private:
   static void fetch(float (&rows)[2][16], Operand a) {
-    for (int r = 0; r < 2; ++r)
-      for (int k = 0; k < 16; ++k) rows[r][k] = along_rows_at<element>(a, accumulator_row(threadIdx.x % 128, 2 * r), k);
+    for (int r = 0; r < 2; ++r) fetch_row<element>(rows[r], a, accumulator_row(threadIdx.x % 128, 2 * r));
   }
   // A thread's two rows of the first operand with all of its columns of the second.
-  template <class Second>
-  static void multiply(float (&d)[n / 2], const float (&rows)[2][16], Second second) {
-    for (int i = 0; i < n / 2; i += i % 2 == 0 ? 1 : 3)
-      for (int k = 0; k < 16; ++k) {
-        const float x = second(k, accumulator_column(threadIdx.x % 128, i));
-        d[i] += rows[0][k] * x, d[i + 2] += rows[1][k] * x;
-      }
+  template <class Fetch>
+  static void multiply(float (&d)[n / 2], const float (&rows)[2][16], Fetch fetch) {
+    for (int i = 0; i < n / 2; i += i % 2 == 0 ? 1 : 3) {
+      float x[16];
+      fetch(x, accumulator_column(threadIdx.x % 128, i));
+      for (int k = 0; k < 16; ++k) d[i] += rows[0][k] * x[k], d[i + 2] += rows[1][k] * x[k];
+    }
   }
 };
 
