@@ -6,7 +6,8 @@ if(TARGET tessera_cli)
   foreach(group Run Errors Commands Terminal)
     add_test(NAME cli_test.${group}
              COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_test.py $<TARGET_FILE:tessera_cli> ${group})
-    set_tests_properties(cli_test.${group} PROPERTIES ENVIRONMENT "TESSERA_SANITIZE=${TESSERA_SANITIZE}" TIMEOUT 600)
+    set_tests_properties(cli_test.${group} PROPERTIES
+      ENVIRONMENT "TESSERA_SANITIZE=${TESSERA_SANITIZE}" TIMEOUT ${test_timeout})
   endforeach()
 
   # A sanitizer's library would have to be loaded before the failing calls, and not into a privileged program.
@@ -21,12 +22,12 @@ if(TARGET tessera_cli)
     add_test(NAME cli_memory_test
              COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_memory_test.py $<TARGET_FILE:tessera_cli>
                      $<TARGET_FILE:failing_memory>)
-    set_tests_properties(cli_memory_test PROPERTIES TIMEOUT 600)
+    set_tests_properties(cli_memory_test PROPERTIES TIMEOUT ${test_timeout})
   endif()
   foreach(group ${file_groups})
     add_test(NAME cli_files_test.${group}
              COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_files_test.py $<TARGET_FILE:tessera_cli>
                      $<TARGET_FILE:failing_calls> ${group})
-    set_tests_properties(cli_files_test.${group} PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77)
+    set_tests_properties(cli_files_test.${group} PROPERTIES TIMEOUT ${test_timeout} SKIP_RETURN_CODE 77)
   endforeach()
 endif()

@@ -1,7 +1,7 @@
 # Tests of the tree, of what was built from it and of the tests themselves. Included by tests/CMakeLists.txt.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 add_test(NAME tree_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/tree_test.py ${CMAKE_CXX_COMPILER})
-set_tests_properties(tree_test PROPERTIES TIMEOUT 600)
+set_tests_properties(tree_test PROPERTIES TIMEOUT ${test_timeout})
 
 # Sanitizers add weak symbols of their own.
 if(NOT TESSERA_SANITIZE)
@@ -15,7 +15,7 @@ endif()
 if(TARGET tessera_cli AND NOT TESSERA_SANITIZE)
   add_test(NAME install_test
            COMMAND ${CMAKE_CURRENT_LIST_DIR}/install_test.sh ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
-  set_tests_properties(install_test PROPERTIES TIMEOUT 600
+  set_tests_properties(install_test PROPERTIES TIMEOUT ${test_timeout}
     ENVIRONMENT "CC=${CMAKE_C_COMPILER};CXX=${CMAKE_CXX_COMPILER}")
 endif()
 

@@ -2,7 +2,8 @@
 tessera_test(NAME buffer_test SOURCES unit/buffer_test.cpp)
 tessera_test(NAME overlap_test SOURCES unit/overlap_test.cpp)
 tessera_test(NAME parallel_test SOURCES unit/parallel_test.cpp LABELS threads)
-tessera_test(NAME openmp_test SOURCES unit/openmp_test.cpp $<TARGET_OBJECTS:parallel_test> support/faults.cpp)
+tessera_test(NAME openmp_test SOURCES unit/openmp_test.cpp $<TARGET_OBJECTS:parallel_test> support/faults.cpp
+             LABELS threads)
 tessera_test(NAME places_test SOURCES unit/places_test.cpp)
 tessera_test(NAME jit_test SOURCES unit/jit_test.cpp)
 tessera_test(NAME cache_test SOURCES unit/cache_test.cpp support/failing_calls.c)
