@@ -1,7 +1,7 @@
 // A multiprocessor on the host: the threads of a block as fibers, in random order, and what they do together: barriers,
 // exchanges within a warp, asynchronous copies, products of warpgroups. Device text compiled by the host's compiler
 // runs on it; the headers beside this file stand in for those of the same name in src/. Included by
-// the tests in tests/sm90 that run a kernel's text.
+// the tests in tests/sm90 and tests/simt that run a kernel's text.
 #pragma once
 
 #include <cstring>
@@ -16,6 +16,7 @@
 
 // --- what CUDA C++ has and C++ has not
 
+#define __host__
 #define __device__
 #define __shared__
 #define __align__(bytes) __attribute__((aligned(bytes)))
@@ -176,19 +177,26 @@ inline bool __syncthreads_or(bool x) {
   return false;
 }
 
+// What lane `from` of the warp brings.
+template <class Number>
+inline Number shuffled(Number x, int from) {
+  auto& m = tessera::emulated::Machine::here();
+  tessera::UInt64 bits = 0;
+  std::memcpy(&bits, &x, sizeof(x));
+  bits = m.meet(m.warp_name(), 32, threadIdx.x % 32, bits)[static_cast<std::size_t>(from)];
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
 template <class Number>
 inline Number __shfl_sync(unsigned, Number x, int from) {
-  auto& m = tessera::emulated::Machine::here();
-  return static_cast<Number>(
-      m.meet(m.warp_name(), 32, threadIdx.x % 32, static_cast<tessera::UInt64>(x))[static_cast<std::size_t>(from)]);
+  return shuffled(x, from);
 }
-
 template <class Number>
 inline Number __shfl_xor_sync(unsigned, Number x, int distance) {
-  auto& m = tessera::emulated::Machine::here();
-  const auto& all = m.meet(m.warp_name(), 32, threadIdx.x % 32, __builtin_bit_cast(unsigned, x));
-  return __builtin_bit_cast(Number, static_cast<unsigned>(all[static_cast<std::size_t>(threadIdx.x % 32 ^ distance)]));
+  return shuffled(x, threadIdx.x % 32 ^ distance);
 }
+
+inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 
 inline void __syncwarp() {
   auto& m = tessera::emulated::Machine::here();
@@ -196,6 +204,7 @@ inline void __syncwarp() {
 }
 
 inline unsigned atomicAdd(unsigned* at, unsigned x) { return (*at += x) - x; }
+inline void atomicAdd(float* at, float x) { *at += x; }
 
 inline bool __any_sync(unsigned, bool x) {
   auto& m = tessera::emulated::Machine::here();
