@@ -1,9 +1,9 @@
 // The runtime is found among the loaded libraries; nothing is linked. Every one offers gcc's entry points, clang's and
 // Intel's too: the first is what `#pragma omp parallel` compiles to.
 //
-// Why: threads of OpenMP keep spinning for milliseconds after a parallel region, in case there is another. A second
-// pool would share the processors with them and run at half speed, which is what a model that alternates between our
-// calls and the runtime's would see. Its threads, spinning, also start sooner than any that sleeps.
+// Why: threads of OpenMP busy-wait for milliseconds after a parallel region, in case there is another. A second pool
+// would oversubscribe the processors and run at half speed, as a model would see that alternates between our calls and
+// the runtime's. Its spinning threads also start sooner than any that sleeps.
 #include "core/openmp.hpp"
 
 #include <dlfcn.h>

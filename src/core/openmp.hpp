@@ -17,10 +17,10 @@ inline Time time_now() { return std::chrono::steady_clock::now().time_since_epoc
 // a forked child, in which such runtimes hang, or $TESSERA_OPENMP is 0. Takes no memory that it cannot do without.
 bool run_on_openmp(int threads, Time (*work)(void*), void* context);
 
-// Whether to wait for threads of OpenMP. They stay on their processors and their region ends with the slowest; where
-// other programs or other guests of the machine take a processor away from one, with or without work, all wait for
-// milliseconds. Threads that sleep between calls wake where there is room, and who has not come is not waited for. So
-// when such waits have cost more than the work itself and a bit, no region is begun for a while.
+// Whether a parallel region of OpenMP pays. Its threads are pinned or stay where they are, and its barrier waits for
+// the slowest: on an oversubscribed machine, where another program or virtual machine preempts one of them, all wait
+// for milliseconds. The pool has no such barrier: sleeping workers wake on an idle processor, and nobody waits for one
+// that has not joined. So when barriers have cost more than the work itself and a bit, no region is begun for a while.
 class Patience {
  public:
   static constexpr Time most_lost = std::chrono::milliseconds(20), rest = std::chrono::milliseconds(500),

@@ -27,9 +27,9 @@ struct Step {
   Task task;
 };
 
-// parallel_for of each step, whose tasks begin when those of the step before are done. The threads are brought together
-// once for all. All the memory that running takes is allocated when the steps are prepared, so that a caller can write
-// its first output knowing that only a task may still fail.
+// parallel_for of each step, with a barrier between steps. Threads join once for all of them. All the memory that
+// running takes is allocated when the steps are prepared, so that a caller can write its first output knowing that only
+// a task may still fail.
 class PreparedSteps {
  public:
   PreparedSteps(std::vector<Step> steps, int threads);

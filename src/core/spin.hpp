@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// Until done() is true: looks often for some ten microseconds, then lets other threads run in between.
+// Until done() is true: busy-waits for some ten microseconds, then yields the processor between looks.
 template <class Done>
 void spin_until(Done done) {
   for (int looks = 0; !done(); ++looks) {

@@ -6,7 +6,7 @@
 #include "cpu/decode.hpp"
 #include "cpu/isa.hpp"
 #include "cpu/kernels.hpp"
-#include "cpu/packs.hpp"
+#include "cpu/key_panels.hpp"
 #include "cpu/run.hpp"
 
 namespace tessera::cpu {
@@ -25,8 +25,8 @@ class CpuPlan : public KernelPlan {
     if (const int pieces = isa.pieces(problem))
       out += text("\n               products by ", isa.unit, ", every operand the sum of ", pieces, " bf16",
                   problem.dbias ? "; dBias by multiply-adds in f32" : "");
-    if (problem.pass == Pass::forward && pack_room(problem, isa) > 0)
-      out += text("\n               K and V packed once per KV head, ", pack_room(problem, isa), " bytes at a time");
+    if (problem.pass == Pass::forward && panel_room(problem, isa) > 0)
+      out += text("\n               K and V packed once per KV head, ", panel_room(problem, isa), " bytes at a time");
     if (decode_bytes(problem) > 0)
       out += text("\n               sequences of at most ", decode_queries, " queries: keys in ",
                   most_chunks(problem.longest_k()), " chunks at most, merged in order");

@@ -6,7 +6,7 @@
 #include <new>
 
 #include "core/limits.hpp"
-#include "cpu/jobs.hpp"
+#include "cpu/head_job.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -28,7 +28,7 @@ DecodeJob decode_job(const Problem& p, const Call& call, const Decoding& d, Int6
   return job;
 }
 
-// Reading K and V costs more than computing with them: threads by the bytes, a microsecond for some 20 KB.
+// Decoding is memory-bound: threads are counted from the bytes that are read, a microsecond for some 20 KB.
 int useful_readers(const Problem& p, const std::vector<Decoding>& list, int threads) {
   double bytes = 0;
   for (const Decoding& d : list)

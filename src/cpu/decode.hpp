@@ -1,5 +1,5 @@
-// Sequences with few queries, such as one token after the others: their keys are split into chunks, each a task for all
-// the query heads of a KV head, and the chunks' results are merged in order. Included by cpu/run.cpp and
+// Sequences with few queries (decoding): split-KV. A sequence's keys are split into chunks, each a task for all the
+// query heads of a KV head, and the chunks' partial results are merged in order. Included by cpu/run.cpp and
 // cpu/backend.cpp. Implements docs/architecture.md, "Few queries".
 #pragma once
 

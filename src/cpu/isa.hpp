@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/job.hpp"
+#include "cpu/kernel_jobs.hpp"
 
 namespace tessera::cpu {
 

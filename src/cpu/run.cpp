@@ -15,8 +15,8 @@
 #include "core/parallel.hpp"
 #include "core/spin.hpp"
 #include "cpu/decode.hpp"
-#include "cpu/jobs.hpp"
-#include "cpu/packs.hpp"
+#include "cpu/head_job.hpp"
+#include "cpu/key_panels.hpp"
 #include "math/softmax.hpp"
 
 namespace tessera::cpu {
@@ -25,7 +25,8 @@ namespace {
 double pairs(const Sequence& s) { return double(s.nq) * double(s.nk); }
 bool has_more_pairs(const Sequence& a, const Sequence& b) { return pairs(a) > pairs(b); }
 
-// A numbering of the tasks of several sequences, the longest sequence's first, so that the last tasks are short ones.
+// The tasks of several sequences in the order in which they are handed out: longest sequence first, so that short tasks
+// fill the tail.
 class TaskList {
  public:
   // count(s): the tasks of sequence s.
@@ -62,8 +63,8 @@ int useful_threads(const Problem& p, const std::vector<Sequence>& sequences, int
   return static_cast<int>(std::clamp(operations / 2e6, 1.0, static_cast<double>(threads)));
 }
 
-// Attention of the KV heads of a round, `group` blocks of queries to a task. The last tasks are smaller, so that slower
-// threads have less to finish alone; not where they read packs, which they would read more often. All arguments must
+// Attention of the KV heads of a round, `group` blocks of queries to a task. The last tasks are smaller, which shortens
+// the tail in which few threads work; not where they read panels, which they would read more often. All arguments must
 // live until it is done.
 Step attend_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layout, const Call& call,
                   const std::vector<SharedKeys>& round, Int64 group, int threads) {
@@ -80,7 +81,7 @@ Step attend_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layou
       // Causal: later blocks see more keys; longest first.
       for (Int64 n = ceil_div(query_blocks(keys.sequence->nq), group) - 1; n >= 0; --n, --left) {
         const Int64 begin = n * group, end = lesser(begin + group, query_blocks(keys.sequence->nq));
-        const Int64 each = left <= 2 * (threads - 1) && !keys.packs ? ceil_div(group, 4) : group;
+        const Int64 each = left <= 2 * (threads - 1) && !keys.panels ? ceil_div(group, 4) : group;
         for (Int64 at = begin; at < end; at += each)
           tasks.push_back({&keys, keys.kv * p.heads_per_kv() + h, {at, lesser(at + each, end)}});
       }
@@ -91,7 +92,7 @@ Step attend_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layou
             const ForwardJob job{.head = head_job(p, call, s, blocks.head),
                                  .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), blocks.head),
                                  .lse = head_numbers(row_numbers(call.outputs.lse, p, s), blocks.head),
-                                 .packs = blocks.keys->packs};
+                                 .panels = blocks.keys->panels};
             isa.forward(job, blocks.range, scratch_of(call, layout, worker));
           }};
 }
@@ -109,7 +110,7 @@ WorkspaceLayout workspace_layout(const Problem& p, const Isa& isa, int threads) 
   const auto take = [&](Int64 bytes) { return std::exchange(layout.bytes, sum({layout.bytes, bytes})); };
   take(product({threads, layout.scratch_bytes}));
   if (p.pass == Pass::forward) {
-    layout.packs = take(rounded_up(pack_room(p, isa), 64));
+    layout.panels = take(rounded_up(panel_room(p, isa), 64));
     layout.partials = take(decode_bytes(p));
   } else {
     const Int64 row_bytes = product({p.Hq, total_query_blocks(p), block_q, sizeof(float)});
@@ -233,9 +234,9 @@ class Backward {
         [this](const BackwardJob& j, const Sequence&, Int64, Int64 block, int) { isa.prepare(j, block); });
   }
 
-  // dK, dV and the images of dQ: one task per KV head and span of keys. All first spans of the groups come before the
-  // second ones, so that those hardly have to wait for their turn, and each before the one that waits for it. Causal:
-  // earlier keys are seen by more queries.
+  // dK, dV and the images of dQ: one task per KV head and span of keys. All groups' first spans come before the second
+  // ones, which then hardly wait for their turn; and a span comes before the one that waits for it, so that there is no
+  // deadlock. Causal: earlier keys are seen by more queries, so the longest tasks come first.
   Step key_spans() const {
     const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hk * key_groups(s.nk) * most_spans(s.nk); });
     return {tasks.count(), [this, tasks](Int64 index, int worker) {

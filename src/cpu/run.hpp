@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/kernel.hpp"
-#include "cpu/job.hpp"
+#include "cpu/kernel_jobs.hpp"
 
 namespace tessera::cpu {
 
@@ -11,7 +11,7 @@ namespace tessera::cpu {
 struct WorkspaceLayout {
   int threads = 1;
   Int64 scratch_bytes = 0;                           // of one thread
-  Int64 packs = 0, partials = 0;                     // forward: cpu/packs.hpp; cpu/decode.hpp
+  Int64 panels = 0, partials = 0;                    // forward: cpu/key_panels.hpp; cpu/decode.hpp
   Int64 delta = 0, lse2 = 0, images = 0, bytes = 0;  // scratch begins at 0
 };
 

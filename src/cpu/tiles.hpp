@@ -20,8 +20,8 @@ inline constexpr Int64 forward_blocks = 8;
 // More groups: more parallelism, more memory. Counted from the sequence's own length.
 inline constexpr Int64 max_groups = 4;
 inline constexpr Int64 min_blocks_per_group = 2;
-// A group's keys are split into spans of so many blocks, one task each, which share what it loads of Q and dO. The
-// spans of a group take turns at its image. Any number gives the same bits.
+// A group's keys are split into spans of so many blocks, one task each; the blocks of a span share what it loads of Q
+// and dO. The spans of a group add to its image in order. Any number gives the same bits.
 inline constexpr Int64 key_blocks_beside = 2;
 
 // Sequences with few queries: rows (queries of several heads) that share a pass over K and V, keys to a step, passes

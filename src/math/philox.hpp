@@ -38,7 +38,7 @@ TESSERA_ALWAYS_INLINE Philox4 dropout_block(PhiloxKey key, Int64 b, Int64 h, Int
 
 // Of the block's 128 bits, the 16 of element (i, j).
 TESSERA_ALWAYS_INLINE UInt32 dropout_value(const Philox4& block, Int64 i, Int64 j) {
-  // No index into the words: a GPU has no registers that can be indexed.
+  // No index into the words: a GPU cannot index registers, so the array would go to local memory.
   const UInt32 even_row = (j >> 3) & 1 ? block.word[1] : block.word[0];
   const UInt32 odd_row = (j >> 3) & 1 ? block.word[3] : block.word[2];
   return ((i & 1 ? odd_row : even_row) >> (16 * (j & 1))) & 0xffffu;

@@ -13,8 +13,9 @@ struct ScoreOptions {
 
   constexpr bool operator==(const ScoreOptions&) const = default;
 
-  // Scores are more than products times a factor.
-  constexpr bool change_scores() const { return softcap || alibi || bias; }
+  // Scores are more than products times a factor: by what the rule computes, and by numbers of the caller's.
+  constexpr bool change_products() const { return softcap || alibi; }
+  constexpr bool change_scores() const { return change_products() || bias; }
   // d score / d (scaled product) is not 1 everywhere: the backward pass multiplies dS by it.
   constexpr bool need_derivative() const { return softcap; }
 };

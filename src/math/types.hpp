@@ -1,11 +1,10 @@
 // Number formats and small integer helpers: exact conversions between f16, bf16 and f32, as constexpr text.
-// Included by host code, SIMD code and (later) device text, so it includes nothing but itself; see
-// docs/architecture.md. Rounding is to nearest, ties to even, as the contract's "each output rounded to its type" means
-// it.
+// Included by host code, SIMD code and device text, so it includes nothing but itself; see docs/architecture.md.
+// Rounding is to nearest, ties to even, as the contract's "each output rounded to its type" means it.
 #pragma once
 
-// Always part of its caller: text that is compiled for several instruction sets must leave no copy for the linker to
-// share.
+// Inlined always: a header that is compiled for several instruction sets must leave no out-of-line copy, of which the
+// linker would keep one for everyone.
 #define TESSERA_ALWAYS_INLINE __attribute__((always_inline)) constexpr
 
 namespace tessera {

@@ -1,7 +1,7 @@
 // Opens one instruction set's target region and namespace, and compiles the kernels inside. Included by cpu/isa/*.cpp,
 // once each, after they have named the set. Headers that are shared with the rest of the program come first: what they
 // define must not be compiled for this set, or the linker could pick that copy for everyone.
-#include "cpu/job.hpp"
+#include "cpu/kernel_jobs.hpp"
 #include "hwy/highway.h"
 #include "math/softmax.hpp"
 //
@@ -50,7 +50,7 @@ inline constexpr Int64 width_step = lanes;
 #if defined(TESSERA_MATRIX_UNIT)
 #include "cpu/kernel/matrix_unit.hpp"
 //
-#include "cpu/kernel/matrix_pack.hpp"
+#include "cpu/kernel/matrix_operands.hpp"
 //
 #if defined(TESSERA_DOT_PRODUCTS)
 #include "cpu/kernel/dot_multiply.hpp"
@@ -82,8 +82,8 @@ const Isa TESSERA_ISA{.name = TESSERA_TEXT(TESSERA_ISA),
                       .lanes = TESSERA_NAMESPACE::lanes,
                       .unit = TESSERA_NAMESPACE::unit,
                       .pieces = TESSERA_NAMESPACE::pieces,
-                      .pack_bytes = TESSERA_NAMESPACE::pack_bytes,
-                      .pack_keys = TESSERA_NAMESPACE::pack_keys,
+                      .panel_bytes = TESSERA_NAMESPACE::panel_bytes,
+                      .pack_panel = TESSERA_NAMESPACE::pack_panel,
                       .scratch_bytes = TESSERA_NAMESPACE::scratch_bytes,
                       .forward = TESSERA_NAMESPACE::forward,
                       .decode = TESSERA_NAMESPACE::decode,

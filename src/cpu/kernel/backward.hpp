@@ -29,7 +29,7 @@ HWY_NOINLINE void prepare_block(const BackwardJob& job, Int64 query_block) {
     if (lse == -__builtin_inf()) continue;
     widen_row(job.o, i, head.Dv, 1.0f, O);
     widen_row(job.d_o, i, head.Dv, 1.0f, dO);
-    double delta = job.d_lse ? -job.d_lse.get(i, 0) : 0, sums[8] = {};  // eight sums side by side: one would be slow
+    double delta = job.d_lse ? -job.d_lse.get(i, 0) : 0, sums[8] = {};  // eight accumulators: one is bound by latency
     Int64 d = 0;
     for (; d + 8 <= head.Dv; d += 8)
       for (Int64 n = 0; n < 8; ++n) sums[n] += double(O[d + n]) * double(dO[d + n]);
@@ -88,8 +88,8 @@ HWY_INLINE Range keys_of(const KeySpanJob& span) {
   return {span.block_begin * block_k, lesser(span.block_end * block_k, span.jobs[0].head.nk)};
 }
 
-// The spans of a group add to a part of its image one after the other. This one's turn comes when all that see these
-// queries, and whose keys come before, have added.
+// The spans of a group add to a part of its image in the order of their keys, so that the sum is deterministic. This
+// span's turn comes when all spans before it that see these queries have added.
 struct Turn {
   int* turns;  // null: this span adds nothing
   int before;
@@ -110,29 +110,29 @@ HWY_INLINE void end_turn(const KeySpanJob& span, const BackwardJob& job, Int64 q
     __atomic_store_n(turn.turns, turn.before + 1, __ATOMIC_RELEASE);
 }
 
-// A block of queries, if the head has one, and its image of dQ.
-HWY_INLINE Upcoming queries_ahead(const KeySpanJob& span, const BackwardJob& job, Int64 query_block) {
+// Of the next block of queries, if the head has one, Q and dO and its image of dQ.
+HWY_INLINE PrefetchQueue queries_to_prefetch(const KeySpanJob& span, const BackwardJob& job, Int64 query_block) {
   const Range rows = query_range(job.head, query_block);
   if (rows.empty()) return {};
-  Upcoming upcoming{3, {{job.head.q, rows, job.head.D}, {job.d_o, rows, job.head.Dv}}};
+  PrefetchQueue prefetch{3, {{job.head.q, rows, job.head.D}, {job.d_o, rows, job.head.Dv}}};
   if (job.dq_images) {
     char* image = reinterpret_cast<char*>(image_of(span, job, query_block));
-    upcoming.rows[2] = {{Type::f32, image, block_q}, {0, job.head.D}, block_q};
+    prefetch.rows[2] = {Rows{Type::f32, image, block_q * Int64(sizeof(float))}, {0, job.head.D}, block_q};
   }
-  return upcoming;
+  return prefetch;
 }
 
 // One block of queries, which is loaded, against one block of keys: adds to dK, dV (which start at the block's first
 // key) and dQ's image.
 HWY_INLINE void backward_tile(const KeySpanJob& span, const BackwardJob& job, Range queries, Int64 key_block,
-                              const BackwardScratch& s, Upcoming& upcoming, float* dK, float* dV) {
+                              const BackwardScratch& s, PrefetchQueue& prefetch, float* dK, float* dV) {
   const HeadJob& head = job.head;
   const Range keys = key_range(head, queries, key_block);
   if (keys.empty()) return;
   const Tile tile = tile_of(queries, keys);
   const Int64 first = tile.j0 - key_block * block_k;
 
-  recompute(job, tile, first, s, upcoming);
+  recompute(job, tile, first, s, prefetch);
   if (span.dv) s.products.add_dv(head, tile, s.P, dV + first * VectorBackward::padded(head.Dv));
   if (head.options.need_derivative()) multiply_tile(tile, s.derivative, s.dS);
   if (span.dk) s.products.add_dk(head, tile, s.dS, dK + first * VectorBackward::padded(head.D));
@@ -173,11 +173,11 @@ HWY_NOINLINE void backward_key_span(const KeySpanJob& span, float* memory) {
     for (Int64 q = seeing.begin / block_q; q * block_q < seeing.end; ++q) {
       const BackwardJob& job = span.jobs[h];
       const Range queries = query_range(any, q);
-      Upcoming upcoming = queries_ahead(span, job, q + 1);
+      PrefetchQueue prefetch = queries_to_prefetch(span, job, q + 1);
       s.products.load_queries(job, tile_of(queries, {}));
       for (Int64 n = 0; n < count; ++n) {
         s.products.use_keys(keys[n]);
-        backward_tile(span, job, queries, begin + n, s, upcoming, s.dK[n], s.dV[n]);
+        backward_tile(span, job, queries, begin + n, s, prefetch, s.dK[n], s.dV[n]);
       }
       end_turn(span, job, q);
     }

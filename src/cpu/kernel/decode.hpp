@@ -1,4 +1,4 @@
-// Few queries against many keys: bound by reading K and V, so every row of them is read once for all the queries of a
+// Decoding, few queries against many keys: memory-bound. So every row of K and V is read once for all the queries of a
 // few heads, and 16-bit ones are widened in registers. S has a row per (head, query) and a lane per key, unlike
 // elsewhere: there are few rows. Included by cpu/isa/*.cpp inside their target region.
 #pragma once
@@ -89,32 +89,42 @@ HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, 
   store(sums_of(sums), out);
 }
 
-// Rows of K and V that will be read next; none without a head. Those of K are asked for while K is read and those of V
-// while V is, so that memory is busy all the time.
-struct Ahead {
+// Prefetches the rows of K and V that the next step will read; without a head, none. K's while K is read and V's while
+// V is, so that memory is busy all the time.
+struct DecodePrefetch {
   const HeadJob* head = nullptr;
   Int64 key = 0;
-  HWY_INLINE void fetch_key(Int64 j) const {
-    if (head) fetch_row(head->k, key + j, head->D);
+  HWY_INLINE void prefetch_key(Int64 j) const {
+    if (head) prefetch_row(head->k, key + j, head->D);
   }
-  HWY_INLINE void fetch_value(Int64 j) const {
-    if (head) fetch_row(head->v, key + j, head->Dv);
+  HWY_INLINE void prefetch_value(Int64 j) const {
+    if (head) prefetch_row(head->v, key + j, head->Dv);
   }
 };
 
+// Row r of keys whose type is T.
+template <class T>
+HWY_INLINE const T* row_of(const KeyTile& tile, Int64 r) {
+  return reinterpret_cast<const T*>(tile.row(r));
+}
+// Rows that were widened into scratch.
+HWY_INLINE KeyTile in_scratch(const float* rows, Int64 stride) {
+  return {Type::f32, reinterpret_cast<const char*>(rows), stride * Int64(sizeof(float))};
+}
+
 // S[row][j] for `count` keys, a few rows at a time.
 template <class T, int rows>
-HWY_NOINLINE void dot_keys(const T* K, Int64 K_stride, Int64 count, const float* Q, Int64 Q_stride, Int64 D,
-                           const Ahead& ahead, float* S) {
+HWY_NOINLINE void dot_keys(KeyTile K, Int64 count, const float* Q, Int64 Q_stride, Int64 D, const DecodePrefetch& next,
+                           float* S) {
   constexpr Int64 step = lanes / rows;
   for (Int64 j = 0; j < count; j += step) {
     const T* keys[step];
-    // Behind the last key its own row is read again.
+    // Lanes past the last key read its row again: no load leaves the tensor.
     for (Int64 k = 0; k < step; ++k) {
-      keys[k] = K + lesser(j + k, count - 1) * K_stride;
-      ahead.fetch_key(j + k);
+      keys[k] = row_of<T>(K, lesser(j + k, count - 1));
+      next.prefetch_key(j + k);
     }
-    // Behind the last key there is room.
+    // A row of S is padded behind its last key.
     if (rows == 1) {
       dot_block<T, rows>(keys, Q, Q_stride, D, S + j);
       continue;
@@ -127,31 +137,32 @@ HWY_NOINLINE void dot_keys(const T* K, Int64 K_stride, Int64 count, const float*
 }
 
 template <class T>
-HWY_INLINE void dot_all(const T* K, Int64 K_stride, Int64 count, const float* Q, Int64 Q_stride, Int64 rows, Int64 D,
-                        const Ahead& ahead, float* S) {
-  if (rows == 1) return dot_keys<T, 1>(K, K_stride, count, Q, Q_stride, D, ahead, S);
-  if (rows == 2) return dot_keys<T, 2>(K, K_stride, count, Q, Q_stride, D, ahead, S);
+HWY_INLINE void dot_all(KeyTile K, Int64 count, const float* Q, Int64 Q_stride, Int64 rows, Int64 D,
+                        const DecodePrefetch& next, float* S) {
+  if (rows == 1) return dot_keys<T, 1>(K, count, Q, Q_stride, D, next, S);
+  if (rows == 2) return dot_keys<T, 2>(K, count, Q, Q_stride, D, next, S);
   for (Int64 r = 0; r < rows; r += 4)
-    dot_keys<T, 4>(K, K_stride, count, Q + r * Q_stride, Q_stride, D, r == 0 ? ahead : Ahead{}, S + r * block_q);
+    dot_keys<T, 4>(K, count, Q + r * Q_stride, Q_stride, D, r == 0 ? next : DecodePrefetch{}, S + r * block_q);
 }
 
 // O[row][d ...] += sum over the keys of P[row][j] V[j][d ...], for `cols` vectors and a few rows.
 template <class T, int rows, int cols>
-HWY_INLINE void add_values_block(const T* V, Int64 V_stride, Int64 count, const float* P, const Ahead& ahead, float* O,
+HWY_INLINE void add_values_block(KeyTile V, Int64 d, Int64 count, const float* P, const DecodePrefetch& next, float* O,
                                  Int64 O_stride) {
   Vec sums[rows][cols];
   TESSERA_UNROLL
   for (int r = 0; r < rows; ++r) TESSERA_UNROLL
   for (int c = 0; c < cols; ++c) sums[r][c] = hn::Zero(FloatTag());
   for (Int64 j = 0; j < count; ++j) {
-    ahead.fetch_value(j);
+    next.prefetch_value(j);
+    const T* row = row_of<T>(V, j) + d;
     Vec weight[rows];
     TESSERA_UNROLL
     for (int r = 0; r < rows; ++r) weight[r] = set(P[r * block_q + j]);
     TESSERA_UNROLL
     for (int c = 0; c + 2 <= cols; c += 2) {
       Vec value[2];
-      widen_two(V + j * V_stride + c * lanes, value);
+      widen_two(row + c * lanes, value);
       TESSERA_UNROLL
       for (int r = 0; r < rows; ++r) {
         sums[r][c] = hn::MulAdd(weight[r], value[0], sums[r][c]);
@@ -159,7 +170,7 @@ HWY_INLINE void add_values_block(const T* V, Int64 V_stride, Int64 count, const 
       }
     }
     if (cols == 1) {
-      const Vec value = widen_vector(V + j * V_stride);
+      const Vec value = widen_vector(row);
       TESSERA_UNROLL
       for (int r = 0; r < rows; ++r) sums[r][0] = hn::MulAdd(weight[r], value, sums[r][0]);
     }
@@ -173,25 +184,25 @@ HWY_INLINE void add_values_block(const T* V, Int64 V_stride, Int64 count, const 
 }
 
 template <class T, int rows>
-HWY_NOINLINE void add_values_of(const T* V, Int64 V_stride, Int64 count, const float* P, const Ahead& ahead, float* O,
+HWY_NOINLINE void add_values_of(KeyTile V, Int64 count, const float* P, const DecodePrefetch& next, float* O,
                                 Int64 O_stride) {
-  constexpr int cols = rows == 1 ? 8 : lanes < 16 ? 2 : 4;  // as many sums as registers hold
+  constexpr int cols = rows == 1 ? 8 : lanes < 16 ? 2 : 4;  // as many accumulators as fit the registers
   Int64 d = 0;
   for (; d + cols * lanes <= O_stride; d += cols * lanes)
-    add_values_block<T, rows, cols>(V + d, V_stride, count, P, d == 0 ? ahead : Ahead{}, O + d, O_stride);
+    add_values_block<T, rows, cols>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
   for (; d + pair_width <= O_stride; d += pair_width)
-    add_values_block<T, rows, 2>(V + d, V_stride, count, P, d == 0 ? ahead : Ahead{}, O + d, O_stride);
+    add_values_block<T, rows, 2>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
   for (; d < O_stride; d += lanes)
-    add_values_block<T, rows, 1>(V + d, V_stride, count, P, d == 0 ? ahead : Ahead{}, O + d, O_stride);
+    add_values_block<T, rows, 1>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
 }
 
 template <class T>
-HWY_INLINE void add_all_values(const T* V, Int64 V_stride, Int64 count, const float* P, Int64 rows, const Ahead& ahead,
-                               float* O, Int64 O_stride) {
-  if (rows == 1) return add_values_of<T, 1>(V, V_stride, count, P, ahead, O, O_stride);
-  if (rows == 2) return add_values_of<T, 2>(V, V_stride, count, P, ahead, O, O_stride);
+HWY_INLINE void add_all_values(KeyTile V, Int64 count, const float* P, Int64 rows, const DecodePrefetch& next, float* O,
+                               Int64 O_stride) {
+  if (rows == 1) return add_values_of<T, 1>(V, count, P, next, O, O_stride);
+  if (rows == 2) return add_values_of<T, 2>(V, count, P, next, O, O_stride);
   for (Int64 r = 0; r < rows; r += 4)
-    add_values_of<T, 4>(V, V_stride, count, P + r * block_q, r == 0 ? ahead : Ahead{}, O + r * O_stride, O_stride);
+    add_values_of<T, 4>(V, count, P + r * block_q, r == 0 ? next : DecodePrefetch{}, O + r * O_stride, O_stride);
 }
 
 // What a job keeps from step to step.
@@ -233,46 +244,43 @@ struct DecodeScratch {
 using DecodeBlock = DecodeScratch::Block;
 
 // Products of K and q, which carries the scores' factor, for every row of the job.
-HWY_INLINE void decode_products(const DecodeJob& job, Range keys, Int64 rows, const Ahead& ahead,
+HWY_INLINE void decode_products(const DecodeJob& job, Range keys, Int64 rows, const DecodePrefetch& next,
                                 const DecodeBlock& s) {
   const HeadJob& any = job.heads[0];
-  const Int64 at = keys.begin * any.k.stride;
+  const KeyTile K = any.k.tile(keys.begin);
+  const Int64 count = keys.size();
   if (any.D % lanes != 0) {
-    load_rows(any.k, keys.begin, keys.size(), any.D, s.K);
-    return dot_all(s.K, s.Q_stride, keys.size(), s.Q, s.Q_stride, rows, s.Q_stride, ahead, s.S);
+    load_rows(K, 0, count, any.D, s.K);
+    return dot_all<float>(in_scratch(s.K, s.Q_stride), count, s.Q, s.Q_stride, rows, s.Q_stride, next, s.S);
   }
-  if (any.k.type == Type::f32)
-    dot_all(reinterpret_cast<const float*>(any.k.base) + at, any.k.stride, keys.size(), s.Q, s.Q_stride, rows, any.D,
-            ahead, s.S);
-  if (any.k.type == Type::f16)
-    dot_all(reinterpret_cast<const F16*>(any.k.base) + at, any.k.stride, keys.size(), s.Q, s.Q_stride, rows, any.D,
-            ahead, s.S);
-  if (is_paired(any.k.type, any.D))
-    dot_all(reinterpret_cast<const PairedBF16*>(any.k.base) + at, any.k.stride, keys.size(), s.Q, s.Q_stride, rows,
-            any.D, ahead, s.S);
-  else if (any.k.type == Type::bf16)
-    dot_all(reinterpret_cast<const BF16*>(any.k.base) + at, any.k.stride, keys.size(), s.Q, s.Q_stride, rows, any.D,
-            ahead, s.S);
+  if (K.type == Type::f32) dot_all<float>(K, count, s.Q, s.Q_stride, rows, any.D, next, s.S);
+  if (K.type == Type::f16) dot_all<F16>(K, count, s.Q, s.Q_stride, rows, any.D, next, s.S);
+  if (is_paired(K.type, any.D))
+    dot_all<PairedBF16>(K, count, s.Q, s.Q_stride, rows, any.D, next, s.S);
+  else if (K.type == Type::bf16)
+    dot_all<BF16>(K, count, s.Q, s.Q_stride, rows, any.D, next, s.S);
 }
 
-// A vector of one query's scores, for the rule: `first` is the distance of its first lane's key.
+// Some keys of one query, for the rule: `first` is the distance of the first lane.
 struct DecodeElement {
   Int64 first;
 
   // Rounded one by one: a long cache reaches beyond the integers that f32 holds.
-  HWY_INLINE Vec distance() const {
+  HWY_INLINE VectorMath<1>::Number distance() const {
     HWY_ALIGN float all[lanes];
     for (Int64 n = 0; n < lanes; ++n) all[n] = static_cast<float>(first + n);
-    return load(all);
+    return {{load(all)}};
   }
-  HWY_INLINE Vec bias() const { return hn::Zero(FloatTag()); }  // sequences with a bias go another way
+  HWY_INLINE VectorMath<1>::Number bias() const { return VectorMath<1>::set(0); }  // with a bias, tiles are computed
 };
 
 HWY_NOINLINE void apply_rule(const HeadJob& head, Int64 first, Int64 width, float* scores) {
   const ScoreOptions options = head.options;
   const ScoreNumbers<float> numbers = head.score;
-  for (Int64 j = 0; j < width; j += lanes)
-    store(ScoreRule<VectorMath>::score(options, numbers, load(scores + j), DecodeElement{first + j}), scores + j);
+  for (Int64 j = 0; j < width; j += lanes) {
+    const VectorMath<1>::Number argument{{load(scores + j)}};
+    store(ScoreRule<VectorMath<1>>::score(options, numbers, argument, DecodeElement{first + j}).of[0], scores + j);
+  }
 }
 
 // The rule and the band, row by row of the job; -inf behind the last key.
@@ -324,22 +332,20 @@ HWY_INLINE void decode_softmax(Int64 count, float* S, float* m, double* l, float
 }
 
 // O += P V
-HWY_INLINE void decode_values(const HeadJob& any, Range keys, Int64 rows, const Ahead& ahead, const DecodeBlock& s) {
-  const Int64 at = keys.begin * any.v.stride, count = keys.size();
+HWY_INLINE void decode_values(const HeadJob& any, Range keys, Int64 rows, const DecodePrefetch& next,
+                              const DecodeBlock& s) {
+  const KeyTile V = any.v.tile(keys.begin);
+  const Int64 count = keys.size();
   if (any.Dv % lanes != 0) {
-    load_rows(any.v, keys.begin, count, any.Dv, s.V);
-    return add_all_values(s.V, s.O_stride, count, s.S, rows, ahead, s.O, s.O_stride);
+    load_rows(V, 0, count, any.Dv, s.V);
+    return add_all_values<float>(in_scratch(s.V, s.O_stride), count, s.S, rows, next, s.O, s.O_stride);
   }
-  const Int64 stride = any.v.stride;
-  const char* V = any.v.base + at * bytes_each(any.v.type);
-  if (any.v.type == Type::f32)
-    add_all_values(reinterpret_cast<const float*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
-  if (any.v.type == Type::f16)
-    add_all_values(reinterpret_cast<const F16*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
-  if (is_paired(any.v.type, any.Dv))
-    add_all_values(reinterpret_cast<const PairedBF16*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
-  else if (any.v.type == Type::bf16)
-    add_all_values(reinterpret_cast<const BF16*>(V), stride, count, s.S, rows, ahead, s.O, s.O_stride);
+  if (V.type == Type::f32) add_all_values<float>(V, count, s.S, rows, next, s.O, s.O_stride);
+  if (V.type == Type::f16) add_all_values<F16>(V, count, s.S, rows, next, s.O, s.O_stride);
+  if (is_paired(V.type, any.Dv))
+    add_all_values<PairedBF16>(V, count, s.S, rows, next, s.O, s.O_stride);
+  else if (V.type == Type::bf16)
+    add_all_values<BF16>(V, count, s.S, rows, next, s.O, s.O_stride);
 }
 
 HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
@@ -365,10 +371,10 @@ HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
   }
 }
 
-HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const Ahead& ahead, const DecodeBlock& s) {
+HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const DecodePrefetch& next, const DecodeBlock& s) {
   const HeadJob& any = job.heads[0];
   const Int64 rows = job.count * any.nq;
-  decode_products(job, keys, rows, ahead, s);
+  decode_products(job, keys, rows, next, s);
   decode_scores(job, keys, rows, s.S);
   float alpha[decode_rows];
   Int64 row = 0;
@@ -380,7 +386,7 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const Ahead& ah
       float* at = s.O + row * s.O_stride + d;
       store(hn::Mul(load(at), set(alpha[row])), at);
     }
-  decode_values(any, keys, rows, ahead, s);
+  decode_values(any, keys, rows, next, s);
 }
 
 // m, l and O of every row.
@@ -408,8 +414,8 @@ HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* 
   for (Int64 j = keys.begin; j < keys.end; j += decode_step)
     for (Int64 n = 0; n < count; ++n) {
       const bool last = n + 1 == count;
-      const Ahead ahead{&jobs[last ? 0 : n + 1].heads[0], last ? j + decode_step : j};
-      decode_step_of(jobs[n], {j, lesser(j + decode_step, keys.end)}, ahead, s.job(n, D, Dv));
+      const DecodePrefetch next{&jobs[last ? 0 : n + 1].heads[0], last ? j + decode_step : j};
+      decode_step_of(jobs[n], {j, lesser(j + decode_step, keys.end)}, next, s.job(n, D, Dv));
     }
   for (Int64 n = 0; n < count; ++n) store_partials(jobs[n], s.job(n, D, Dv));
 }

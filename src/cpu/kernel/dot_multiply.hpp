@@ -3,7 +3,7 @@
 //
 // One instruction multiplies 32 pairs and adds neighbours in f32, twice the work of a multiply-add, at its rate on
 // AMD's Zen 4 and 5. (Intel's processors are slower at it than at multiply-adds: cpu/isa.cpp.) There is no second unit
-// to keep busy, so products do not run beside the softmax but after it.
+// to keep busy, so products do not overlap with the softmax but come after it.
 #pragma once
 
 enum class Terms { most, all };  // as for several pieces; here there is one
@@ -83,10 +83,10 @@ class ProductsBeside {
  public:
   HWY_INLINE void add(const Product<pieces>& product) { list[count++] = product; }
   HWY_INLINE void start(Int64) {}
-  HWY_INLINE void fetch(const float*, Int64) {}
-  HWY_INLINE void fetch(Upcoming& what) { upcoming = &what; }
+  HWY_INLINE void prefetch(const float*, Int64) {}
+  HWY_INLINE void prefetch(PrefetchQueue& what) { queue = &what; }
   HWY_INLINE void advance() {
-    if (upcoming) upcoming->advance();
+    if (queue) queue->advance();
   }
   HWY_INLINE void finish() {
     for (int n = 0; n < count; ++n) list[n].finish();
@@ -96,5 +96,5 @@ class ProductsBeside {
  private:
   Product<pieces> list[5];
   int count = 0;
-  Upcoming* upcoming = nullptr;
+  PrefetchQueue* queue = nullptr;
 };

@@ -20,11 +20,11 @@ HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   return p.dbias ? greater(products, bias_gradient_bytes(p)) : products;
 }
 
-HWY_INLINE Int64 pack_bytes(const Problem& p) {
+HWY_INLINE Int64 panel_bytes(const Problem& p) {
   return pieces(p) > 0 ? PackedKeys<1>::floats(p.D, p.Dv) * Int64(sizeof(float)) : 0;
 }
-HWY_INLINE void pack_keys(const HeadJob& head, Range keys, float* pack, float* scratch) {
-  pack_keys_of<1>(head, keys, pack, scratch);
+HWY_INLINE void pack_panel(const HeadJob& head, Range keys, float* panel, float* scratch) {
+  pack_panel_of<1>(head, keys, panel, scratch);
 }
 
 HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {

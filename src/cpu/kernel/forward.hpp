@@ -6,7 +6,7 @@ template <class Products>
 struct ForwardScratch {
   Products products;
   float *O, *m;  // of each block of queries
-  double* l;  // likewise; f64: many nearly equal terms would drift in f32, and LSE promises one unit in the last place
+  double* l;     // likewise; f64: many nearly equal terms would drift in f32, and LSE promises one ulp
   float *S, *Z, *sum, *alpha;
 
   ForwardScratch(Int64 D, Int64 Dv, Scratch& scratch) :
@@ -32,8 +32,7 @@ HWY_INLINE Vec exponential(const float* S, Vec factor, Vec base) {
   return exp2_bounded<exactness>(scaled ? hn::Sub(load(S), base) : hn::MulSub(load(S), factor, base));
 }
 
-// What else a softmax does, piece by piece between its own steps: nothing, unless another part of the processor could
-// be busy meanwhile.
+// Work that overlaps with a softmax, advanced between its steps: prefetching, products on the matrix unit, or nothing.
 struct Nothing {
   HWY_INLINE void advance() {}
 };
@@ -153,19 +152,19 @@ HWY_INLINE void softmax_tile(const HeadJob& head, const Tile& tile, const Kept& 
   }
 }
 
-// K and V of the next keys, or, if there are none, the rows of O.
-HWY_INLINE Upcoming after_keys(const ForwardJob& job, Range next, Range queries) {
+// Of the next block of keys K and V or, after the last one, the rows of O.
+HWY_INLINE PrefetchQueue keys_to_prefetch(const ForwardJob& job, Range next, Range queries) {
   const HeadJob& head = job.head;
   if (next.empty()) return {2, {{job.o, queries, head.Dv}}};
   return {2, {{head.k, next, head.D}, {head.v, next, head.Dv}}};
 }
 
 // Block n of the task's queries against keys that are loaded, from row `first` on.
-HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, Int64 n, Int64 first, Upcoming& upcoming,
+HWY_INLINE void forward_tile(const HeadJob& head, const Tile& tile, Int64 n, Int64 first, PrefetchQueue& prefetch,
                              const ForwardScratch<VectorForward>& scratch) {
   const auto s = scratch.block(n, head.Dv);
   scratch.products.scores(head, tile, n, first, s.S);
-  softmax_tile<true>(head, tile, InPlace{s.S}, s, upcoming);
+  softmax_tile<true>(head, tile, InPlace{s.S}, s, prefetch);
   rescale(tile, head.Dv, s.alpha, s.O);
   scratch.products.add_values(head, tile, first, s.S, s.O);
 }
@@ -184,11 +183,11 @@ HWY_NOINLINE void forward_blocks_of(const ForwardJob& job, Range blocks, float* 
   for (Int64 block = seen.begin / block_k; block * block_k < seen.end; ++block) {
     const Range loaded{greater(seen.begin, block * block_k), lesser(seen.end, (block + 1) * block_k)};
     all.products.load_keys(head, loaded, blocks.size() > 1);
-    Upcoming upcoming = after_keys(job, {loaded.end, lesser(seen.end, (block + 2) * block_k)}, queries);
+    PrefetchQueue prefetch = keys_to_prefetch(job, {loaded.end, lesser(seen.end, (block + 2) * block_k)}, queries);
     for (Int64 n = blocks.begin; n < blocks.end; ++n) {
       const Range rows = query_range(head, n), keys = key_range(head, rows, block);
       if (keys.empty()) continue;
-      forward_tile(head, tile_of(rows, keys), n - blocks.begin, keys.begin - loaded.begin, upcoming, all);
+      forward_tile(head, tile_of(rows, keys), n - blocks.begin, keys.begin - loaded.begin, prefetch, all);
     }
   }
   for (Int64 n = blocks.begin; n < blocks.end; ++n)

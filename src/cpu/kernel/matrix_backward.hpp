@@ -1,5 +1,6 @@
-// The backward pass on the matrix unit: backward.hpp's steps, with the tile products of the neighbouring tiles running
-// beside each tile's exponentials, as in matrix_forward.hpp. Included by cpu/isa/amx.cpp inside its target region.
+// The backward pass on the matrix unit: backward.hpp's steps as a software pipeline, in which each tile's exponentials
+// overlap with the products of its neighbours, as in matrix_forward.hpp. Included by cpu/isa/amx.cpp inside its target
+// region.
 //
 // At D = 128 a tile takes 960 products of 16 cycles, and some 20 vector operations for each of its 768 vectors. Two
 // blocks of keys go side by side, so that Q and dO, which each product wants in another form, are packed half as often.
@@ -28,7 +29,8 @@ struct KeyOperands {
       dV(s.take(key_rows * tiled(Dv))) {}
 };
 
-// What one tile leaves for the next step: products, then P and dS as left operands, and dS as a right one.
+// What one tile leaves for the next step, double-buffered: products, then P and dS as left operands, and dS as a right
+// one.
 template <int pieces>
 struct TileOperands {
   float *S, *dP;
@@ -43,7 +45,7 @@ struct TileOperands {
 template <int pieces>
 struct MatrixBackward {
   KeyOperands<pieces> keys[key_blocks_beside];
-  QueryOperands<pieces> queries[3];  // of a tile, the one before and the one after
+  QueryOperands<pieces> queries[3];  // triple-buffered: of a tile, the one before and the one after
   TileOperands<pieces> turns[2];
   Halves Q, dO;  // rows on their way to the operands
   float *derivative, *Z;
@@ -158,7 +160,7 @@ class BackwardWalk {
   Int64 head = 0, query_block, block;
 };
 
-// The keys of a task against all the queries that see them. What is made in one turn is read in the next.
+// The keys of a task against all the queries that see them. What one turn writes, the next one reads.
 template <int pieces>
 struct MatrixKeySpan {
   const KeySpanJob& span;
@@ -221,7 +223,7 @@ struct MatrixKeySpan {
     bool more = walk.next(place), added = false;  // added: the gradients of the tile `before`
     if (!more) return;
     memory.load_queries(span.jobs[place.head], place.tile, memory.queries[0]);
-    Upcoming upcoming = queries_ahead(span, span.jobs[place.head], place.query_block + 1);
+    PrefetchQueue prefetch = queries_to_prefetch(span, span.jobs[place.head], place.query_block + 1);
     ProductsBeside<pieces> pending;  // the gradients of the tile before
     add_recomputed(place, memory.queries[0], 0, pending);
     pending.finish();
@@ -231,9 +233,9 @@ struct MatrixKeySpan {
       more = walk.next(next);
       if (more && (next.head != place.head || next.query_block != place.query_block)) {
         memory.load_queries(span.jobs[next.head], next.tile, memory.queries[++loaded % 3]);
-        upcoming = queries_ahead(span, span.jobs[next.head], next.query_block + 1);
+        prefetch = queries_to_prefetch(span, span.jobs[next.head], next.query_block + 1);
       }
-      pending.fetch(upcoming);
+      pending.prefetch(prefetch);
       if (more) add_recomputed(next, memory.queries[loaded % 3], turn ^ 1, pending);
       vector_part(place, turn, pending);
       pending.finish();

@@ -1,9 +1,10 @@
-// The forward pass on the matrix unit: forward.hpp's steps, with the tile products of the neighbouring tiles running
-// beside each tile's softmax. Included by cpu/isa/amx.cpp inside its target region.
+// The forward pass on the matrix unit: forward.hpp's steps as a software pipeline, in which each tile's softmax
+// overlaps with the products of its neighbours, O += P V of the tile before and S of the tile after. Included by
+// cpu/isa/amx.cpp inside its target region.
 //
 // At D = 128 a tile of 64 queries and 192 keys takes the unit 384 products of 16 cycles, 6100 cycles, and the vector
-// registers about as many: 768 vectors of scores at some 16 operations, two a cycle. One after the other, either part
-// would idle half of the time. The processor looks ahead a few hundred instructions, so they are mixed finely: a step
+// units about as many: 768 vectors of scores at some 16 operations, two a cycle. Without overlap either part would idle
+// half of the time. The out-of-order window holds a few hundred instructions, so the two are interleaved finely: a step
 // of four products (64 cycles) for every two advances of the softmax (four vectors each).
 #pragma once
 
@@ -11,10 +12,11 @@
 inline constexpr Int64 key_rows = block_k + tile_step;
 
 template <int pieces>
-HWY_INLINE Int64 load_key_rows(const Rows& source, Range keys, Int64 width, const Halves& out) {
+HWY_INLINE Int64 load_key_rows(const KeyRows& source, Range keys, Int64 width, const Halves& out) {
+  const KeyTile tile = source.tile(keys.begin);
   for (Int64 r = 0; r < keys.size(); ++r) {
-    fetch_row(source, keys.begin + r + rows_ahead, width);
-    split_row<pieces>(source, keys.begin + r, width, out, r);
+    prefetch_row(tile, r + prefetch_distance, width);
+    split_row<pieces>(tile, r, width, out, r);
   }
   const Int64 end = lesser(tiled(keys.size()) + tile_step, key_rows);
   for (Int64 r = keys.size(); r < end; ++r) clear_row<pieces>(out, r);
@@ -24,15 +26,15 @@ HWY_INLINE Int64 load_key_rows(const Rows& source, Range keys, Int64 width, cons
 HWY_INLINE Halves from_row(Halves x, Int64 r) { return {x.at + r * x.stride, x.stride, x.piece}; }
 HWY_INLINE Halves from_column(Halves x, Int64 c) { return {x.at + c, x.stride, x.piece}; }
 
-// K as rows and V^T of one block of keys, as they lie in a pack. V is transposed once for all who read it: 48 squares
+// K as rows and V^T of one block of keys, as they lie in a panel. V is transposed once for all who read it: 48 squares
 // of 16 x 16 words at D = 128, some 5000 cycles, most of a tile's time.
 template <int pieces>
 struct PackedKeys {
   Halves K, Vt;
 
   static constexpr Int64 floats(Int64 D, Int64 Dv) { return pieces * key_rows * (tiled(D) + tiled(Dv)) / 2; }
-  HWY_INLINE PackedKeys(Int64 D, Int64 Dv, float* pack) {
-    Scratch room(pack);
+  HWY_INLINE PackedKeys(Int64 D, Int64 Dv, float* panel) {
+    Scratch room(panel);
     K = take_halves<pieces>(room, key_rows, tiled(D));
     Vt = take_halves<pieces>(room, tiled(Dv), key_rows);
   }
@@ -40,8 +42,8 @@ struct PackedKeys {
 
 // `memory` is room for the rows of V.
 template <int pieces>
-HWY_NOINLINE void pack_keys_of(const HeadJob& head, Range keys, float* pack, float* memory) {
-  const PackedKeys<pieces> out(head.D, head.Dv, pack);
+HWY_NOINLINE void pack_panel_of(const HeadJob& head, Range keys, float* panel, float* memory) {
+  const PackedKeys<pieces> out(head.D, head.Dv, panel);
   Scratch room(memory);
   const Halves V = take_halves<pieces>(room, key_rows, tiled(head.Dv));
   load_key_rows<pieces>(head.k, keys, head.D, out.K);
@@ -54,16 +56,16 @@ struct MatrixForward {
 
   Halves Q;  // rows on their way to Qt
   Pairs Qt, P[2];
-  float* S;                     // a second one: one is made while the other is read, and so with P
-  float *packs[2], *pack_room;  // of tasks that nobody has packed for
+  float* S;                   // a second one: one is made while the other is read, and so with P
+  float *panels[2], *V_room;  // the task's own panels, where none are shared
 
   MatrixForward(Int64 D, Int64 Dv, Scratch& s) :
       Q(take_halves<pieces>(s, block_q, tiled(D))),
       Qt(take_pairs<pieces>(s, forward_blocks * tiled(D) / 2, block_q)), P{take_pairs<pieces>(s, block_k / 2, block_q),
                                                                            take_pairs<pieces>(s, block_k / 2, block_q)},
-      S(s.take(block_k * block_q)), packs{s.take(PackedKeys<pieces>::floats(D, Dv)),
-                                          s.take(PackedKeys<pieces>::floats(D, Dv))},
-      pack_room(s.take(pieces * key_rows * tiled(Dv) / 2)) {}
+      S(s.take(block_k * block_q)), panels{s.take(PackedKeys<pieces>::floats(D, Dv)),
+                                           s.take(PackedKeys<pieces>::floats(D, Dv))},
+      V_room(s.take(pieces * key_rows * tiled(Dv) / 2)) {}
 
   HWY_INLINE void load_queries(const HeadJob& head, const Tile& tile, Int64 n) {
     for (Int64 i = 0; i < tile.ni; ++i) split_row<pieces>(head.q, tile.i0 + i, head.D, Q, i);
@@ -106,27 +108,28 @@ class Walk {
   Int64 n, block;
 };
 
-// A task: its memory, and the products of one of its tiles. What is made in one turn is read in the next.
+// A task: its memory, and the products of one of its tiles. S and P are double-buffered by turns: what one turn writes,
+// the next one reads.
 template <int pieces>
 struct MatrixTask {
   using Products = MatrixForward<pieces>;
 
   const HeadJob& head;
-  float* packs;
+  float* panels;
   ForwardScratch<Products> memory;
 
   HWY_INLINE MatrixTask(const ForwardJob& job, Scratch& room) :
-      head(job.head), packs(const_cast<float*>(job.packs)), memory(job.head.D, job.head.Dv, room) {}
+      head(job.head), panels(const_cast<float*>(job.panels)), memory(job.head.D, job.head.Dv, room) {}
 
-  HWY_INLINE Int64 pack_floats() const { return PackedKeys<pieces>::floats(head.D, head.Dv); }
+  HWY_INLINE Int64 panel_floats() const { return PackedKeys<pieces>::floats(head.D, head.Dv); }
   HWY_INLINE PackedKeys<pieces> keys(const Place& place) const {
-    return {head.D, head.Dv, packs ? packs + place.block * pack_floats() : memory.products.packs[place.block % 2]};
+    return {head.D, head.Dv, panels ? panels + place.block * panel_floats() : memory.products.panels[place.block % 2]};
   }
-  // Packs a tile's keys if nobody has. There is room for those of two neighbouring blocks.
+  // Packs a tile's keys if there is no shared panel. Double-buffered: two neighbouring blocks have room.
   HWY_INLINE void load(const Place& place) const {
-    if (packs) return;
-    pack_keys_of<pieces>(head, key_block_range(head, place.block), memory.products.packs[place.block % 2],
-                         memory.products.pack_room);
+    if (panels) return;
+    pack_panel_of<pieces>(head, key_block_range(head, place.block), memory.products.panels[place.block % 2],
+                          memory.products.V_room);
   }
   HWY_INLINE typename ForwardScratch<Products>::Block block(Int64 n, int turn) const {
     auto s = memory.block(n, head.Dv);
@@ -163,7 +166,7 @@ HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* mem
     task.memory.products.load_queries(head, tile_of(query_range(head, blocks.begin + n), {}), n);
     start_block(head, tiled(head.Dv), task.block(n, 0));
   }
-  const Int64 lines = task.pack_floats() / 16 / blocks.size();  // of the next pack, asked for during each tile
+  const Int64 lines = task.panel_floats() / 16 / blocks.size();  // of the next panel, prefetched during each tile
 
   Walk walk(head, blocks);
   Place place{}, next{};
@@ -175,7 +178,7 @@ HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* mem
   }
   for (int turn = 0; more; turn ^= 1, place = next) {
     more = walk.next(next);
-    if (more && next.block != place.block && !task.packs) {
+    if (more && next.block != place.block && !task.panels) {
       pending.finish();
       task.load(next);
     }
@@ -183,13 +186,13 @@ HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* mem
     beside.add(pending);
     if (more) beside.add(task.scores(next, turn ^ 1));
     beside.start(softmax_steps(place.tile));
-    const Int64 next_pack = (place.block + 1) * block_k < head.nk ? place.block + 1 : place.block;
-    if (task.packs) beside.fetch(task.packs + next_pack * task.pack_floats() + place.n * lines * 16, lines);
+    const Int64 next_panel = (place.block + 1) * block_k < head.nk ? place.block + 1 : place.block;
+    if (task.panels) beside.prefetch(task.panels + next_panel * task.panel_floats() + place.n * lines * 16, lines);
     const auto s = task.block(place.n, turn);
     const AsPairs<pieces> kept{task.memory.products.P[turn]};
     softmax_tile<false>(head, place.tile, kept, s, beside);
     beside.finish();
-    // Only now: the products beside may have been those of the same queries.
+    // Only after the overlapped products, which may have added to the same rows of O.
     rescale(place.tile, head.Dv, s.alpha, s.O);
     clear_pairs_behind<pieces>(place.tile, kept.out);
     pending = task.values(place, turn);

@@ -6,7 +6,7 @@
 // they are exact.
 enum class Terms { most, all };
 
-using Session = TileSession;  // a thread's leave to multiply
+using Session = TileSession;  // configures the thread's tiles
 
 // 32 x 32 numbers of C stay in tiles 0 to 3. One turn multiplies a piece of A (tiles 4 and 5) with one of B (6 and 7)
 // over a depth of 32. Turns follow each other so that one operand stays where it is: two loads for four products.
@@ -107,8 +107,8 @@ class Product {
   Int64 m = 0, n = 0, k = 0, sweep = 0;  // where the next step is
 };
 
-// Products that run one after the other beside other work, spread evenly over its calls of advance(). Meanwhile what
-// comes next may be asked for.
+// Products that overlap with vector work, spread evenly over its calls of advance(), one product after the other.
+// Prefetching rides on the same calls.
 template <int pieces>
 class ProductsBeside {
  public:
@@ -119,13 +119,13 @@ class ProductsBeside {
     work += product.steps();
   }
   HWY_INLINE void start(Int64 advances) { slots = greater(advances, 1); }
-  // A contiguous piece, a line each time: cheaper than the other form, which may be anything.
-  HWY_INLINE void fetch(const float* begin, Int64 lines) { ahead = begin, ahead_end = begin + lines * 16; }
-  HWY_INLINE void fetch(Upcoming& what) { upcoming = &what; }
+  // A contiguous piece, a cache line per advance(): cheaper than a queue of rows.
+  HWY_INLINE void prefetch(const float* begin, Int64 lines) { ahead = begin, ahead_end = begin + lines * 16; }
+  HWY_INLINE void prefetch(PrefetchQueue& what) { queue = &what; }
 
   HWY_INLINE void advance() {
     if (ahead < ahead_end) __builtin_prefetch(ahead, 0, 2), ahead += 16;
-    if (upcoming) upcoming->advance();
+    if (queue) queue->advance();
     for (owed += work; owed >= slots; owed -= slots) step();
   }
   HWY_INLINE void finish() {
@@ -144,5 +144,5 @@ class ProductsBeside {
   int count = 0, at = 0;
   Int64 work = 0, slots = 1, owed = 0;
   const float *ahead = nullptr, *ahead_end = nullptr;
-  Upcoming* upcoming = nullptr;
+  PrefetchQueue* queue = nullptr;
 };

@@ -27,7 +27,7 @@ HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   return p.dbias ? greater(bytes, bias_gradient_bytes(p)) : bytes;
 }
 
-HWY_INLINE Int64 pack_bytes(const Problem& p) {
+HWY_INLINE Int64 panel_bytes(const Problem& p) {
   const int count = pieces(p);
   const Int64 floats = count == 1   ? PackedKeys<1>::floats(p.D, p.Dv)
                        : count == 2 ? PackedKeys<2>::floats(p.D, p.Dv)
@@ -35,11 +35,11 @@ HWY_INLINE Int64 pack_bytes(const Problem& p) {
   return floats * Int64(sizeof(float));
 }
 
-HWY_INLINE void pack_keys(const HeadJob& head, Range keys, float* pack, float* scratch) {
+HWY_INLINE void pack_panel(const HeadJob& head, Range keys, float* panel, float* scratch) {
   const int count = pieces_of(head);
-  if (count == 1) pack_keys_of<1>(head, keys, pack, scratch);
-  if (count == 2) pack_keys_of<2>(head, keys, pack, scratch);
-  if (count == 3) pack_keys_of<3>(head, keys, pack, scratch);
+  if (count == 1) pack_panel_of<1>(head, keys, panel, scratch);
+  if (count == 2) pack_panel_of<2>(head, keys, panel, scratch);
+  if (count == 3) pack_panel_of<3>(head, keys, panel, scratch);
 }
 
 HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {

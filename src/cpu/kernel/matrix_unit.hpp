@@ -3,7 +3,7 @@
 // functions in plain C++, so that the kernels' own text runs on processors without the unit.
 #pragma once
 
-// On some processors of a shared Xeon, instructions of tiles that follow each other closely are executed one by one:
+// On some processors of a shared Xeon, tile instructions that follow each other closely do not overlap:
 // four loads and four products took 250 cycles, and 180 with as little as eight instructions of any kind behind each
 // (docs/experiments.md; a neighbour on the core's other thread is the likely reason). On the others these cost nothing:
 // a product lasts 16 cycles, in which a core passes over 96 of them.
@@ -46,7 +46,8 @@ struct alignas(64) TileShapes {
 static_assert(sizeof(TileShapes) == 64);
 inline constexpr TileShapes tile_shapes{};
 
-// While one of these lives, its thread may use tiles; then they are given up, so that the system need not save them.
+// While one of these lives, its thread may use tiles. Then they are released, so that a context switch need not save
+// their state.
 class TileSession {
  public:
   TileSession() { asm volatile("ldtilecfg %0" ::"m"(tile_shapes)); }

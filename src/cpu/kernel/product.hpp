@@ -7,7 +7,8 @@
 enum class Operand { rows, transposed };
 enum class Result { replace, add };
 
-// A register block is block_rows x block_cols vectors, plus one vector per column and one broadcast: as many as fit.
+// A register block is block_rows x block_cols accumulators, plus one vector per column and one broadcast: as many as
+// fit without spills.
 inline constexpr int block_rows = 6;
 inline constexpr int block_cols = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64 ? 4 : 2;
 
@@ -56,7 +57,7 @@ HWY_NOINLINE void multiply_panel(const float* a, Int64 lda, const float* b, Int6
   if (rows == 1) multiply_block<1, cols, layout, result>(a, lda, b, ldb, c, ldc, depth);
 }
 
-// C [rows x width] (+)= A [rows x depth] B [depth x width], all of the depth in one chain of additions per element.
+// C [rows x width] (+)= A [rows x depth] B [depth x width], the whole depth as one dependency chain per element.
 template <Operand layout, Result result>
 HWY_INLINE void multiply_chain(const float* a, Int64 lda, const float* b, Int64 ldb, float* c, Int64 ldc, Int64 rows,
                                Int64 width, Int64 depth) {

@@ -8,65 +8,125 @@
   for (Int64 j = 0; j < (tile).nj; ++j) \
     for (Int64 i = 0; i < (tile).width; i += lanes)
 
-// The operations of math/score_rule.hpp.
+// The operations of math/score_rule.hpp on a few vectors at a time: the rule asks for its options once for all of them,
+// and independent vectors hide the latency of tanh.
+template <int count>
 struct VectorMath {
-  using Number = Vec;
-  HWY_INLINE static Vec set(float x) { return hn::Set(FloatTag(), x); }
-  HWY_INLINE static Vec multiply(Vec a, Vec b) { return hn::Mul(a, b); }
-  HWY_INLINE static Vec multiply_add(Vec a, Vec b, Vec c) { return hn::MulAdd(a, b, c); }
-  HWY_INLINE static Vec negative_multiply_add(Vec a, Vec b, Vec c) { return hn::NegMulAdd(a, b, c); }
-  HWY_INLINE static Vec tanh(Vec x) { return hn::Tanh(FloatTag(), x); }
-  HWY_INLINE static Vec abs(Vec x) { return hn::Abs(x); }
-};
-
-// Lanes whose bias is read at a time, a cache line of S.
-inline constexpr Int64 strip = 16;
-
-// A vector of a tile, for the rule: `first` is the distance of its first lane, `biases` where its bias lies.
-struct TileElement {
-  float first;
-  const float* biases;
-  HWY_INLINE Vec distance() const { return hn::Sub(set(first), iota(0)); }
-  HWY_INLINE Vec bias() const { return load(biases); }
-};
-
-// out[j][i]: the bias of a strip of queries that begins at lane i0, along its rows, which are far apart; 0 for lanes
-// without a query.
-template <class T>
-HWY_INLINE void load_bias_of(const PairNumbers& bias, const Tile& tile, Int64 i0, float* out) {
-  const T* base = reinterpret_cast<const T*>(bias.base);
-  for (Int64 i = 0; i < strip; ++i) {
-    const bool exists = i0 + i < tile.ni;
-    for (Int64 j = 0; j < tile.nj; ++j)
-      out[j * strip + i] = exists ? widen(base[bias.index(0, tile.i0 + i0 + i, tile.j0 + j)]) : 0.0f;
+  struct Number {
+    Vec of[count];
+  };
+  HWY_INLINE static Number set(float x) {
+    Number out;
+    TESSERA_UNROLL
+    for (int n = 0; n < count; ++n) out.of[n] = hn::Set(FloatTag(), x);
+    return out;
   }
+  HWY_INLINE static Number multiply(Number a, const Number& b) {
+    TESSERA_UNROLL
+    for (int n = 0; n < count; ++n) a.of[n] = hn::Mul(a.of[n], b.of[n]);
+    return a;
+  }
+  HWY_INLINE static Number multiply_add(Number a, const Number& b, const Number& c) {
+    TESSERA_UNROLL
+    for (int n = 0; n < count; ++n) a.of[n] = hn::MulAdd(a.of[n], b.of[n], c.of[n]);
+    return a;
+  }
+  HWY_INLINE static Number negative_multiply_add(Number a, const Number& b, const Number& c) {
+    TESSERA_UNROLL
+    for (int n = 0; n < count; ++n) a.of[n] = hn::NegMulAdd(a.of[n], b.of[n], c.of[n]);
+    return a;
+  }
+  HWY_INLINE static Number tanh(Number x) {
+    TESSERA_UNROLL
+    for (int n = 0; n < count; ++n) x.of[n] = hn::Tanh(FloatTag(), x.of[n]);
+    return x;
+  }
+  HWY_INLINE static Number abs(Number x) {
+    TESSERA_UNROLL
+    for (int n = 0; n < count; ++n) x.of[n] = hn::Abs(x.of[n]);
+    return x;
+  }
+};
+
+// Queries of a tile at one key, for the rule: `first` is the distance of the first lane.
+template <int count>
+struct TileElement {
+  using Number = typename VectorMath<count>::Number;
+  Int64 first;
+  HWY_INLINE Number distance() const {
+    Number out;
+    TESSERA_UNROLL
+    for (int n = 0; n < count; ++n) out.of[n] = hn::Sub(set(static_cast<float>(first - n * lanes)), iota(0));
+    return out;
+  }
+  HWY_INLINE Number bias() const { return VectorMath<count>::set(0); }  // comes by a pass of its own
+};
+
+// `count` vectors of S, the rule's arguments, become scores. `derivative`, if given, becomes theirs.
+template <int count>
+HWY_INLINE void apply_rule_to(const ScoreOptions& options, const ScoreNumbers<float>& numbers, Int64 first, float* S,
+                              float* derivative) {
+  typename VectorMath<count>::Number argument, slope = VectorMath<count>::set(1);
+  TESSERA_UNROLL
+  for (int n = 0; n < count; ++n) argument.of[n] = load(S + n * lanes);
+  const auto scores =
+      ScoreRule<VectorMath<count>>::score(options, numbers, argument, TileElement<count>{first}, &slope);
+  TESSERA_UNROLL
+  for (int n = 0; n < count; ++n) store(scores.of[n], S + n * lanes);
+  if (!derivative) return;
+  TESSERA_UNROLL
+  for (int n = 0; n < count; ++n) store(slope.of[n], derivative + n * lanes);
 }
 
-HWY_INLINE void load_bias(const PairNumbers& bias, const Tile& tile, Int64 i0, float* out) {
-  if (bias.type == Type::f32) load_bias_of<float>(bias, tile, i0, out);
-  if (bias.type == Type::f16) load_bias_of<F16>(bias, tile, i0, out);
-  if (bias.type == Type::bf16) load_bias_of<BF16>(bias, tile, i0, out);
-}
-
-// S holds the rule's arguments, and becomes scores. `derivative`, if given, becomes theirs if there is one.
+// The rule, but for the bias.
 HWY_NOINLINE void apply_rule(const HeadJob& head, const Tile& tile, float* S, float* derivative) {
   // Copies: stores to S might change the head's own.
-  const ScoreOptions options = head.options;
+  ScoreOptions options = head.options;
+  options.bias = false;
   const ScoreNumbers<float> numbers = head.score;
-  const bool derives = derivative && options.need_derivative();
-  HWY_ALIGN float biases[block_k * strip];
-  for (Int64 i0 = 0; i0 < tile.width; i0 += strip) {
-    if (options.bias) load_bias(head.bias, tile, i0, biases);
-    for (Int64 j = 0; j < tile.nj; ++j)
-      for (Int64 i = i0; i < lesser(i0 + strip, tile.width); i += lanes) {
-        const Int64 at = j * block_q + i;
-        const TileElement element{static_cast<float>(tile.j0 + j - tile.i0 - i - head.shift),
-                                  biases + j * strip + i - i0};
-        Vec slope = set(1.0f);
-        store(ScoreRule<VectorMath>::score(options, numbers, load(S + at), element, &slope), S + at);
-        if (derives) store(slope, derivative + at);
-      }
+  constexpr Int64 together = block_cols * lanes;
+  for (Int64 j = 0; j < tile.nj; ++j) {
+    const Int64 at = j * block_q, first = tile.j0 + j - tile.i0 - head.shift;
+    float *row = S + at, *slopes = derivative && options.need_derivative() ? derivative + at : nullptr;
+    Int64 i = 0;
+    for (; i + together <= tile.width; i += together)
+      apply_rule_to<block_cols>(options, numbers, first - i, row + i, slopes ? slopes + i : nullptr);
+    for (; i < tile.width; i += lanes)
+      apply_rule_to<1>(options, numbers, first - i, row + i, slopes ? slopes + i : nullptr);
   }
+}
+
+// One number, for the rule's last step.
+struct ScalarMath {
+  using Number = float;
+  HWY_INLINE static float set(float x) { return x; }
+  HWY_INLINE static float multiply_add(float a, float b, float c) { return c + a * b; }
+  HWY_INLINE static float negative_multiply_add(float a, float b, float c) { return c - a * b; }
+  HWY_INLINE static float abs(float x) { return __builtin_fabsf(x); }
+};
+struct BiasElement {
+  float value;
+  HWY_INLINE float distance() const { return 0; }
+  HWY_INLINE float bias() const { return value; }
+};
+
+// The rule's bias, along the rows of its tensor, which are far apart.
+template <class T>
+HWY_INLINE void add_bias(const HeadJob& head, const Tile& tile, float* S) {
+  const T* base = reinterpret_cast<const T*>(head.bias.base);
+  const ScoreNumbers<float> numbers = head.score;
+  for (Int64 i = 0; i < tile.ni; ++i)
+    for (Int64 j = 0; j < tile.nj; ++j) {
+      float& s = S[j * block_q + i];
+      const BiasElement element{widen(base[head.bias.index(0, tile.i0 + i, tile.j0 + j)])};
+      s = ScoreRule<ScalarMath>::placed({.bias = true}, numbers, s, element);
+    }
+}
+
+HWY_NOINLINE void apply_bias(const HeadJob& head, const Tile& tile, float* S) {
+  if (head.bias.type == Type::f32) add_bias<float>(head, tile, S);
+  if (head.bias.type == Type::f16) add_bias<F16>(head, tile, S);
+  if (head.bias.type == Type::bf16) add_bias<BF16>(head, tile, S);
 }
 
 // S = -inf where j - i lies outside the band.
@@ -109,7 +169,8 @@ HWY_INLINE float finish_scores(const HeadJob& head, const Tile& tile, float* S, 
   const float factor = head.score.factor;
   if (whole && !options.change_scores() && !options.mask && (scaled || factor > 0)) return scaled ? 1.0f : factor;
   if (!scaled) scale_tile(tile, factor, S);
-  if (options.change_scores()) apply_rule(head, tile, S, derivative);
+  if (options.change_products()) apply_rule(head, tile, S, derivative);
+  if (options.bias) apply_bias(head, tile, S);
   if (!whole) apply_band(head, tile, S);
   if (options.mask) apply_mask_tensor(head, tile, S);
   return 1.0f;

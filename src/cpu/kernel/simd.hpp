@@ -103,11 +103,13 @@ HWY_INLINE void widen_row_of(const T* source, Int64 width, float factor, float* 
   for (; d < width; ++d) out[d] = widen(source[d]) * factor;
 }
 
-HWY_INLINE void widen_row(const Rows& rows, Int64 i, Int64 width, float factor, float* out) {
-  const Int64 at = i * rows.stride;
-  if (rows.type == Type::f32) widen_row_of(reinterpret_cast<const float*>(rows.base) + at, width, factor, out);
-  if (rows.type == Type::f16) widen_row_of(reinterpret_cast<const F16*>(rows.base) + at, width, factor, out);
-  if (rows.type == Type::bf16) widen_row_of(reinterpret_cast<const BF16*>(rows.base) + at, width, factor, out);
+// Row i of Rows, or of keys.
+template <class Source>
+HWY_INLINE void widen_row(const Source& source, Int64 i, Int64 width, float factor, float* out) {
+  const char* row = source.row(i);
+  if (source.type == Type::f32) widen_row_of(reinterpret_cast<const float*>(row), width, factor, out);
+  if (source.type == Type::f16) widen_row_of(reinterpret_cast<const F16*>(row), width, factor, out);
+  if (source.type == Type::bf16) widen_row_of(reinterpret_cast<const BF16*>(row), width, factor, out);
 }
 
 // The steps of narrow<BF16> and narrow<F16> in math/types.hpp; the result is in the low half of each lane.
@@ -147,11 +149,11 @@ HWY_INLINE void narrow_row_of(const float* values, Int64 width, T* out) {
 
 // Row i of an output becomes (or, accumulating, which only f32 does, grows by) values[0..width), rounded to its type.
 HWY_INLINE void narrow_row(const Rows& rows, Int64 i, Int64 width, bool accumulate, const float* values) {
-  const Int64 at = i * rows.stride;
-  if (rows.type == Type::f16) narrow_row_of(values, width, reinterpret_cast<F16*>(rows.base) + at);
-  if (rows.type == Type::bf16) narrow_row_of(values, width, reinterpret_cast<BF16*>(rows.base) + at);
+  char* row = rows.row(i);
+  if (rows.type == Type::f16) narrow_row_of(values, width, reinterpret_cast<F16*>(row));
+  if (rows.type == Type::bf16) narrow_row_of(values, width, reinterpret_cast<BF16*>(row));
   if (rows.type != Type::f32) return;
-  float* out = reinterpret_cast<float*>(rows.base) + at;
+  float* out = reinterpret_cast<float*>(row);
   for (Int64 d = 0; d < width; ++d) out[d] = accumulate ? out[d] + values[d] : values[d];
 }
 

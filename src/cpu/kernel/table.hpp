@@ -10,9 +10,9 @@ HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   return p.dbias ? bias_gradient_bytes(p) : bytes_of<BackwardScratch>(p);
 }
 
-// The task's own loading serves as well.
-HWY_INLINE Int64 pack_bytes(const Problem&) { return 0; }
-HWY_INLINE void pack_keys(const HeadJob&, Range, float*, float*) {}
+// Products by multiply-adds read K and V as they are: panels gain nothing.
+HWY_INLINE Int64 panel_bytes(const Problem&) { return 0; }
+HWY_INLINE void pack_panel(const HeadJob&, Range, float*, float*) {}
 
 HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
   forward_blocks_of(job, blocks, scratch);

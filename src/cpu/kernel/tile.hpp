@@ -27,7 +27,7 @@ HWY_INLINE Range key_range(const HeadJob& head, Range queries, Int64 block) {
   return {greater(seen.begin, block * block_k), lesser(seen.end, (block + 1) * block_k)};
 }
 
-// Hands out pieces of one thread's scratch memory, each aligned to a cache line. Without memory it only counts.
+// A bump allocator over one thread's scratch memory; pieces are aligned to cache lines. Without memory it only counts.
 class Scratch {
  public:
   explicit Scratch(float* memory) : base(memory) {}
@@ -52,28 +52,30 @@ HWY_INLINE Int64 bytes_of(const Problem& p) {
   return scratch.bytes();
 }
 
-// Bytes of a number of an input. (core's size_of is a function elsewhere; calling it would save every register.)
+// Bytes of a number of an input. (core's size_of is not inline: around a call every vector register would be spilled.)
 HWY_INLINE Int64 bytes_each(Type type) { return type == Type::f32 ? 4 : 2; }
 
-// Asks for row i, which will be read soon. Rows often lie apart (those of other heads are between them), where a
-// processor does not foresee them; one that does not exist does no harm.
-HWY_INLINE void fetch_row(const Rows& rows, Int64 i, Int64 width) {
-  const Int64 each = bytes_each(rows.type);
-  const char* row = rows.base + i * rows.stride * each;
-  for (Int64 at = 0; at < width * each; at += 64) __builtin_prefetch(row + at, 0, 2);
+// Prefetches row i into the L2 cache. Rows often lie apart (those of other heads are between them), where hardware
+// prefetchers do not follow. A row that does not exist does no harm.
+template <class Source>
+HWY_INLINE void prefetch_row(const Source& source, Int64 i, Int64 width) {
+  const char* row = source.row(i);
+  const Int64 bytes = width * bytes_each(source.type);
+  for (Int64 at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
 }
-inline constexpr Int64 rows_ahead = 24;  // far enough to hide the way to memory
+inline constexpr Int64 prefetch_distance = 24;  // rows; far enough to hide the latency of memory
 
-// Rows that will be read or written soon, asked for a line at a time.
-class RowsAhead {
+// Rows to be prefetched a cache line at a time.
+class PrefetchRows {
  public:
-  RowsAhead() = default;
-  RowsAhead(const Rows& rows, Range range, Int64 width) :
-      row(rows.base + range.begin * rows.stride * bytes_each(rows.type)), stride(rows.stride * bytes_each(rows.type)),
-      bytes(width * bytes_each(rows.type)), left(range.size()) {}
+  PrefetchRows() = default;
+  PrefetchRows(const Rows& rows, Range range, Int64 width) :
+      PrefetchRows(rows.row(range.begin), rows.stride, range, width * bytes_each(rows.type)) {}
+  PrefetchRows(const KeyRows& keys, Range range, Int64 width) :
+      PrefetchRows(keys.row(range.begin), keys.tile(range.begin).stride, range, width * bytes_each(keys.type)) {}
 
   // False: there was none left.
-  HWY_INLINE bool fetch_line() {
+  HWY_INLINE bool prefetch_line() {
     if (left <= 0) return false;
     __builtin_prefetch(row + at, 0, 2);
     at += 64;
@@ -82,20 +84,23 @@ class RowsAhead {
   }
 
  private:
+  PrefetchRows(const char* row, Int64 stride, Range range, Int64 bytes) :
+      row(row), stride(stride), bytes(bytes), left(range.size()) {}
+
   const char* row = nullptr;
   Int64 stride = 0, bytes = 0, left = 0, at = 0;
 };
 
-// What comes after the work at hand, asked for between its steps, a few lines each time: while they compute, memory has
-// nothing to do.
-struct Upcoming {
-  int lines = 0;  // each time
-  RowsAhead rows[3] = {};
+// Software prefetching that overlaps with computation: what the next tile will read, a few cache lines between two
+// steps of this one, so that memory is busy while the vector units are.
+struct PrefetchQueue {
+  int lines = 0;  // per step
+  PrefetchRows rows[3] = {};
   int now = 0;
 
   HWY_INLINE void advance() {
     for (int n = 0; n < lines; ++n)
-      if (!rows[now].fetch_line() && ++now == 3) lines = now = 0;
+      if (!rows[now].prefetch_line() && ++now == 3) lines = now = 0;
   }
 };
 
@@ -106,20 +111,23 @@ struct Panel {
   HWY_INLINE const float* at(Int64 row) const { return rows + row * stride; }
 };
 
-// Rows of a range: in place if they are f32, else widened into `buffer`. `reused`: they are read often enough to be
-// worth bringing together; far apart, as in [B,N,H,D], they share few sets of a cache and push each other out.
-HWY_INLINE Panel load_panel(const Rows& source, Range range, Int64 width, bool reused, float* buffer) {
-  if (source.type == Type::f32 && (!reused || source.stride == width))
-    return {reinterpret_cast<const float*>(source.base) + range.begin * source.stride, source.stride};
+// Keys of a range: in place if they are f32, else widened into `buffer`. `reused`: they are read often enough to be
+// packed; far apart, as in [B,N,H,D], rows share few sets of a cache and evict each other.
+HWY_INLINE Panel load_panel(const KeyRows& source, Range range, Int64 width, bool reused, float* buffer) {
+  const KeyTile tile = source.tile(range.begin);
+  const Int64 floats = tile.stride / Int64(sizeof(float));
+  if (tile.type == Type::f32 && (!reused || floats == width))
+    return {reinterpret_cast<const float*>(tile.row(0)), floats};
   for (Int64 r = 0; r < range.size(); ++r) {
-    fetch_row(source, range.begin + r + rows_ahead, width);
-    widen_row(source, range.begin + r, width, 1.0f, buffer + r * width);
+    prefetch_row(tile, r + prefetch_distance, width);
+    widen_row(tile, r, width, 1.0f, buffer + r * width);
   }
   return {buffer, width};
 }
 
-// Rows of a tile of queries, widened, with zeros behind `width` up to whole vectors.
-HWY_INLINE void load_rows(const Rows& source, Int64 i0, Int64 ni, Int64 width, float* out) {
+// Rows of Rows or of keys, widened, with zeros behind `width` up to whole vectors.
+template <class Source>
+HWY_INLINE void load_rows(const Source& source, Int64 i0, Int64 ni, Int64 width, float* out) {
   const Int64 padded = round_up(width, lanes);
   for (Int64 i = 0; i < ni; ++i) {
     float* row = out + i * padded;

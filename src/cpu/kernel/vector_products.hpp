@@ -7,7 +7,7 @@
 struct InPlace {
   static constexpr Exactness exactness = Exactness::f32;
   float* S;
-  // Rows j and j + 1 of the lanes from i on. There is room for a row behind the last one.
+  // Rows j and j + 1 of the lanes from i on. S has padding for a row behind the last one.
   HWY_INLINE void keep(Int64 j, Int64 i, Vec even, Vec odd) const {
     store(even, S + j * block_q + i);
     store(odd, S + (j + 1) * block_q + i);

@@ -1,5 +1,6 @@
-// K and V of a KV head brought into the kernels' own form once, for all the tasks that read them: which heads share a
-// round, and where in the workspace they lie. Included by cpu/run.cpp and cpu/backend.cpp.
+// K and V of a KV head, packed once into panels that all its tasks read, as a matrix product packs its operands: which
+// heads are packed in one round, and where in the workspace their panels lie. Included by cpu/run.cpp and
+// cpu/backend.cpp.
 // Implements docs/architecture.md, "The matrix unit".
 #pragma once
 
@@ -10,19 +11,19 @@
 
 namespace tessera::cpu {
 
-// Bytes of the workspace that packs take: those of everything, but no more than this. A KV head that needs more, of
+// Bytes of the workspace that panels take: all of them, but no more than this. A KV head that needs more, of
 // some hundred thousand keys, is packed by its tasks, each for itself.
-inline constexpr Int64 most_pack_bytes = Int64(64) << 20;
-Int64 pack_room(const Problem& problem, const Isa& isa);
+inline constexpr Int64 most_panel_bytes = Int64(64) << 20;
+Int64 panel_room(const Problem& problem, const Isa& isa);
 
-// A KV head of a sequence. Pack n of its blocks of keys begins at packs + n * isa.pack_bytes.
+// A KV head of a sequence. The panel of its n-th block of keys begins at panels + n * isa.panel_bytes.
 struct SharedKeys {
   const Sequence* sequence;
   Int64 kv;
-  float* packs;  // null: its tasks load K and V themselves
+  float* panels;  // null: its tasks load K and V themselves
 };
 
-// All the KV heads of the sequences, in order, in rounds whose packs fit the workspace together.
+// All the KV heads of the sequences, in order, in rounds whose panels fit the workspace together.
 std::vector<std::vector<SharedKeys>> rounds_of(const Problem& problem, const Isa& isa, const WorkspaceLayout& layout,
                                                const Call& call, const std::vector<Sequence>& sequences);
 

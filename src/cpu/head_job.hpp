@@ -1,11 +1,11 @@
-// From a call to the jobs of the kernels: one head's rows and numbers, with everything that turns q.k into a score.
-// Included by cpu/run.cpp and cpu/decode.cpp.
+// Makes a HeadJob from a call: one head's rows, and everything that turns q.k into a score. Included by the files of
+// cpu/ that make tasks.
 #pragma once
 
 #include <vector>
 
 #include "core/kernel.hpp"
-#include "cpu/job.hpp"
+#include "cpu/kernel_jobs.hpp"
 
 namespace tessera::cpu {
 

@@ -42,7 +42,7 @@ HWY_INLINE __m512i upper_halves(Vec low, Vec high) {
   return _mm512_permutex2var_epi16(x, places, y);
 }
 
-// f32 rounded to bf16; pairs by hand, which keeps the one port of the shuffles free (ties go away from 0).
+// f32 rounded to bf16; pairs by integer arithmetic, which leaves the one shuffle port alone (ties go away from 0).
 template <Order order>
 HWY_INLINE __m512i rounded_halves(Vec low, Vec high) {
   if (order == Order::behind) return bf16_halves(low, high);
@@ -79,10 +79,10 @@ HWY_INLINE void clear_row(const Halves& out, Int64 r) {
 }
 
 // Row r of `out` becomes row i of the source, with zeros behind `width`.
-template <int pieces>
-HWY_INLINE void split_row(const Rows& source, Int64 i, Int64 width, const Halves& out, Int64 r) {
+template <int pieces, class Source>
+HWY_INLINE void split_row(const Source& source, Int64 i, Int64 width, const Halves& out, Int64 r) {
   if (pieces == 1 && source.type == Type::bf16) {
-    const UInt16* from = reinterpret_cast<const UInt16*>(source.base) + i * source.stride;
+    const UInt16* from = reinterpret_cast<const UInt16*>(source.row(i));
     for (Int64 d = 0; d < out.stride; d += 32) {
       const Int64 left = width - d;
       const __mmask32 there = left >= 32 ? ~__mmask32(0) : (__mmask32(1) << left) - 1;

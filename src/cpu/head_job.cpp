@@ -1,5 +1,5 @@
-// See cpu/jobs.hpp.
-#include "cpu/jobs.hpp"
+// See cpu/head_job.hpp.
+#include "cpu/head_job.hpp"
 
 #include "math/softmax.hpp"
 
@@ -7,7 +7,7 @@ namespace tessera::cpu {
 
 Rows head_rows(const TokenRows& rows, Int64 h) {
   if (!rows) return {};
-  return {rows.type, static_cast<char*>(rows.at(0, h)), rows.token};
+  return {rows.type, static_cast<char*>(rows.at(0, h)), rows.token * size_of(rows.type)};
 }
 
 RowNumbers head_numbers(RowNumbers numbers, Int64 h) {
@@ -30,8 +30,8 @@ HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h)
           .nq = s.nq,
           .nk = s.nk,
           .q = head_rows(token_rows(call.inputs.q, p, s.b, s.q_begin), h),
-          .k = head_rows(token_rows(call.inputs.k, p, s.b, s.k_begin), kv),
-          .v = head_rows(token_rows(call.inputs.v, p, s.b, s.k_begin), kv),
+          .k = KeyRows(head_rows(token_rows(call.inputs.k, p, s.b, s.k_begin), kv)),
+          .v = KeyRows(head_rows(token_rows(call.inputs.v, p, s.b, s.k_begin), kv)),
           .mask = s.mask,
           .scale = static_cast<float>(o.scale),
           .options = p.score_options(),

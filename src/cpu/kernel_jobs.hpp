@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/sequence.hpp"
+#include "cpu/rows.hpp"
 #include "cpu/tiles.hpp"
 #include "math/mask.hpp"
 #include "math/philox.hpp"
@@ -11,19 +12,12 @@
 
 namespace tessera::cpu {
 
-// The rows of one head of one sequence: row i is at base + i * stride elements.
-struct Rows {
-  Type type = Type::f32;
-  char* base = nullptr;
-  Int64 stride = 0;
-  explicit operator bool() const { return base != nullptr; }
-};
-
 // One query head of one sequence, with everything that turns q.k into a score. Numbers in the exponent carry a factor
 // log2(e), so that the kernels need exp2 only.
 struct HeadJob {
   Int64 D, Dv, nq, nk;
-  Rows q, k, v;
+  Rows q;
+  KeyRows k, v;
   BandMask mask;
 
   float scale;  // what dQ and dK are multiplied by at the end
@@ -42,8 +36,8 @@ struct HeadJob {
 struct ForwardJob {
   HeadJob head;
   Rows o;
-  RowNumbers lse;                // head's part included: index with h = 0
-  const float* packs = nullptr;  // of K and V, for every block of keys that some query sees; null: loaded by the task
+  RowNumbers lse;                 // head's part included: index with h = 0
+  const float* panels = nullptr;  // cpu/key_panels.hpp: K and V of every block of keys; null: the task packs its own
 };
 
 // All the queries of a few heads that share K and V, against a chunk of keys. Row h * nq + i leaves m, l and O,
@@ -55,8 +49,8 @@ struct DecodeJob {
   Int64 row_stride;
 };
 
-// The backward pass of one head. delta and lse2 are arrays of the workspace, one number per query of the head, padded
-// to whole blocks: lse2 = LSE * log2e, +inf for a row that sees nothing or does not exist, so that its P is 0.
+// The backward pass of one head. delta and lse2 are arrays of the workspace, one number per query, padded to whole
+// blocks. lse2 = LSE * log2(e); +inf for a row that sees nothing or does not exist, so that its P is 0.
 struct BackwardJob {
   HeadJob head;
   Rows o, d_o;
@@ -79,8 +73,8 @@ struct KeySpanJob {
   bool accumulate;
 };
 
-// The spans of a group add to its image one after the other, block of queries by block of queries. Waits until `turn`
-// spans have added; they were begun before and are at work.
+// The spans of a group add to its image in order, block of queries by block of queries. Spins until `turn` spans have
+// added. Their tasks were started before this one, so they make progress.
 void await_turn(const int* turns, int turn);
 
 // One element of dBias's leading dimensions and one tile of its last two: the sum of ds over `heads` jobs.
@@ -100,14 +94,14 @@ struct Isa {
   const char* unit;  // what computes products; null: multiply-adds
   // Of how many bf16 its operands are sums; 0: this problem's products are multiply-adds in f32.
   int (*pieces)(const Problem& problem);
-  // K and V of one block of keys in the form that products read: its bytes (0: nothing is gained by it) and how it is
-  // made. Packed or not, the bits are the same.
-  Int64 (*pack_bytes)(const Problem& problem);
-  void (*pack_keys)(const HeadJob& head, Range keys, float* pack, float* scratch);
+  // The panel of one block of keys, K and V in the form that products read: its bytes (0: packing gains nothing), and
+  // how it is packed. Panels never change the bits of a result.
+  Int64 (*panel_bytes)(const Problem& problem);
+  void (*pack_panel)(const HeadJob& head, Range keys, float* panel, float* scratch);
   // Bytes of scratch that one thread needs.
   Int64 (*scratch_bytes)(const Problem& problem);
   void (*forward)(const ForwardJob& job, Range query_blocks, float* scratch);  // forward_blocks of them at most
-  // Several jobs side by side, as many as scratch_bytes counted on: their heads' rows often lie between each other.
+  // Several jobs interleaved, as many as scratch_bytes counted on: in [B,N,H,D] the rows of their heads are neighbours.
   void (*decode)(const DecodeJob* jobs, Int64 count, Range keys, float* scratch);
   // O and LSE of one head's queries, from partials [nq][chunks].
   void (*finish_decode)(const ForwardJob& job, const float* partials, Int64 chunks);
