@@ -1,6 +1,6 @@
-// What the compiler must know to specialise a kernel of the ladder: one structural value, written into the generated
-// unit. Lengths, strides, scale and window widths are Params: they never compile a new kernel. Shared by host and
-// device text.
+// Compile-time configuration of the ladder's kernels, and their layouts of shared memory. A Config is the template
+// argument of a kernel; the host writes it into the generated unit. Lengths, strides, scale and window widths are
+// run-time parameters (Params), so that a new value compiles no new kernel. Included by host and device code.
 #pragma once
 
 #include "gpu/config.hpp"
@@ -14,17 +14,18 @@ struct Config {
   int D = 64, Dv = 64;
   Element element = Element::f32;  // q, k, v
   Element o = Element::f32, d_o = Element::f32;
-  Element dq = Element::f32, dk = Element::f32, dv = Element::f32;  // `vector`: none where this kernel leaves it out
+  Element dq = Element::f32, dk = Element::f32, dv = Element::f32;  // `vector`: none where this launch omits it
   Element dbias = Element::none;
 
-  // The tile, in all rungs but `naive`, and the options that change the code of `vector`. What is off costs nothing.
-  // There rows are what a block owns (queries, or the keys whose gradients it computes); columns are what streams past.
+  // Tile shape, of all rungs but `naive`, and the options that specialise `vector`: an option that is off generates no
+  // code. Rows of a tile are what a thread block owns (queries, or the keys whose gradients it computes). Columns are
+  // what it streams through shared memory.
   int block_rows = 0, block_cols = 0, rows_per_thread = 0;
-  int stages = 1;             // tiles of columns in shared memory: with 2, one arrives while the other is worked on
-  int blocks_per_sm = 1;      // the compiler keeps registers few enough for this many
-  bool tensor_cores = false;  // products by TF32 tensor cores, f32 operands split in two; otherwise by FMA
-  bool wide_loads = false;    // rows are aligned to 16 bytes
-  bool own_delta = false;     // the kernel for dQ prepares delta and LSE, also for those after it: a launch less
+  int stages = 1;             // buffers for tiles of columns; 2: double buffering, the next tile is prefetched
+  int blocks_per_sm = 1;      // occupancy to compile for: __launch_bounds__ limits registers to it
+  bool tensor_cores = false;  // products by TF32 mma, f32 operands split in two (3xTF32); otherwise by FMA
+  bool wide_loads = false;    // rows are aligned to 16 bytes: vector loads
+  bool own_delta = false;     // the dQ kernel computes delta and LSE, also for later kernels: saves a launch
   ScoreConfig options{};
 
   constexpr bool operator==(const Config&) const = default;
@@ -34,13 +35,13 @@ constexpr int greater_of(int a, int b) { return a > b ? a : b; }
 
 // --- the tiles of `vector`
 
-// How products are dealt out to threads. FMA: 16 lanes share a row of a tile, and deal the columns of a result out in
-// groups of 64, four to a lane. Tensor cores: 4 lanes share a row, and groups have 32 columns.
+// How products are partitioned over threads. FMA: 16 lanes share a row of a tile; each group of 64 result columns gives
+// every lane four neighbours. Tensor cores: 4 lanes share a row, as in an mma fragment, and groups have 32 columns.
 inline constexpr int fma_lanes = 16, tensor_lanes = 4;
 constexpr int group_columns(const Config& c) { return c.tensor_cores ? 32 : 64; }
 
-// Numbers in a row of a tile in shared memory that hold `width` dims, 0 beyond them; and the distance between rows: 4
-// more, so that the rows that a warp reads at once fall into different banks.
+// Floats in a row of a tile in shared memory: `width` dims, zero-padded to whole groups. The pitch, from row to row, is
+// 4 floats longer: this padding puts the rows that a warp reads at once into different banks (no bank conflicts).
 constexpr int tile_width(const Config& c, int width) { return int(round_up(width, group_columns(c))); }
 constexpr int tile_pitch(const Config& c, int width) { return tile_width(c, width) + 4; }
 
@@ -49,7 +50,7 @@ struct VectorForwardShared {
   float Q[c.block_rows][tile_pitch(c, c.D)];
   float K[c.stages][c.block_cols][tile_pitch(c, c.D)];
   float V[c.stages][c.block_cols][tile_pitch(c, c.Dv)];
-  float P[c.block_rows][c.block_cols + 4];  // on its way from one product to the next
+  float P[c.block_rows][c.block_cols + 4];  // staging: the result of one product becomes the operand of the next
 };
 
 // The backward kernels: X and Y are the rows' operands of S and dP (q and dO, or k and v), x and y the columns'. LSE
@@ -64,7 +65,8 @@ struct VectorBackwardShared {
   float lse2[c.stages][greater_of(c.block_rows, c.block_cols)], delta[c.stages][greater_of(c.block_rows, c.block_cols)];
 };
 
-// Their sizes, for the planner, which knows the configuration at run time only. The kernels assert that they agree.
+// The same sizes for the planner, which knows the configuration at run time only. The kernels static_assert that they
+// agree.
 constexpr int vector_forward_shared_bytes(const Config& c) {
   return 4 * (c.block_rows * tile_pitch(c, c.D) + c.stages * c.block_cols * (tile_pitch(c, c.D) + tile_pitch(c, c.Dv)) +
               c.block_rows * (c.block_cols + 4));
@@ -76,8 +78,8 @@ constexpr int vector_backward_shared_bytes(const Config& c) {
 
 // --- the tiles of `tiled`: block_rows queries by block_cols keys
 
-// Rows in shared memory are filled up with zeros, so that threads with a column each cover them evenly, and are 4
-// longer than that, so that neighbouring rows, of which lanes read four numbers at a time, fall into different banks.
+// Rows in shared memory are zero-padded, so that threads with a column each cover them evenly. The pitch is 4 floats
+// longer: neighbouring rows, which lanes read as float4, then fall into different banks.
 constexpr int tiled_width(const Config& c, int width) { return int(round_up(width, c.block_rows)); }
 constexpr int tiled_pitch(const Config& c, int width) { return tiled_width(c, width) + 4; }
 
@@ -86,8 +88,8 @@ struct TiledForwardShared {
   float Q[c.block_rows][tiled_pitch(c, c.D)];
   float K[c.block_cols][tiled_pitch(c, c.D)];
   float V[c.block_cols][tiled_pitch(c, c.Dv)];
-  float S[c.block_rows][c.block_cols + 8];  // scores, then P; groups of 8 lanes read a row each
-  float factor[c.block_rows];               // of the rows of O: alpha, in the end 1 / l
+  float S[c.block_rows][c.block_cols + 8];  // scores, then P; padded: groups of 8 lanes read a row each
+  float factor[c.block_rows];               // of the rows of O: online softmax's alpha, in the end 1 / l
 };
 
 template <Config c>
@@ -114,7 +116,7 @@ constexpr int tiled_backward_shared_bytes(const Config& c) {
 
 constexpr int warp_width(int width) { return int(round_up(width, 32)); }  // a warp's lanes cover a row evenly
 
-// K and V pass through shared memory a tile at a time, of 32 keys and `warp_dims` dims.
+// K and V are staged through one buffer in shared memory: 32 keys by `warp_dims` dims at a time.
 inline constexpr int warp_dims = 64;
 
 template <Config c>
@@ -127,7 +129,7 @@ template <Config c>
 struct WarpBackwardShared {
   float Q[c.block_rows][warp_width(c.D)];
   float dO[c.block_rows][warp_width(c.Dv)];
-  float dQ[c.threads / 32][c.block_rows][warp_width(c.D)];  // each warp's share
+  float dQ[c.threads / 32][c.block_rows][warp_width(c.D)];  // partial sums of each warp
   float lse2[c.block_rows], delta[c.block_rows];
 };
 

@@ -1,6 +1,6 @@
-// The ladder: kernels for any NVIDIA GPU, from the simplest to the general one. Each rung plans its launches.
-// Included by src/simt and, for the list of algorithms, by src/api/kernels.cpp. docs/adding_a_kernel.md walks through a
-// rung.
+// The ladder: kernels for any NVIDIA GPU, one optimisation after another, from a thread per row (`naive`) to the
+// general one (`vector`). Each kernel is a rung and plans its launches. Included by src/simt and, for the list of
+// algorithms, by src/api/kernels.cpp. docs/adding_a_kernel.md walks through a rung.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ namespace tessera::simt {
 
 std::vector<Algorithm> algorithms();  // best first
 
-// dBias, where it is asked for, from delta and LSE, by the kernel of `vector`. Sets the reason if no tile fits. Other
-// families whose own kernels do not make it use this one.
+// Adds the launch that computes dBias, if the problem asks for it: the kernel of `vector`, which reads delta and LSE.
+// Sets the reason if no tile fits shared memory. Families without a dBias kernel of their own use this one.
 void add_bias_gradient(Steps& steps, const Problem& problem, const cuda::Target& target);
 
 // --- what rungs share (ladder.cpp)
@@ -28,10 +28,11 @@ struct Function {
   const char* parameters;  // "ForwardParams"
 };
 
-// A launch of it.
+// One launch of it, specialised for `config`.
 Step step(const Function& function, const Config& config, std::int64_t blocks, int shared_bytes = 0);
 
-// What the early rungs (`naive`, `tiled`, `warp`) do not take, by name; empty: nothing.
+// Why the early rungs (`naive`, `tiled`, `warp`) refuse a problem: the first option that they lack. Empty: they take
+// it.
 std::string early_refusal(const Problem& problem);
 
 // --- the rungs, each in its own file under rungs/

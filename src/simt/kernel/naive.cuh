@@ -1,5 +1,5 @@
-// What both passes of `naive` share: lanes of a warp walk the same rows at the same time, so that one of the cache's
-// answers serves all of them. Device text.
+// What both passes of `naive` share: all lanes of a warp loop over the same rows in lockstep, so that a load has one
+// address per warp and one cache access serves all lanes (a broadcast). Device code.
 #pragma once
 
 #include "gpu/kernel/common.cuh"
@@ -7,7 +7,7 @@
 
 namespace tessera::simt {
 
-// The rows of the threads of this warp, one of which is `row`; there are `rows` in all.
+// The rows that the threads of this warp own. `row` is this thread's; the tensor has `rows`.
 __device__ inline Range rows_of_warp(Int64 row, Int64 rows) {
   const Int64 first = row - threadIdx.x % 32;
   return {first, lesser(first + 32, rows)};

@@ -1,13 +1,13 @@
-// The ladder's first rung, backward: a thread per query row for dQ, a thread per key row for dK and dV, everything else
-// read from global memory each time. No atomics, so deterministic. Device text; docs/algorithm.md, "Backward".
+// The ladder's first rung, backward: one thread per query row for dQ, one thread per key row for dK and dV, every other
+// operand read from global memory each time. No atomics, so deterministic. Device code; docs/algorithm.md, "Backward".
 #pragma once
 
 #include "simt/kernel/naive.cuh"
 
 namespace tessera::simt {
 
-// How many steps of a loop over a row's elements are written out. All of them while the row may live in registers; a
-// longer row lives in local memory either way, and writing its loops out would only keep the compiler busy for seconds.
+// Unroll factor of loops over a row's elements. Full unrolling lets the compiler keep the row in registers. A row of
+// more than 128 elements lives in local memory either way, and full unrolling would only cost seconds of compile time.
 __host__ __device__ constexpr int steps_written_out(int elements) { return elements <= 128 ? elements : 16; }
 
 // P_ij and dS_ij from rows in registers (q, scaled, and dO) and rows in memory (k and v), or the other way round.

@@ -1,5 +1,5 @@
-// The ladder's first rung, forward: a thread per query row, online softmax, K and V read from global memory each time.
-// The control group. Device text; implements docs/algorithm.md, "Online softmax".
+// The ladder's first rung, forward: one thread per query row, online softmax, K and V read from global memory each
+// time. The baseline. Device code; implements docs/algorithm.md, "Online softmax".
 #pragma once
 
 #include "math/compensated.hpp"
@@ -16,12 +16,12 @@ __device__ void naive_forward(const ForwardParams& p) {
   if (i >= s.nq) return;
 
   float q[config.D], O[config.Dv] = {}, m = minus_infinity<float>;
-  float l = 0, lost = 0;  // with Kahan's compensation: many equal terms would drift
+  float l = 0, lost = 0;  // Kahan summation: many equal terms would drift
   const auto* q_row = row_of<config.element>(p.x.q, place.b, s.q_begin + i, place.h);
   for (int d = 0; d < config.D; ++d) q[d] = to_float(q_row[d]);
 
   const Range keys = visible_keys(s.mask, {i, i + 1}), together = visible_keys(s.mask, rows_of_warp(i, s.nq));
-  constexpr Int64 chain = 64;  // longer chains of additions drift when the terms have one sign (docs/numerics.md)
+  constexpr Int64 chain = 64;  // longer sums drift when the terms have one sign (docs/numerics.md)
   for (Int64 begin = together.begin; begin < together.end; begin += chain) {
     float part[config.Dv] = {};
     for (Int64 j = begin; j < lesser(begin + chain, together.end); ++j) {
@@ -30,7 +30,7 @@ __device__ void naive_forward(const ForwardParams& p) {
       float S = 0;
       for (int d = 0; d < config.D; ++d) S = fmaf(q[d], to_float(k[d]), S);
       S *= p.x.score_scale * log2e<float>;
-      if (S > m) {  // a new maximum: what was summed so far is relative to the old one
+      if (S > m) {  // a new maximum: rescale what was summed relative to the old one
         const float alpha = exp2f(m - S);
         l *= alpha, lost *= alpha;
         for (int d = 0; d < config.Dv; ++d) O[d] *= alpha, part[d] *= alpha;

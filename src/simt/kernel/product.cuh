@@ -1,5 +1,5 @@
-// The two products of `vector`: over dims (S = Q K^T and its kin) and over a tile's columns (O = P V and its kin), by
-// tensor cores or by FMA. Device text; included by the vector kernels.
+// The two matrix products of `vector`, by tensor cores or by FMA: one reduces over dims (S = Q K^T, dP = dO V^T), the
+// other over a tile's columns (O = P V, dQ = dS K). Device code; included by the vector kernels.
 #pragma once
 
 #include "simt/kernel/product_fma.cuh"
@@ -16,21 +16,21 @@ struct ProductOf<true, config> {
   using Type = TensorProduct<config>;
 };
 
-// What a product offers. A thread has values of `rows` rows, each shared by `lanes` neighbouring lanes:
+// The interface of a product. A thread has values of `rows` rows, each shared by `lanes` neighbouring lanes:
 //   row(r), col(c)          which element of a score tile value [r][c] is; col(c) = col(0) + col_offset(c)
 //   out_col(n)              which column of a result (O, dQ, dK, dV) value [r][n] is; fours are neighbours
 //   over_dims<D, a, b>      result = A B^T, A and B tiles in shared memory whose elements had types a and b
-//   over_columns<b>         result = factor result + P B, P the threads' own score tile
+//   over_columns<b>         result = factor result + P B, P the score tile in the threads' registers
 template <Config config>
 using Product = typename ProductOf<config.tensor_cores, config>::Type;
 
-// Values of a result that a thread has in each row.
+// Accumulators of a result that a thread has in each row.
 template <Config config>
 constexpr int outs_of(int width) {
   return tile_width(config, width) / Product<config>::lanes;
 }
 
-// A row of a result goes to (or, accumulating, is added to) an output row, times `factor`.
+// Epilogue of a row: out = row * factor, or out += row * factor if `accumulate`.
 template <int width, class Product, int outs, class T>
 __device__ inline void store_row(const Product& product, const float (&row)[outs], float factor, bool accumulate,
                                  T* out) {

@@ -1,6 +1,6 @@
-// The products of `vector` by FMA, blocked in registers: 16 lanes share a row, a thread has several rows. For GPUs
-// whose tensor cores do not take TF32, for head dims beyond 256, and as the yardstick of exactness for those cores.
-// Device text; included by product.cuh, which says what a product must offer.
+// The products of `vector` by FMA with register blocking: 16 lanes share a row, a thread has several rows. For GPUs
+// without TF32 tensor cores, for head dims beyond 256, and as the accuracy baseline of the tensor-core products. Device
+// text; included by product.cuh, which says what a product must offer.
 #pragma once
 
 #include "simt/kernel/tile.cuh"
@@ -32,8 +32,7 @@ struct FmaProduct {
   __device__ int col(int c) const { return lane + col_offset(c); }
   __device__ int out_col(int n) const { return 4 * (lane + lanes * (n / 4)) + n % 4; }
 
-  // Chains of additions longer than 64 drift when the terms have one sign (docs/numerics.md), so longer ones are summed
-  // in pieces.
+  // Partial sums of 64 terms: one accumulator for a longer sum drifts when the terms have one sign (docs/numerics.md).
   template <int D, Element, Element, class A, class B>
   __device__ void over_dims(const A& a, const B& b, float (&result)[rows][cols]) const {
     constexpr int chain = 64, width = padded_to_4(D);
@@ -64,7 +63,8 @@ struct FmaProduct {
     }
   }
 
-  // P passes through `scratch`, where the half warp that wrote a row reads it. One chain per tile.
+  // P goes through shared memory (`scratch`) to reach the other lanes. A row is written and read by the same half warp,
+  // so __syncwarp() is enough. One partial sum per tile.
   template <Element, class Scratch, class B, int outs>
   __device__ void over_columns(const float (&p)[rows][cols], Scratch& scratch, const B& b, const float (&factor)[rows],
                                float (&result)[rows][outs]) const {

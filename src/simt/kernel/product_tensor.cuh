@@ -1,13 +1,13 @@
-// The products of `vector` by tensor cores at f32 accuracy: every f32 operand is the sum of two TF32 numbers, and of
-// the four partial products only low times low is left out ("3xTF32"). 16-bit operands are TF32 numbers already.
-// Device text; included by product.cuh, which says what a product must offer.
+// The products of `vector` by tensor cores at f32 accuracy (3xTF32): every f32 operand is split into the sum of two
+// TF32 numbers, and of the four partial products only low times low is omitted. 16-bit operands are exact in TF32 and
+// need one product. Device code; included by product.cuh, which says what a product must offer.
 #pragma once
 
 #include "simt/kernel/tile.cuh"
 
 namespace tessera::simt {
 
-// PTX ISA, "mma.m16n8k8", TF32: c += a b. With g = lane / 4 and t = lane % 4, a lane holds
+// PTX ISA, "mma.m16n8k8", TF32: c += a b. Fragment layout: with g = lane / 4 and t = lane % 4, a lane holds
 //   a: rows g, g + 8 (a[0], a[1]) at k = t, and again (a[2], a[3]) at k = t + 4
 //   b: k = t and t + 4 of column g
 //   c: columns 2 t, 2 t + 1 of row g (c[0], c[1]) and of row g + 8 (c[2], c[3])
@@ -31,15 +31,15 @@ __device__ inline UInt32 nearest_tf32(float x) {
 #endif
 }
 
-// How a number becomes TF32 numbers, which have 11 significant bits.
+// How an f32 number is converted to TF32, which has 11 significant bits.
 enum class Tf32 {
-  exact,    // it is one: widened from 16 bits
+  exact,    // no conversion: it was widened from 16 bits
   rounded,  // to the nearest one: enough for P and dS where the contract rounds them to 16 bits
   split     // high + low, each to the nearest: what is lost is below half a unit of f32's last place
 };
 constexpr Tf32 tf32_of(Element element) { return element == Element::f32 ? Tf32::split : Tf32::exact; }
 
-// An operand of multiply_tf32: `count` registers.
+// An operand fragment of multiply_tf32: `count` registers, twice that if split.
 template <int count, Tf32 kind>
 struct Operand {
   static constexpr bool has_low = kind == Tf32::split;
@@ -51,8 +51,8 @@ struct Operand {
   }
 };
 
-// c = sum over `steps` of a b. The tensor cores truncate every sum; small terms go first and chains are short, so that
-// few truncations touch the whole sum (docs/numerics.md).
+// c = sum over `steps` of a b. Tensor cores truncate after every addition. Small terms go first and accumulations are
+// short, so that few truncations hit the large sum (docs/numerics.md).
 template <int steps, Tf32 A, Tf32 B>
 __device__ inline void multiply(float (&c)[4], const Operand<4, A> (&a)[steps], const Operand<2, B> (&b)[steps]) {
 #pragma unroll
@@ -64,10 +64,10 @@ __device__ inline void multiply(float (&c)[4], const Operand<4, A> (&a)[steps], 
   for (int s = 0; s < steps; ++s) multiply_tf32(c, a[s].high, b[s].high);
 }
 
-// A warp owns 16 rows, or several times 16. Which row, column or dim is number n of an instruction is ours to choose,
-// as long as both operands agree; these choices let every lane load 16 bytes at a time, without bank conflicts, from
-// tiles whose rows are 4 modulo 32 numbers apart, and let P go from the result of one product into the operand of the
-// next without moving between lanes:
+// A warp owns 16 rows, or a multiple of 16. The indices of an mma may be permuted freely, as long as both operands
+// agree. This permutation has two aims. Every lane loads 16 bytes at a time without bank conflicts, from tiles whose
+// pitch is 4 modulo 32 floats. And the accumulator layout of P is the operand layout of the next product, so that P
+// needs no warp shuffles:
 //   row or column n of 8 is row or column `spread(n)`, 0 4 1 5 2 6 3 7: numbers 2 t and 2 t + 1 are 4 apart
 //   of 16 dims, lane t has 4 t ... 4 t + 3: the first two are k = t and t + 4 of one instruction, the others of another
 //   of 32 columns of a result, column n of instruction e is 4 spread(n) + e
@@ -117,9 +117,9 @@ struct TensorProduct {
     }
   }
 
-  // 16 of the tile's columns at a time, and 32 columns of the result. One chain of f32 sums per tile. A thread parks
-  // its own P in `scratch`: from registers it could only be read by a loop that is unrolled to its end, whose loads the
-  // compiler would all bring forward.
+  // 16 of the tile's columns at a time, and 32 columns of the result. One f32 partial sum per tile. A thread keeps its
+  // own P in shared memory (`scratch`): an array in registers can only be indexed by a fully unrolled loop, whose loads
+  // the compiler would hoist, all at once: register pressure.
   template <Element b_element, class Scratch, class B, int outs>
   __device__ void over_columns(const float (&p)[rows][cols], Scratch& scratch, const B& b, const float (&factor)[rows],
                                float (&result)[rows][outs]) const {
@@ -164,7 +164,7 @@ struct TensorProduct {
   }
 
  private:
-  // Row `half` (0: g, 1: g + 8) of two steps' operands: k = t, t + 4 of the first, then of the second.
+  // Row `half` (0: g, 1: g + 8) of the fragments of two k-steps: k = t, t + 4 of the first, then of the second.
   template <Tf32 kind>
   __device__ static void set_row(Operand<4, kind> (&operand)[2], int half, float4 values) {
     operand[0].set(half, values.x), operand[0].set(half + 2, values.y);

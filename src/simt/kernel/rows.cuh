@@ -1,5 +1,5 @@
-// Rows in shared memory: loading them, products of them, sums over lanes, and the state of a row's softmax. Device
-// text; included by tiled_*.cuh and warp_*.cuh.
+// Rows in shared memory: loads, dot products, warp reductions, and the online softmax of a row. Device code; included
+// by tiled_*.cuh and warp_*.cuh.
 #pragma once
 
 #include "gpu/kernel/common.cuh"
@@ -9,18 +9,18 @@
 
 namespace tessera::simt {
 
-// Chains of additions longer than this drift when their terms have one sign (docs/numerics.md, "Where rounding
-// happens"): longer sums are made of pieces.
+// The most terms that go into one accumulator. Longer sums drift when their terms have one sign (docs/numerics.md,
+// "Where rounding happens"), so they are made of partial sums.
 inline constexpr int longest_chain = 64;
 
 __device__ inline float4 four_at(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
-// The tiles of `size` rows that a range touches.
+// Indices of the tiles of `size` rows that overlap a range.
 __device__ inline Range tiles_of(Range range, Int64 size) {
   return range.empty() ? Range{} : Range{range.begin / size, ceil_div(range.end, size)};
 }
 
-// The mask inside a tile whose first query and key are i0 and j0.
+// The mask relative to a tile whose first query and key are i0 and j0.
 struct TileMask : Diagonals {
   int keys;
   __device__ TileMask(const BandMask& mask, Int64 i0, Int64 j0) :
@@ -32,7 +32,7 @@ struct TileMask : Diagonals {
 template <Config config, int width, int rows, int pitch, class T, class Used>
 __device__ inline void load_rows(float (&to)[rows][pitch], const T* from, Int64 distance, int dims, Used is_used,
                                  float factor = 1) {
-  constexpr int batch = 4;  // loads under way at once
+  constexpr int batch = 4;  // loads in flight per thread
 #pragma unroll 1
   for (int first = threadIdx.x; first < rows * width; first += batch * config.threads) {
     float values[batch];
@@ -49,7 +49,8 @@ __device__ inline void load_rows(float (&to)[rows][pitch], const T* from, Int64 
   }
 }
 
-// sum[n] += a row n . b, over `width` floats (a multiple of 4) in one chain. Rows of a are `distance` floats apart.
+// sum[n] += a row n . b, over `width` floats (a multiple of 4), as one partial sum. Rows of a are `distance` floats
+// apart.
 template <int distance, int rows>
 __device__ inline void add_products(const float* a, const float* b, int width, float (&sum)[rows]) {
   float part[rows] = {};
@@ -66,12 +67,13 @@ __device__ inline void add_products(const float* a, const float* b, int width, f
   for (int n = 0; n < rows; ++n) sum[n] += part[n];
 }
 
-// A row's running maximum m and sum l of exponentials relative to it. The sum is compensated (Kahan): thousands of
-// equal terms would drift.
+// Online softmax of a row: the running maximum m, and the sum l of exponentials relative to it. Kahan summation: a
+// plain sum of thousands of equal terms would drift.
 struct SoftmaxRow {
   float m = minus_infinity<float>, l = 0, lost = 0;
 
-  // A tile whose largest score is `top` comes in; returns alpha, by which everything summed so far shrinks.
+  // Updates m for a tile whose largest score is `top`. Returns the rescaling factor alpha of everything that was summed
+  // so far.
   __device__ float raise(float top) {
     const float before = m;
     m = fmaxf(m, top);

@@ -1,5 +1,5 @@
-// Tiles of rows from global to shared memory, as f32: 16 bytes at a time where rows are aligned, asynchronously
-// (cp.async) where no conversion is needed. Device text; included by the kernels that work on tiles.
+// Copies tiles of rows from global to shared memory, as f32: vector loads of 16 bytes where rows are aligned,
+// asynchronous (cp.async) where no conversion is needed. Device code; included by the kernels that work on tiles.
 #pragma once
 
 #include "gpu/kernel/common.cuh"
@@ -7,7 +7,8 @@
 
 namespace tessera::simt {
 
-// PTX ISA, "cp.async": copies 16 bytes in the background; `bytes` = 0 writes zeros instead.
+// PTX ISA, "cp.async": copies 16 bytes asynchronously; `bytes` = 0 writes zeros instead. Before sm_80 the copy is
+// synchronous.
 __device__ inline void copy_async(float* to, const void* from, int bytes) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((UInt32)__cvta_generic_to_shared(to)), "l"(from),
@@ -18,7 +19,7 @@ __device__ inline void copy_async(float* to, const void* from, int bytes) {
 #endif
 }
 
-// One number in the background; 0 unless `inside`.
+// The same for one number; 0 unless `inside`.
 __device__ inline void copy_number_async(float* to, const float* from, bool inside) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((UInt32)__cvta_generic_to_shared(to)), "l"(from),
@@ -50,16 +51,16 @@ struct alignas(16) Eight {
 __device__ inline float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 __device__ inline void store4(float* p, float4 x) { *reinterpret_cast<float4*>(p) = x; }
 
-// A thread's part of a tile of `rows` rows of `pieces` pieces each: one piece of every step-th row.
+// Which part of a tile a thread copies. A row has `pieces` pieces; a thread copies one piece of every step-th row.
 template <int threads, int pieces>
 struct TileShare {
   static_assert(pieces <= threads);
   static constexpr int step = threads / pieces;
   const int piece = threadIdx.x % pieces;
-  const int first_row = threadIdx.x / pieces < step ? threadIdx.x / pieces : 1 << 20;  // the last few may have none
+  const int first_row = threadIdx.x / pieces < step ? threadIdx.x / pieces : 1 << 20;  // leftover threads copy none
 };
 
-// to[r][d] = row (first + r), element d; 0 beyond `valid` rows and beyond D. Ends in the background: commit and wait.
+// to[r][d] = row (first + r), element d; 0 beyond `valid` rows and beyond D. Asynchronous: callers commit and wait.
 template <Config config, Element element, int D, int rows, int pitch>
 __device__ inline void load_tile(float (&to)[rows][pitch], const TokenRef& t, Int32 b, Int64 first, Int64 valid,
                                  Int32 h) {
@@ -71,8 +72,9 @@ __device__ inline void load_tile(float (&to)[rows][pitch], const TokenRef& t, In
   using T = typename Stored<element>::Type;
   const TileShare<config.threads, lesser(width / at_once, config.threads)> share;
   const T* row = row_of<element>(t, b, first + share.first_row, h);
-  // Rows beyond a thread's share and pieces beyond D count as invalid; addresses go up row by row, which is cheap. Two
-  // rows overlap their loads, except where registers are short: dBias would spill.
+  // Predicates instead of branches: rows beyond a thread's share and pieces beyond D count as invalid. The address is
+  // incremented row by row, which is cheaper than computing it. Unrolling by two overlaps the loads of two rows; under
+  // the register pressure of dBias it would spill.
 #pragma unroll(config.dbias == Element::none ? 2 : 1)
   for (int r = share.first_row; r < rows; r += share.step, row += share.step * t.token)
 #pragma unroll

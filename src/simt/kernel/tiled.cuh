@@ -1,5 +1,5 @@
-// How a block of `tiled` divides its work: which elements of a tile a thread has, the two products that forward and
-// backward share, and loading K and V. Device text; included by tiled_forward.cuh and tiled_backward.cuh.
+// How a block of `tiled` is partitioned over threads: which elements of a tile a thread owns, the two products that
+// forward and backward share, and loading K and V. Device code; included by tiled_forward.cuh and tiled_backward.cuh.
 #pragma once
 
 #include "simt/kernel/rows.cuh"

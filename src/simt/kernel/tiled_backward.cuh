@@ -1,6 +1,6 @@
-// The ladder's second rung, backward: a block owns a tile of queries and their dQ; what a tile of scores adds to dK and
-// dV is summed over its queries first and then added to the workspace, one float atomic per element. `convert` writes
-// dK and dV. Device text; implements docs/algorithm.md, "Backward".
+// The ladder's second rung, backward: a block owns a tile of queries and their dQ. What a tile of scores contributes to
+// dK and dV is reduced over its queries first and then added to f32 accumulators in the workspace: one float atomic per
+// element. `convert` writes dK and dV from there. Device code; implements docs/algorithm.md, "Backward".
 #pragma once
 
 #include "simt/kernel/tiled.cuh"
@@ -13,7 +13,7 @@ struct TiledBackward : TiledThread<config> {
   using Thread::cols, Thread::rows, Thread::column, Thread::row0, Thread::row_step;
   static constexpr int groups = tiled_width(config, config.D) / cols;  // of columns of dQ
 
-  // In products over the queries, whose results are dK and dV, a thread has neighbouring keys and one column.
+  // In products that reduce over queries, whose results are dK and dV, a thread has neighbouring keys and one column.
   static constexpr int thread_keys = cols * config.block_rows / config.threads;
   using Shared = TiledBackwardShared<config>;
   static_assert(sizeof(Shared) == tiled_backward_shared_bytes(config));
@@ -23,7 +23,8 @@ struct TiledBackward : TiledThread<config> {
 
   __device__ explicit TiledBackward(Shared& shared) : shared(shared) {}
 
-  // The tile's queries. Those that see nothing have LSE = +inf here; their q and dO may hold NaN and become 0.
+  // Loads the tile's queries. Queries that see no key have LSE = +inf here; their q and dO may hold NaN and are
+  // replaced by 0.
   __device__ void load_queries(const BackwardParams& p, const QueryPlace& place) {
     const Int64 token = place.s.q_begin + place.first, left = place.s.nq - place.first;
     const Int64 at = place.h * p.row_head + place.b * p.row_batch + token;
@@ -41,7 +42,7 @@ struct TiledBackward : TiledThread<config> {
 
   __device__ bool sees_something(int row) const { return shared.lse2[row] != -minus_infinity<float>; }
 
-  // P and dS of one tile. `factor` turns a product into a score in units of log2(e).
+  // Recomputes P and dS of one tile. `factor` is the scale times log2(e): exponentials are base 2.
   __device__ void recompute(float factor, const TileMask& mask) {
     float S[rows], dP[rows];
     this->template multiply_over_dims<config.D>(shared.Q, shared.K, S);

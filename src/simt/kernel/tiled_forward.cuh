@@ -1,5 +1,5 @@
-// The ladder's second rung, forward: tiles of Q, K and V in shared memory, a tile of scores between them, and a barrier
-// between every two steps. Device text; implements docs/algorithm.md, "Online softmax".
+// The ladder's second rung, forward: tiles of Q, K, V and of the scores in shared memory, and __syncthreads() after
+// every step. Device code; implements docs/algorithm.md, "Online softmax".
 #pragma once
 
 #include "simt/kernel/tiled.cuh"
@@ -12,7 +12,7 @@ struct TiledForward : TiledThread<config> {
   using Thread::cols, Thread::rows, Thread::column, Thread::row0, Thread::row_step;
   static constexpr int groups = tiled_width(config, config.Dv) / cols;  // of columns of O
 
-  // In the softmax a row belongs to neighbouring lanes of one warp.
+  // In the softmax a row is shared by neighbouring lanes of one warp, so that it is reduced by warp shuffles.
   static constexpr int row_lanes = config.threads / config.block_rows, row_cols = cols / row_lanes;
   using Shared = TiledForwardShared<config>;
   static_assert(sizeof(Shared) == tiled_forward_shared_bytes(config));
@@ -32,7 +32,7 @@ struct TiledForward : TiledThread<config> {
     for (int r = 0; r < rows; ++r) shared.S[row0 + r * row_step][column] = S[r];
   }
 
-  // Scores become P in place; m, l and alpha take the tile in.
+  // One step of online softmax: scores become P in place; m and l are updated, alpha rescales O.
   __device__ void softmax(const TileMask& mask) {
     float S[row_cols], top[1] = {minus_infinity<float>}, sum[1] = {0};
 #pragma unroll
@@ -62,7 +62,7 @@ struct TiledForward : TiledThread<config> {
     this->multiply_over_keys(shared.S, shared.V, alpha, O);
   }
 
-  // O / l and LSE.
+  // Epilogue: stores O / l and LSE.
   __device__ void finish(const ForwardParams& p, const QueryPlace& place) const {
     const Int64 token = place.s.q_begin + place.first, left = place.s.nq - place.first;
     if (softmax_lane == 0) {

@@ -1,7 +1,7 @@
-// The ladder's general rung, backward: one kernel per side, each block the only writer of its rows, so deterministic.
-// A block owns queries (dQ) and streams keys, or owns keys (dK, dV) and streams the queries of every head of the group.
-// Both recompute P and dS from rows that stay and columns that stream past. Device text; implements docs/algorithm.md,
-// "Backward, tile by tile".
+// The ladder's general rung, backward: two kernels, one for dQ and one for dK and dV. Each block is the only writer of
+// its rows: no atomics, so deterministic. A block owns queries (dQ) and streams keys, or owns keys (dK, dV) and streams
+// the queries of every head of the GQA group. Both recompute P and dS from rows that stay in shared memory and columns
+// that are streamed through it. Device code; implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
 #include "gpu/kernel/delta.cuh"
@@ -31,9 +31,9 @@ struct VectorBackward {
   __device__ VectorBackward(Shared& shared, const BackwardParams& p, const QueryPlace& place) :
       shared(shared), p(p), place(place) {}
 
-  // --- loading; all of it ends in the background
+  // --- loads, all asynchronous (cp.async): callers commit and wait
 
-  // q, dO, LSE and delta of queries into tiles of theirs; a query that does not exist gets zeros.
+  // Loads q, dO, LSE and delta of a tile of queries; zeros beyond the last query.
   template <int count, int pitch, int pitch_v, int states>
   __device__ void load_queries(float (&q)[count][pitch], float (&d_o)[count][pitch_v], float (&lse2)[states],
                                float (&delta)[states], Int64 first, Int32 h) {
@@ -55,8 +55,8 @@ struct VectorBackward {
     load_tile<config, config.element, config.Dv>(v, p.x.v, place.b, s.k_begin + first, s.nk - first, place.kv);
   }
 
-  // Queries that see nothing have P = 0, but their q and dO may hold NaN, and 0 NaN is NaN: they become 0. Called by
-  // every thread once the queries are here; ends synchronised.
+  // Queries that see no key have P = 0, but their q and dO may hold NaN, and 0 * NaN is NaN: they are replaced by 0.
+  // Called by all threads after the queries have arrived; ends with a barrier.
   template <int count, int pitch, int pitch_v>
   __device__ void clear_blind_queries(float (&q)[count][pitch], float (&d_o)[count][pitch_v], int stage) {
     const auto blind = [&](int n) { return shared.lse2[stage][n] == -minus_infinity<float>; };
@@ -70,7 +70,7 @@ struct VectorBackward {
 
   // --- one tile
 
-  // The thread's values [r][c], and which query and key of the tile each belongs to.
+  // Calls body(r, c, query, key) for each of the thread's values [r][c] and its query and key in the tile.
   template <class Body>
   __device__ void for_each(Body body) const {
 #pragma unroll
@@ -82,7 +82,8 @@ struct VectorBackward {
       }
   }
 
-  // P (times the dropout factors) and dS. dBias is dS before the softcap's derivative.
+  // Recomputes P (times the dropout factors) and dS. `before_softcap`: without the softcap's derivative, which dBias
+  // needs.
   template <bool before_softcap = false>
   __device__ void recompute(const ScoreOf<config.options>& score, const ScoreTile& tile, int stage) {
     constexpr Element X = config.element, Y = owns_queries ? config.d_o : config.element;
@@ -155,7 +156,7 @@ __device__ void vector_backward_queries(const BackwardParams& p) {
   for (Int32 n = tiles.first; n < tiles.end; ++n) {
     const int stage = n % config.stages;
     wait_copies<0>();
-    __syncthreads();  // this tile is here, and nobody reads the one before any more
+    __syncthreads();  // this tile has arrived, and all warps are done with the previous one
     if (n == tiles.first) kernel.clear_blind_queries(shared.X, shared.Y, 0);
     if constexpr (config.stages == 2) load(n + 1);
     kernel.recompute(score, ScoreTile(s, place.first, config.block_rows, Int64(n) * block, block), stage);
@@ -187,7 +188,7 @@ __device__ void vector_backward_keys(const BackwardParams& p) {
   const Range seen = visible_queries(s.mask, {place.first, lesser(place.first + config.block_rows, s.nk)});
   constexpr int block = config.block_cols;
   const TileRange tiles(seen, block);
-  // The group's heads, one after another, each with all the tiles of queries that see these keys.
+  // Loop order: the heads of the GQA group, and for each of them all tiles of queries that see these keys.
   const Int32 end_head = place.h + (tiles.empty() ? 0 : p.x.Hq / p.x.Hk);
   const auto load = [&](const HeadTile& at, int stage) {
     if (at.h < end_head)
@@ -201,7 +202,7 @@ __device__ void vector_backward_keys(const BackwardParams& p) {
   load(now, 0);
   for (int stage = 0; now.h < end_head; stage = (stage + 1) % config.stages) {
     wait_copies<0>();
-    __syncthreads();  // this tile is here, and nobody reads the one before any more
+    __syncthreads();  // this tile has arrived, and all warps are done with the previous one
     kernel.clear_blind_queries(shared.x[stage], shared.y[stage], stage);
     const HeadTile next = now.next(tiles);
     if constexpr (config.stages == 2) load(next, 1 - stage);

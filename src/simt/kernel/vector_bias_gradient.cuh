@@ -1,5 +1,6 @@
-// dBias of `vector`: a block owns a tile of dBias and adds up dS over everything that was broadcast into it (sequences,
-// heads, rows, keys), in a fixed order, so deterministic. Device text; implements docs/algorithm.md, "Backward".
+// dBias of `vector`: a block owns a tile of dBias and reduces dS over every dimension along which the bias was
+// broadcast (sequences, heads, rows, keys), in a fixed order, so deterministic. Device code; implements
+// docs/algorithm.md, "Backward".
 #pragma once
 
 #include "math/compensated.hpp"
@@ -7,12 +8,12 @@
 
 namespace tessera::simt {
 
-// Where along one dimension a block of dBias gets its terms from: its own place, or all of it if it was broadcast.
+// The range of one dimension that a block of dBias reduces over: its own tile, or all of it if the bias was broadcast.
 constexpr Range terms_of(bool broadcast, Int64 first, Int64 block, Int64 length) {
   return broadcast ? Range{0, length} : Range{first, lesser(first + block, length)};
 }
 
-// The tile of sums, in shared memory, over the operands, which are no longer needed by then.
+// The tile of sums in shared memory. It aliases the operands, which are no longer needed by then.
 template <Config config>
 using BiasTile = float[config.block_rows][config.block_cols + 1];
 
@@ -40,11 +41,12 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
   static_assert(sizeof(BiasTile<config>) <= sizeof(shared.X) && config.stages == 1);
-  // Kahan's compensation. It has the place of P, which no product over columns needs here: registers are short.
+  // Kahan's compensation terms live in shared memory because of register pressure. They alias P, which only
+  // over_columns() uses.
   auto& lost = shared.P;
   const Question& x = p.x;
 
-  // The tile: keys fastest, then rows, heads, sequences.
+  // Block index to tile: keys vary fastest, then rows, heads, sequences.
   const Int64 key_tiles = ceil_div(p.dbias_keys, config.block_cols),
               row_tiles = ceil_div(p.dbias_rows, config.block_rows);
   const Int64 j0 = blockIdx.x % key_tiles * config.block_cols,
@@ -57,7 +59,7 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
   float sum[Kernel::rows][Kernel::cols] = {};
   kernel.for_each([&](int, int, int row, int col) { lost[row][col] = 0; });  // each thread reads and writes its own
   const auto add_tile = [&](Int64 key) {
-    __syncthreads();  // nobody reads the tiles before any more
+    __syncthreads();  // all warps are done with the previous tiles
     kernel.load_queries(shared.X, shared.Y, shared.lse2[0], shared.delta[0], place.first, place.h);
     kernel.load_keys(shared.x[0], shared.y[0], key);
     commit_copies();

@@ -1,5 +1,5 @@
-// The ladder's general rung, forward: tiles of K and V in shared memory, the next one on its way while this one is
-// worked on, products blocked in registers. Every option of the contract. Device text; implements docs/algorithm.md,
+// The ladder's general rung, forward: tiles of K and V in shared memory, prefetched with cp.async (double buffering
+// where it fits), register-blocked products. Every option of the contract. Device code; implements docs/algorithm.md,
 // "Online softmax".
 #pragma once
 
@@ -19,10 +19,10 @@ struct VectorForward {
   Product<config> product;
   float S[rows][cols];
   float O[rows][outs_of<config>(config.Dv)] = {};
-  float m[rows], l[rows], lost[rows], alpha[rows];  // l with Kahan's compensation; this lane's share of the row
+  float m[rows], l[rows], lost[rows], alpha[rows];  // l: Kahan-compensated partial sum of this lane's columns
 
   __device__ VectorForward(Shared& shared, float sink) : shared(shared) {
-    // A sink is a key with the score `sink` and no value; one lane counts it.
+    // A sink is a key with the score `sink` and no value; only one of the row's lanes adds it to l.
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
       m[r] = sink, lost[r] = 0;
@@ -34,7 +34,7 @@ struct VectorForward {
     product.template over_dims<config.D, config.element, config.element>(shared.Q, shared.K[stage], S);
   }
 
-  // Scores become P, times the dropout factors; m, l and alpha take the tile in.
+  // One step of online softmax: scores become P times the dropout factors; m and l are updated, alpha rescales O.
   __device__ void softmax(const ScoreOf<config.options>& score, const ScoreTile& tile) {
 #pragma unroll
     for (int r = 0; r < rows; ++r)
@@ -69,11 +69,11 @@ struct VectorForward {
     product.template over_columns<config.element>(S, shared.P, shared.V[stage], alpha, O);
   }
 
-  // O / l and LSE.
+  // Epilogue: stores O / l and LSE.
   __device__ void finish(const ForwardParams& p, const QueryPlace& place) const {
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
-      const double sum = sum_over_lanes<lanes>(double(l[r]) - double(lost[r]));  // every lane of the warp takes part
+      const double sum = sum_over_lanes<lanes>(double(l[r]) - double(lost[r]));  // a shuffle: all lanes must take part
       const Int64 i = place.first + product.row(r), token = place.s.q_begin + i;
       if (i >= place.s.nq) continue;
       const float inverse = sum == 0 ? 0 : 1 / float(sum);
@@ -112,7 +112,7 @@ __device__ void vector_forward(const ForwardParams& p) {
   for (Int32 n = tiles.first; n < tiles.end; ++n) {
     const int stage = n % config.stages;
     wait_copies<0>();
-    __syncthreads();  // this tile is here, and nobody reads the one before any more
+    __syncthreads();  // this tile has arrived, and all warps are done with the previous one
     if constexpr (config.stages == 2) load_tiles(n + 1);
     kernel.multiply_QK(stage);
     kernel.softmax(score, ScoreTile(s, place.first, config.block_rows, Int64(n) * block, block));

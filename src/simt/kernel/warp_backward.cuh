@@ -1,7 +1,8 @@
-// The rung of warps, backward: a warp owns a few keys, whose k, v, dK and dV lie in its registers, lane by lane;
-// queries stream past through shared memory. Every q.k and dO.v is a butterfly over the warp's lanes, after which all
-// of them know P and dS. dQ of a row is summed over the warps in their order and added to a copy in the workspace that
-// this block alone writes, so no atomics. Device text; implements docs/algorithm.md, "Backward".
+// The ladder's rung `warp`, backward: a warp owns a few keys and keeps their k, v, dK and dV in registers, distributed
+// over its lanes. Queries are streamed through shared memory. Every q.k and dO.v is a butterfly reduction over the
+// warp, after which all lanes have P and dS. dQ of a row is summed over the warps in a fixed order and added to a copy
+// in the workspace that only this block writes: no atomics, so deterministic. Device code; implements
+// docs/algorithm.md, "Backward".
 #pragma once
 
 #include "simt/kernel/rows.cuh"
@@ -21,12 +22,12 @@ struct WarpBackward {
   const BackwardParams& p;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float k[keys][groups], v[keys][groups_v];
-  float dK[keys][groups], dV[keys][groups_v];            // folded so far
-  float dK_part[keys][groups], dV_part[keys][groups_v];  // the chains at work
+  float dK[keys][groups], dV[keys][groups_v];            // finished partial sums
+  float dK_part[keys][groups], dV_part[keys][groups_v];  // the current partial sums
 
   __device__ WarpBackward(Shared& shared, const BackwardParams& p) : shared(shared), p(p) {}
 
-  // Lanes take every 32nd element of a row; what is beyond D, or of a row that is not used, is 0.
+  // A lane takes every 32nd element of a row (coalesced); elements beyond D, or of an unused row, are 0.
   template <int D, int n, class T>
   __device__ void load_row(const T* row, bool is_used, float (&to)[n]) const {
 #pragma unroll
@@ -48,8 +49,8 @@ struct WarpBackward {
     }
   }
 
-  // `count` queries from `first` on, a row to a warp. Those that see nothing have LSE = +inf here; their q and dO may
-  // hold NaN and become 0.
+  // Loads `count` queries from `first` on, one row per warp. Queries that see no key have LSE = +inf here; their q and
+  // dO may hold NaN and are replaced by 0.
   __device__ void load_queries(const QueryPlace& place, Int32 h, Int64 first, int count) {
     for (int r = warp; r < count; r += warps) {
       const Int64 token = place.s.q_begin + first + r, at = h * p.row_head + place.b * p.row_batch + token;
@@ -66,7 +67,7 @@ struct WarpBackward {
     }
   }
 
-  // Row r against the warp's keys.
+  // Contributions of query row r and the warp's keys to dK, dV and dQ.
   __device__ void add_row(int r, const TileMask& mask) {
     float q[groups], d_o[groups_v], products[2 * keys] = {};  // S, then dP
 #pragma unroll
@@ -113,7 +114,7 @@ struct WarpBackward {
       for (int g = 0; g < width; ++g) part[n][g] = fmaf(factor[n], row[g], part[n][g]);
   }
 
-  // Adds the warps' shares of dQ, in their order, to rows of this block's copy.
+  // Adds the warps' partial sums of dQ, in a fixed order, to rows of this block's copy.
   __device__ void add_dQ(float* copy, int count) const {
     for (int n = threadIdx.x; n < count * config.D; n += config.threads) {
       const int r = n / config.D, d = n % config.D;
@@ -124,7 +125,7 @@ struct WarpBackward {
     }
   }
 
-  // Ends the chains of dK and dV.
+  // Ends the partial sums of dK and dV: accumulators that ran longer would drift (see longest_chain).
   __device__ void fold() {
 #pragma unroll
     for (int n = 0; n < keys; ++n) {
@@ -153,8 +154,8 @@ struct WarpBackward {
   }
 };
 
-// A block has every `splits`-th tile of keys of one sequence and KV head. Which tiles those are depends on the
-// sequence alone, and so do the bits of dQ: copies of splits without a tile stay 0.
+// A block owns every `splits`-th tile of keys of one sequence and KV head. Which tiles a split owns depends on the
+// sequence alone, and so do the bits of dQ. The copies of splits without a tile stay 0.
 template <Config config>
 __device__ void warp_backward(const BackwardParams& p) {
   using Kernel = WarpBackward<config>;
@@ -178,7 +179,7 @@ __device__ void warp_backward(const BackwardParams& p) {
         const Range queries{n * Kernel::rows, lesser((n + 1) * Kernel::rows, s.nq)};
         const int count = int(queries.size());
         kernel.load_queries(place, h, queries.begin, count);
-        __syncthreads();  // also: the shares of dQ before these have been read
+        __syncthreads();  // also: the previous partial sums of dQ have been read
         const TileMask mask(s.mask, queries.begin, keys.begin);
 #pragma unroll 1
         for (int r = 0; r < count; ++r) kernel.add_row(r, mask);

@@ -1,6 +1,6 @@
-// The rung of warps, forward: a warp owns a few queries and keeps their softmax and O in registers. In a row of scores
-// lanes are keys, and butterflies find its maximum and its sum; in a row of O lanes are dims, and P comes by shuffles.
-// Device text; implements docs/algorithm.md, "Online softmax".
+// The ladder's rung `warp`, forward: a warp owns a few queries and keeps their softmax state and O in registers. In a
+// row of scores each lane holds a key; butterfly reductions give the maximum and the sum. In a row of O each lane holds
+// dims; warp shuffles broadcast P. Device code; implements docs/algorithm.md, "Online softmax".
 #pragma once
 
 #include "simt/kernel/rows.cuh"
@@ -17,19 +17,19 @@ struct WarpForward {
 
   Shared& shared;
   const int row0 = threadIdx.x / 32 * rows, lane = threadIdx.x % 32;
-  float P[rows], alpha[rows];  // P: of the key that is this lane's; before the softmax, its score
+  float P[rows], alpha[rows];  // P: of this lane's key; before the softmax, its score
   float O[rows][chunks][chunk_groups] = {};
   SoftmaxRow state[rows];
 
   __device__ explicit WarpForward(Shared& shared) : shared(shared) {}
 
-  // Adds the dims from `begin` on, which are those of K in the tile, to the scores.
+  // Accumulates scores over the dims of K that are in the tile, from `begin` on.
   __device__ void add_scores(int begin) {
     const int width = int(lesser(warp_dims, padded_to_4(config.D) - begin));
     add_products<padded_to_4(config.D)>(&shared.Q[row0][begin], shared.tile[lane], width, P);
   }
 
-  // Scores become P; m, l and alpha take the tile in.
+  // One step of online softmax: scores become P; m and l are updated, alpha rescales O.
   __device__ void softmax(const TileMask& mask) {
     float top[rows], sum[rows];
 #pragma unroll
@@ -66,7 +66,7 @@ struct WarpForward {
       for (int g = 0; g < chunk_groups; ++g) O[r][chunk][g] = fmaf(alpha[r], O[r][chunk][g], part[r][g]);
   }
 
-  // O / l and LSE.
+  // Epilogue: stores O / l and LSE.
   __device__ void finish(const ForwardParams& p, const QueryPlace& place) const {
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
@@ -104,7 +104,7 @@ __device__ void warp_forward(const ForwardParams& p) {
     const Range keys{32 * n, 32 * (n + 1)};
     const auto load = [&](const TokenRef& t, int first_dim, int D) {
       const auto* rows = row_of<config.element>(t, place.b, s.k_begin + keys.begin, place.kv) + first_dim;
-      __syncthreads();  // nobody reads the tile any more
+      __syncthreads();  // all warps have read the previous tile
       load_rows<config, warp_dims>(shared.tile, rows, t.token, D - first_dim,
                                    [&](int r) { return keys.begin + r < s.nk; });
       __syncthreads();

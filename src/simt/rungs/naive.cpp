@@ -1,5 +1,5 @@
-// `naive`: a thread per row, everything else from global memory each time. The control group.
-// See simt/ladder.hpp; the kernels are simt/kernel/naive_*.cuh.
+// `naive`: one thread per row, no shared memory: every other operand is read from global memory each time. The
+// baseline. See simt/ladder.hpp; the kernels are simt/kernel/naive_*.cuh.
 #include "simt/ladder.hpp"
 
 namespace tessera::simt {
@@ -18,7 +18,7 @@ Steps naive_steps(const Problem& p, const cuda::Target&) {
 
   constexpr int rows = 64;
   Config c = config_of(p, rows);
-  c.wide_loads = false;  // of no use to it
+  c.wide_loads = false;  // this rung loads element by element
   if (p.pass == Pass::forward) {
     steps.add(step(forward, c, query_blocks(p, rows)));
     return steps;

@@ -1,5 +1,5 @@
-// `tiled`: tiles in shared memory with a barrier between steps; its backward pass adds dK and dV with float atomics.
-// See simt/ladder.hpp; the kernels are simt/kernel/tiled_*.cuh.
+// `tiled`: tiles in shared memory, __syncthreads() between steps. Its backward pass accumulates dK and dV with float
+// atomics. See simt/ladder.hpp; the kernels are simt/kernel/tiled_*.cuh.
 #include "simt/ladder.hpp"
 
 namespace tessera::simt {
@@ -15,12 +15,12 @@ constexpr Tile tiles[] = {{32, 32, 256}, {16, 16, 128}, {8, 8, 64}, {8, 4, 32}};
 
 constexpr Config with_tile(Config c, const Tile& tile) {
   c.block_rows = tile.rows, c.block_cols = tile.cols, c.threads = tile.threads;
-  c.wide_loads = false;  // of no use to it
+  c.wide_loads = false;  // this rung loads element by element
   return c;
 }
 
-// Ancestor B's problem has its 32 x 32 tiles in 48 KB, and the widest heads have some tile on every GPU: sm_75 has 64
-// KB, the later ones more.
+// The 32 x 32 tiles of ancestor B's problem (cases/ancestor_b.hpp) fit the 48 KB of shared memory that need no opt-in.
+// The widest heads have a tile that fits every GPU: a block may use 64 KB on sm_75, more on later ones.
 constexpr Config ancestor_b = with_tile({.D = 32, .Dv = 32}, tiles[0]);
 static_assert(tiled_forward_shared_bytes(ancestor_b) <= 48 << 10);
 static_assert(tiled_backward_shared_bytes(ancestor_b) <= 48 << 10);
@@ -56,7 +56,7 @@ Steps tiled_steps(const Problem& p, const cuda::Target& target) {
   steps.accumulators = {.dk = p.dk ? 1 : 0, .dv = p.dv ? 1 : 0};
   add_backward_start(steps, p);
   Config c = fitting_config(p, target, tiled_backward_shared_bytes);
-  if (p.D + p.Dv <= 256) c.blocks_per_sm = 2;  // as many as the registers allow
+  if (p.D + p.Dv <= 256) c.blocks_per_sm = 2;  // the occupancy that registers allow
   steps.add(step(backward, c, query_blocks(p, c.block_rows), tiled_backward_shared_bytes(c)));
   add_conversion(steps, p);
   return steps;

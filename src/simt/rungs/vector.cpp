@@ -1,5 +1,6 @@
-// `vector`: the general rung, with every option of the contract: tiles, 16-byte loads, cp.async, blocked products.
-// `vector_fma` is the same without tensor cores. See simt/ladder.hpp; the kernels are simt/kernel/vector_*.cuh.
+// `vector`: the general rung, with every option of the contract: tiles in shared memory, 16-byte vector loads, cp.async
+// prefetch, register blocking, TF32 tensor cores. `vector_fma` is the same without tensor cores. See simt/ladder.hpp;
+// the kernels are simt/kernel/vector_*.cuh.
 #include <algorithm>
 #include <optional>
 #include <span>
@@ -16,14 +17,14 @@ constexpr Function backward_queries{"vector_backward", "vector_backward_queries"
 constexpr Function backward_keys{"vector_backward", "vector_backward_keys", "BackwardParams"};
 constexpr Function bias_gradient{"vector_bias_gradient", "vector_bias_gradient", "BackwardParams"};
 
-// Tiles for tensor cores, where 16 rows, or twice that, belong to a warp. `registers`: how many a thread may spend on
-// its share of the results and on options, as found by the compile gate: more would spill.
+// Tile shapes for tensor cores: a warp owns 16 rows times `row_tiles`. `registers`: a thread's budget for accumulators
+// and options, found with the compile gate: beyond it the kernel spills.
 struct TileShape {
   int threads, block_cols, stages, blocks_per_sm, row_tiles = 0, registers = 0;
 };
 
-// Best first (docs/experiments.md, "Tiles of vector"); the first that fits is taken. Two blocks on a multiprocessor
-// hide each other's waiting.
+// Best first (docs/experiments.md, "Tiles of vector"); the first that fits is taken. Two resident blocks per
+// multiprocessor hide each other's latency.
 constexpr TileShape forward_tiles[] = {{128, 64, 1, 2, 2, 64},  {128, 64, 2, 2, 1, 80},  {128, 32, 2, 2, 1, 144},
                                        {128, 32, 1, 2, 1, 144}, {256, 32, 1, 1, 1, 144}, {128, 32, 1, 1, 1, 144},
                                        {64, 32, 1, 1, 1, 144}};
@@ -35,17 +36,17 @@ constexpr TileShape key_tiles[] = {{128, 64, 1, 2, 1, 64},
                                    {128, 32, 1, 1, 1, 128},
                                    {64, 32, 1, 1, 1, 128}};
 
-// Tiles for FMA: the planner says how many rows a thread has.
+// Tile shapes for FMA: the planner chooses the rows of a thread (register blocking).
 constexpr TileShape fma_tiles[] = {{256, 64, 1, 1}, {256, 32, 1, 1}, {128, 32, 1, 1}, {128, 16, 1, 1}, {64, 16, 1, 1}};
 
-// The problem and the GPU: everything that tile choices depend on.
+// Chooses tiles and launches; the problem and the GPU are all that its choices depend on.
 struct Planner {
   const Problem& p;
   const cuda::Target& target;
   bool tensor_cores;
 
   bool fits_shared(const Config& c, int (*shared_bytes)(const Config&)) const {
-    constexpr int reserved = 1024;  // by the system, of every block
+    constexpr int reserved = 1024;  // shared memory that the system takes from every block
     return (shared_bytes(c) + reserved) * c.blocks_per_sm <= target.shared_bytes + reserved;
   }
 
@@ -56,8 +57,8 @@ struct Planner {
     return c;
   }
 
-  // `width`: columns of the results that a block keeps. `fma_rows`: rows of a thread, at most, where products are by
-  // FMA, which takes what tensor cores have no tile for.
+  // `width`: columns of the accumulators that a block keeps in registers. `fma_rows`: at most this many rows per thread
+  // with FMA, the fallback where no tensor-core tile fits.
   std::optional<Config> config(std::span<const TileShape> shapes, std::int64_t width, int fma_rows,
                                int (*shared_bytes)(const Config&)) const {
     if (!tensor_cores) shapes = {};
@@ -86,7 +87,7 @@ struct Planner {
   }
 
   Steps forward_steps() const {
-    // Options need registers of their own: with eight rows to a thread they would spill.
+    // Register pressure: options need registers of their own, and eight rows per thread would spill.
     const int fma_rows = p.Dv <= 128 && !score_config(p).any() ? 8 : p.Dv <= 256 ? 4 : 2;
     const std::optional<Config> c = config(forward_tiles, p.Dv, fma_rows, vector_forward_shared_bytes);
     if (!c) return no_tile();
@@ -109,10 +110,11 @@ struct Planner {
   bool add_dk_dv(Steps& steps, bool dk, bool dv) const {
     const std::int64_t width = (dk ? p.D : 0) + (dv ? p.Dv : 0);
     const int fma_rows = width <= 64 ? 8 : width <= 256 ? 4 : width <= 512 ? 2 : 1;
-    // The gate finds that one wide gradient alone needs more registers than two of half its width.
+    // The compile gate shows that one wide gradient alone needs more registers than two of half its width.
     const std::int64_t room = dk && dv ? 0 : 32;
     std::optional<Config> c = config(key_tiles, width + room, fma_rows, vector_backward_shared_bytes);
-    // Together they need more registers than there are: one after the other then, if tensor cores take that.
+    // The accumulators of dK and dV together need more registers than a thread has: two launches then, if each has a
+    // tensor-core tile.
     if (c && !c->tensor_cores && tensor_cores && dk && dv)
       return add_dk_dv(steps, true, false) && add_dk_dv(steps, false, true);
     if (!c) return false;
@@ -123,14 +125,15 @@ struct Planner {
   }
 
   bool add_dbias(Steps& steps) const {
-    // The tile of sums counts as the result.
+    // The accumulator is one tile of dBias: 64 columns, whatever the head dim.
     std::optional<Config> c = config(std::span(key_tiles).subspan(2), 64, 4, vector_backward_shared_bytes);
     if (!c) return false;
     c->dq = Element::none, c->dbias = element_of(*p.dbias);
     const auto& [batches, heads, rows, keys] = p.bias->shape;
     const std::int64_t tiles = product({ceil_div(rows, c->block_rows), ceil_div(keys, c->block_cols)});
     Step made = step(bias_gradient, *c, product({batches, heads, tiles}), vector_backward_shared_bytes(*c));
-    // Another family's correction of the scale is for its own products.
+    // score_scale may hold another family's correction for the truncation of its own tensor cores; this kernel needs
+    // the plain scale.
     made.gives<BackwardParams>([](const Given& given) {
       BackwardParams params = given.backward();
       params.x.score_scale = params.x.scale;
@@ -152,7 +155,7 @@ struct Planner {
 };
 
 Steps plan(const Problem& p, const cuda::Target& target, bool tensor_cores) {
-  constexpr std::int64_t most_counted = std::int64_t{1} << 34;  // tiles of 16 and more, in 32 bits
+  constexpr std::int64_t most_counted = std::int64_t{1} << 34;  // 32-bit tile indices, tiles of 16 and more
   if (std::max(p.Nq, p.Nk) > most_counted)
     return Steps::refused(
         text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; this rung counts up to ", most_counted, " tokens"));
@@ -160,7 +163,7 @@ Steps plan(const Problem& p, const cuda::Target& target, bool tensor_cores) {
   return p.pass == Pass::forward ? planner.forward_steps() : planner.backward_steps();
 }
 
-// Beyond 256 dims a row's results no longer fit the registers of the few lanes that share it.
+// Beyond 256 dims the accumulators of a row do not fit the registers of the four lanes that share it.
 bool has_tensor_cores(const Problem& p, const cuda::Target& target) {
   return target.major >= 8 && p.D <= 256 && p.Dv <= 256;
 }

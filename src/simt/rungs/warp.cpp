@@ -1,5 +1,5 @@
-// `warp`: warps that own rows, with butterfly reductions; the FlashAttention-2 backward pass without atomics.
-// See simt/ladder.hpp; the kernels are simt/kernel/warp_*.cuh.
+// `warp`: each warp owns rows, with butterfly reductions by warp shuffles. Backward is FlashAttention-2's loop order,
+// without its atomics. See simt/ladder.hpp; the kernels are simt/kernel/warp_*.cuh.
 #include <algorithm>
 
 #include "core/limits.hpp"
@@ -11,29 +11,31 @@ namespace {
 constexpr Function forward{"warp_forward", "warp_forward", "ForwardParams"};
 constexpr Function backward{"warp_backward", "warp_backward", "BackwardParams"};
 
-// What every GPU gives a block, so that plans do not depend on the GPU.
+// Shared memory that every GPU gives a block without opt-in, so that plans do not depend on the GPU.
 constexpr int shared_limit = 48 << 10;
 constexpr int warps = 8;
 
-// Copies of dQ, and blocks that share the keys of one sequence and head. A constant, or else the bits of one sequence
-// would depend on its neighbours.
+// Split factor of backward: blocks that share the keys of one sequence and head, each with its own copy of dQ to
+// accumulate into. The limit is a constant: one that depended on the batch would make the bits of a sequence depend on
+// its neighbours.
 constexpr std::int64_t most_splits = 16;
 
 Config forward_config(const Problem& p) {
   constexpr int warp_rows = 4;
   Config c = config_of(p, 32 * warps);
-  c.block_rows = warps * warp_rows, c.block_cols = 32, c.wide_loads = false;  // the last is of no use to it
+  c.block_rows = warps * warp_rows, c.block_cols = 32, c.wide_loads = false;  // it loads element by element
   while (warp_forward_shared_bytes(c) > shared_limit) c.threads /= 2, c.block_rows /= 2;
   return c;
 }
 
-// A warp's keys, with k, v and two sums of each of dK and dV, take about 100 registers.
+// Register budget: a warp's keys, with k, v and two accumulators each for dK and dV, take about 100 registers of a
+// thread.
 Config backward_config(const Problem& p) {
   const std::int64_t width = p.D + p.Dv;
   const int warp_keys = width <= 256 ? 4 : width <= 512 ? 2 : 1;
   Config c = config_of(p, 32 * warps);
   c.block_rows = 32, c.block_cols = warps * warp_keys, c.wide_loads = false;
-  c.blocks_per_sm = width <= 160 ? 2 : 1;  // as many as the registers allow
+  c.blocks_per_sm = width <= 160 ? 2 : 1;  // the occupancy that registers allow
   while (warp_backward_shared_bytes(c) > shared_limit) c.block_rows /= 2;
   return c;
 }
