@@ -1,4 +1,4 @@
-// Choosing a plan and running it; see attention.hpp.
+// Dispatch, the cache of plans, and running them; see attention.hpp.
 #include "api/attention.hpp"
 
 #include <algorithm>
@@ -51,7 +51,8 @@ Planned choose(const Problem& problem, const Execution& execution) {
 }
 
 std::shared_ptr<const Planned> choose_cached(const Problem& problem, const Execution& execution) {
-  // Everything that choose() reads: a plan must never be found by a question that differs in anything it depends on.
+  // The cache key must contain everything that choose() reads: a plan must never be found by a call that differs in
+  // anything it depends on.
   struct Entry {
     std::shared_ptr<const Planned> planned;
     int threads = 0;

@@ -1,6 +1,5 @@
-// From a checked question to a kernel that answers it: choosing a plan and running it.
-// Included by api/c_api.cpp only: users come through the C ABI.
-// Implements docs/architecture.md, "One call".
+// Dispatch: from a checked problem to a kernel, choosing a plan and running it. Included by api/c_api.cpp only: users
+// come through the C ABI. Implements docs/architecture.md, "One call".
 #pragma once
 
 #include <memory>
@@ -11,34 +10,35 @@
 
 namespace tessera::api {
 
-// A plan together with the question it answers.
+// A plan together with its problem and kernel.
 struct Planned {
   Problem problem;
   const Kernel* kernel = nullptr;
   std::unique_ptr<const KernelPlan> plan;
   std::string description;  // only when asked for; see describe()
 
-  std::size_t workspace_bytes() const;  // what a caller must supply, room for alignment included
+  std::size_t workspace_bytes() const;  // what a caller must supply, slack for alignment included
 };
 
-// The best kernel that can, or the one that the execution names. Throws Failure with every kernel's reason.
+// The best kernel that has a plan for the problem, or the one that the execution names. Throws Failure with every
+// kernel's reason for refusing.
 Planned choose(const Problem& problem, const Execution& execution);
 
-// The same, remembered: a program that calls forward() in a loop plans once. Per thread, the last few questions.
+// The same with a thread-local cache of the last few plans: a program that calls forward() in a loop plans once.
 std::shared_ptr<const Planned> choose_cached(const Problem& problem, const Execution& execution);
 
-// For people: the problem, the choice, and why other kernels were not chosen.
+// Human-readable: the problem, the choice, and why other kernels were not chosen.
 std::string describe(const Planned& planned, const Execution& execution);
 
-// Runs a plan on a call whose own problem is `asked`; it must be the plan's, with pointers at least as aligned.
+// Runs a plan. `asked` is the call's own problem; it must equal the plan's, with pointers at least as aligned.
 void run(const Planned& planned, const Problem& asked, Call call);
 
 void merge(std::span<const Outputs> partials, const Outputs& merged, const Execution& execution);
 void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, const Execution& execution);
 
-std::string kernel_names();  // all of them, best first, with commas
+std::string kernel_names();  // comma-separated, best first
 
-// Processor, instruction sets, threads, kernels, GPUs, compiler, cache: one fact a line.
+// Processor, instruction sets, threads, kernels, GPUs, NVRTC, cache: one fact a line.
 std::string info();
 
 }  // namespace tessera::api

@@ -1,4 +1,4 @@
-// The C ABI over the library: structs of any size in, status codes out; no exception crosses. See tessera/tessera.h.
+// The C ABI: versioned structs in, status codes out; no exception crosses it. See tessera/tessera.h.
 #include <cstring>
 #include <exception>
 #include <new>
@@ -23,17 +23,18 @@ using namespace tessera;
 
 // --- errors
 
-// This thread's sentence: a literal, or its Message. Initial-exec: else, where the library was opened by dlopen, a
-// thread's first failure would allocate its copy, and glibc ends the process when that fails. As long as the library
-// has one such variable, the same holds for those of the C++ runtime in it, which every exception needs.
+// This thread's last error sentence: a literal, or its Message. The TLS model is initial-exec. With the default model,
+// in a library loaded by dlopen, a thread's first access allocates its TLS block lazily, and glibc ends the process
+// when that fails. One initial-exec variable makes the whole block static, also the variables of the C++ runtime in it,
+// which every exception needs.
 [[gnu::tls_model("initial-exec")]] constinit thread_local const char* last_sentence = "";
 
 struct Message {
   std::string text;
-  ~Message() { last_sentence = ""; }  // the thread ends
+  ~Message() { last_sentence = ""; }  // at thread exit
 };
 
-// For a sentence that lives as long as the process.
+// For a sentence with static lifetime: no allocation.
 tessera_status fail_with(tessera_status status, const char* literal) noexcept {
   last_sentence = literal;
   return status;
@@ -60,7 +61,7 @@ tessera_status guarded(Body body) noexcept {
     return fail(failure.status, failure.what());
   } catch (const std::bad_alloc&) {
     return fail_with(TESSERA_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::length_error&) {  // more than any memory
+  } catch (const std::length_error&) {  // a request larger than any memory
     return fail_with(TESSERA_OUT_OF_MEMORY, "out of memory");
   } catch (const std::exception& error) {
     return fail(TESSERA_INTERNAL, error.what());
@@ -71,7 +72,7 @@ tessera_status guarded(Body body) noexcept {
 
 // --- structs
 
-// Where the fields of a struct end. No size ends inside a field: half a pointer is none.
+// Offsets at which the fields of a struct end. A caller's size must be one of them: a truncated field is refused.
 template <class Struct, class... Fields>
 bool ends_one_of(std::size_t size, Fields Struct::*... fields) {
   static_assert((sizeof(Fields) + ...) == sizeof(Struct), "every field, and no padding");
@@ -116,8 +117,8 @@ bool ends_a_field(const tessera_execution*, std::size_t size) {
                      &T::workspace, &T::workspace_bytes, &T::kernel);
 }
 
-// A caller's struct may be shorter than ours (an older header): the rest takes its defaults. A longer one may hold
-// something that this library would ignore, so it is refused.
+// ABI compatibility. A caller with an older header passes a shorter struct: the missing fields take their defaults. A
+// longer struct, from a newer header, may hold fields that this library would ignore, so it is refused.
 template <class Struct>
 Struct read_struct(const char* name, const Struct* given, void (*init)(Struct*)) {
   Struct full;
@@ -150,7 +151,8 @@ Tensor tensor(const char* name, const tessera_tensor* given) {
   t.type = static_cast<Type>(c.type);
   t.device = {static_cast<DeviceType>(c.device_type), c.device_id};
   t.ndim = c.ndim;
-  // A tensor that is given but has no dimensions must not pass for one that is absent.
+  // ndim == 0 means "not given" inside the library: a given tensor without dimensions must not be taken for an absent
+  // one.
   if (c.ndim < 1 || c.ndim > 4) invalid(name, ": has ", c.ndim, " dimensions; tensors have 1 to 4");
   for (std::size_t i = 0; i < 4; ++i) t.shape[i] = c.shape[i], t.strides[i] = c.strides[i];
   return t;
@@ -321,7 +323,7 @@ tessera_status tessera_merge(const tessera_outputs* partials, int64_t n, const t
     if (n < 1) invalid("n: is ", n, "; merging needs at least one partial result");
     if (!partials) invalid("partials: is NULL but n is ", n, "; it is required");
     std::vector<Outputs> parts;
-    // The array's step is the caller's struct size, which the first element tells.
+    // The array's stride is the caller's struct size, which the first element holds.
     const auto* bytes = reinterpret_cast<const char*>(partials);
     for (int64_t i = 0; i < n; ++i) {
       const auto* part = reinterpret_cast<const tessera_outputs*>(bytes + static_cast<std::size_t>(i) * partials->size);

@@ -1,4 +1,5 @@
-// What `tessera info` and tessera_info() tell of this machine: one fact a line, a name of at most 10 letters first.
+// The text of `tessera info` and tessera_info(): one fact about this machine per line, after a name of at most 10
+// letters.
 #include "api/attention.hpp"
 #include "api/kernels.hpp"
 #include "core/failure.hpp"
@@ -37,8 +38,7 @@ std::string cache_text() {
              : folder;
 }
 
-// What cannot be found out (a damaged $TESSERA_PACK, a driver that fails) is told in its place, and is not a reason to
-// tell nothing else.
+// A failure (a damaged $TESSERA_PACK, a broken driver) replaces its own line and does not hide the other facts.
 template <class Fact>
 std::string fact_or_failure(const Fact& fact) {
   try {

@@ -1,6 +1,5 @@
-// The list of kernels, best first; kernels.cpp is the only file that names the backends.
-// Included by src/api and the tests.
-// Implements docs/architecture.md: one seam for all backends.
+// The list of kernels, best first; kernels.cpp is the only file that names the backends. Included by src/api and the
+// tests. Implements docs/architecture.md: one interface for all backends.
 #pragma once
 
 #include <span>
@@ -12,7 +11,7 @@ namespace tessera::api {
 
 std::span<const Kernel* const> kernels();
 
-// Those of them that run on GPUs, as planners, which need none.
+// The GPU kernels as planners: planning needs no GPU.
 std::span<const gpu::Algorithm> gpu_algorithms();
 
 }  // namespace tessera::api

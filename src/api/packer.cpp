@@ -1,5 +1,5 @@
-// The program that cmake/pack.cmake runs while the library is built: `tessera_packer FILE` writes the pack of common
-// kernels. What the file already holds is kept, so that only changed device text is compiled again.
+// Build tool, run by cmake/pack.cmake: `tessera_packer FILE` compiles common kernels ahead of time and writes the pack
+// that the library embeds. Incremental: cubins whose key is unchanged are kept from the existing file.
 #include <cstdio>
 #include <exception>
 #include <filesystem>

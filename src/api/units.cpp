@@ -1,4 +1,4 @@
-// The GPU kernels' units; see units.hpp.
+// Enumerates the units of GPU plans; see units.hpp.
 #include "api/units.hpp"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// Which units the GPU kernels' plans need, asked of the same planners as a real call, but without a GPU.
-// Included by the compile gate, by `tessera pack` and by the program that packs at build time; not part of the library.
+// Enumerates the translation units that GPU plans need, for ahead-of-time compilation. It asks the same planners as a
+// real call, but needs no GPU. Included by the compile gate, by `tessera pack` and by the program that packs at build
+// time; not part of the library.
 #pragma once
 
 #include <string>
@@ -11,14 +12,14 @@
 
 namespace tessera::api {
 
-// What one kernel of the library launches for a problem, or why it refuses it.
+// The units that one GPU kernel launches for a problem, or why it refuses the problem.
 struct GpuPlan {
   std::string kernel, family;  // "hopper_one_pass", "hopper"
   std::vector<cuda::NamedUnit> units;
   std::string reason;
 };
 
-// One for each GPU kernel, best first: the first without a reason is what a call gets.
+// One per GPU kernel, best first: dispatch takes the first without a reason.
 std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& target);
 
 struct HeadDims {
@@ -26,10 +27,10 @@ struct HeadDims {
 };
 std::string text_of(HeadDims dims);  // "64", "192/128"
 
-// Aligned, full attention without options on a GPU, with everything in one type.
+// A GPU problem without mask or other options: aligned pointers, all tensors of one type.
 Problem plain_problem(Pass pass, Type type, HeadDims dims);
 
-// What most calls need: plain problems, full and causal, forward and backward.
+// The common kernels, which are packed into the library: plain problems, full and causal, forward and backward.
 inline const std::vector<Type> common_types{Type::f32, Type::f16, Type::bf16};
 inline const std::vector<HeadDims> common_dims{{64, 64}, {128, 128}};
 inline const char* const common_architecture = "sm_90a";

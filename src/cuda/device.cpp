@@ -67,8 +67,8 @@ const Properties& properties(int device) {
   return known[static_cast<std::size_t>(device)];
 }
 
-// A primary context is retained once per process and device, or by each thread that comes first, and never released:
-// the process's other users need it too.
+// The primary context, cached per device. Threads that race may retain it more than once, which is harmless. It is
+// never released: other users of the process need it too.
 static ContextHandle primary_context(int device) {
   const Properties& p = properties(device);
   using Contexts = std::vector<std::atomic<ContextHandle>>;

@@ -1,6 +1,6 @@
-// A GPU: its properties, and making it current for the duration of a call.
-// Included by src/cuda and the GPU backends.
-// Implements the contract's promise that a call runs on the caller's device and restores the current context.
+// A GPU: its properties, and a scope guard that makes its context current for the duration of a call. Included by
+// src/cuda and the GPU backends. Implements the contract's promise that a call runs on the caller's device and restores
+// the current context.
 #pragma once
 
 #include <string>
@@ -10,13 +10,14 @@
 
 namespace tessera::cuda {
 
-// What a plan and the compiler must know of a GPU. Plans for a GPU that is not here are made from this alone.
+// The properties that planning and compiling depend on. They suffice to cross-compile: to plan and compile for a GPU
+// that this machine does not have.
 struct Target {
   int major = 0, minor = 0;  // compute capability
-  int shared_bytes = 0;      // one block's dynamic shared memory, at most
+  int shared_bytes = 0;      // opt-in maximum of dynamic shared memory per block
   int multiprocessors = 0;
 
-  // What NVRTC is asked for: sm_90a on Hopper (its own instructions), sm_86, ...
+  // NVRTC's --gpu-architecture: sm_90a on Hopper (architecture-specific instructions such as wgmma), sm_86, ...
   std::string architecture() const;
   bool operator==(const Target&) const = default;
 };
@@ -34,9 +35,9 @@ struct Properties : Target {
 int device_count();                        // 0 without a driver
 const Properties& properties(int device);  // read once per device; throws for one that does not exist
 
-// Makes a device current, and what was current before again at the end. A context of the caller's on that device is
-// kept: its memory and streams are meant; otherwise it is the primary context, which the CUDA runtime and the
-// frameworks share.
+// Scope guard: makes a device's context current and restores the previous one at the end. If the caller's current
+// context is on that device it stays current, because pointers and streams belong to it. Otherwise the primary context
+// is used, which the CUDA runtime and the frameworks share.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device);

@@ -1,4 +1,4 @@
-// Binding libcuda.so.1; see driver.hpp.
+// Loads libcuda.so.1 and fills the table of its functions; see driver.hpp.
 #include "cuda/driver.hpp"
 
 #include "core/failure.hpp"
@@ -41,7 +41,8 @@ DriverOrReason open_driver(Driver& table) {
   return {&table, "", devices};
 }
 
-// The driver does not work in a child that is forked after it was started, and locks of ours may be held there.
+// CUDA does not support fork(): in a child that was forked after cuInit the driver does not work, and mutexes of ours
+// may be locked forever.
 struct Opened {
   Driver table{};
   DriverOrReason found = open_driver(table);

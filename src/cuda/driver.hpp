@@ -1,6 +1,6 @@
-// The part of the CUDA driver API that Tessera uses, declared here so that no CUDA header is needed to build, and bound
-// to libcuda.so.1 at run time. Names, values and layouts follow the driver API's documentation. Included by src/cuda
-// and by the GPU backends' launch code.
+// The part of the CUDA driver API that Tessera uses: declared here, so that the build needs no CUDA header, and loaded
+// from libcuda.so.1 at run time (dlopen). Names, values and layouts follow the driver API's documentation. Included by
+// src/cuda and by the GPU backends' launch code.
 #pragma once
 
 #include <cstddef>
@@ -129,7 +129,7 @@ struct Driver {
 #undef X
 };
 
-// The driver, opened and initialised on first use, or the reason why there is none, which stays for the process.
+// The driver, loaded and initialised on first use, or the reason why there is none. Either is cached for the process.
 struct DriverOrReason {
   const Driver* driver;
   std::string reason;
@@ -140,7 +140,7 @@ const DriverOrReason& find_driver();
 // Throws Failure (TESSERA_DEVICE_ERROR) with that reason.
 const Driver& driver();
 
-// Throws Failure with the call's name and the driver's own words, unless the status is success.
+// Throws Failure with the call's name and the driver's error string, unless the status is success.
 void check(Status status, const char* call);
 
 }  // namespace tessera::cuda

@@ -18,9 +18,9 @@ SharedLibrary::SharedLibrary(const std::vector<std::string>& paths) {
       return;
     }
     const char* text = dlerror();
-    // It may be there: that is no reason to remember.
+    // Out of memory is transient: callers cache `reason`, so it must not claim that the library is missing.
     if (errno == ENOMEM || !text || std::strstr(text, "out of memory")) throw std::bad_alloc();
-    // The first reason is that of the plain name, which the loader searched for everywhere it knows.
+    // Keep the first error: it is of the plain name, for which the dynamic loader tried its whole search path.
     if (reason.empty()) reason = text;
   }
 }

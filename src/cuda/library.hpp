@@ -1,5 +1,5 @@
-// A shared library opened at run time: the CUDA driver and NVRTC are used this way, so that building needs neither, and
-// a machine without a GPU runs the rest. Included by src/cuda only.
+// A shared library loaded at run time (dlopen). The CUDA driver and NVRTC are loaded this way: the build needs neither,
+// and a machine without a GPU runs the CPU kernels. Included by src/cuda only.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace tessera::cuda {
 
-// Opened once and never closed: other parts of the process may use the same driver.
+// Loaded once and never unloaded: other parts of the process may use the same driver.
 class SharedLibrary {
  public:
   // Tries the paths in order. If none opens, `error` says what was tried.
@@ -16,7 +16,7 @@ class SharedLibrary {
   bool is_open() const { return handle != nullptr; }
   const std::string& path() const { return opened; }
   const std::string& error() const { return reason; }
-  void* symbol(const char* name) const;  // null if it has none
+  void* symbol(const char* name) const;  // null if there is none
 
  private:
   void* handle = nullptr;

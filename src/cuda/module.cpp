@@ -10,7 +10,7 @@ LoadedKernel::LoadedKernel(const std::vector<char>& cubin, const char* symbol, i
   const CurrentDevice current(device);
   LibraryHandle library = nullptr;
   check(d.library_load_data(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
-  // Whoever asks again after a failure loads it again.
+  // On failure the library is unloaded: the next call loads it again.
   struct Guard {
     const Driver& driver;
     LibraryHandle library;
@@ -19,7 +19,7 @@ LoadedKernel::LoadedKernel(const std::vector<char>& cubin, const char* symbol, i
     }
   } guard{d, library};
   check(d.library_get_kernel(&kernel, library, symbol), "cuLibraryGetKernel");
-  // Loading is lazy otherwise, and would then happen inside a capture.
+  // Forces loading now. CUDA loads lazily otherwise, at the first launch, which may be inside a stream capture.
   FunctionHandle function = nullptr;
   check(d.kernel_get_function(&function, kernel), "cuKernelGetFunction");
   const DeviceHandle handle = properties(device).handle;
@@ -56,7 +56,7 @@ void LoadedKernel::launch(const Launch& launch, void** params) const {
                             .stream = launch.stream,
                             .attributes = attributes,
                             .attribute_count = count};
-  // A CUkernel stands for the function of whichever context is current.
+  // cuLaunchKernelEx also accepts a CUkernel, which means its function in the current context.
   check(driver().launch_kernel_ex(&config, reinterpret_cast<FunctionHandle>(kernel), params, nullptr),
         "cuLaunchKernelEx");
 }

@@ -1,6 +1,5 @@
-// A compiled kernel on a device, and launching it.
-// Included by src/cuda and the GPU backends' launch code.
-// Implements the contract's promise that a GPU call only enqueues.
+// A kernel loaded from a cubin, and launching it. Included by src/cuda and the GPU backends' launch code. Implements
+// the contract's promise that a GPU call is asynchronous: it only enqueues.
 #pragma once
 
 #include <string>
@@ -22,15 +21,16 @@ struct Launch {
   bool programmatic = false;  // may start before the previous kernel of the stream ends (programmatic dependent launch)
 };
 
-// Loaded from a cubin; the same object serves every context of its device. Never unloaded: launches may be in flight.
+// Context-independent (CUkernel): one object serves every context of its device. Never unloaded: launches may be in
+// flight.
 class LoadedKernel {
  public:
   LoadedKernel(const std::vector<char>& cubin, const char* symbol, int device);
 
-  // `params`: one pointer per kernel parameter. Only enqueues. Allowed while a stream is being captured.
+  // Asynchronous. `params`: one pointer per kernel parameter. Allowed during stream capture (CUDA graphs).
   void launch(const Launch& launch, void** params) const;
 
-  // Lets launches ask for this much dynamic shared memory.
+  // Opts in to this much dynamic shared memory per block.
   void allow_shared(unsigned bytes) const;
 
   int registers() const { return register_count; }

@@ -48,7 +48,7 @@ namespace {
 
 std::string content_hash(const std::vector<char>& bytes) { return Sha256().add({bytes.data(), bytes.size()}).hex(); }
 
-// A key for the disk names the compiler too: another version may compile better.
+// The key of the disk cache includes the compiler's version: a newer one may generate better code.
 std::string disk_key(const Unit& unit, const Nvrtc& nvrtc) {
   return Sha256().add_field(unit_key(unit)).add_field(text(nvrtc.major, ".", nvrtc.minor)).hex();
 }
@@ -59,10 +59,11 @@ bool make_folders(const std::string& path) {
   return mkdir(path.c_str(), 0700) == 0 || errno == EEXIST;
 }
 
-// A file or folder that nobody else could have made or can change.
+// Owned by this user and writable by nobody else.
 bool is_ours_alone(const struct stat& status) { return status.st_uid == geteuid() && (status.st_mode & 0022) == 0; }
 
-// Entries are reached through the open folder: whoever can rename its parents cannot put another in its place.
+// Entries are opened relative to the folder's descriptor (openat): renaming a parent afterwards cannot substitute
+// another folder.
 Descriptor open_folder(const std::string& path) {
   Descriptor folder(path.empty() ? -1 : open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat status {};
@@ -74,8 +75,8 @@ Descriptor open_folder(const std::string& path) {
 // "KEY.cubin" is an entry, "KEY.cubin.PROCESS.NUMBER" one that is being written.
 constexpr const char *ending = ".cubin", *being_written = ".cubin.";
 
-// A process that is killed while it writes leaves its temporary file behind. Writing takes milliseconds, so those of an
-// hour ago are nobody's. `now` is the file system's own clock.
+// A process that is killed while it writes leaves its temporary file behind. Writing takes milliseconds, so a file that
+// is an hour old is stale. `now` is the file system's clock, which may differ from this machine's.
 void remove_leftovers(const Descriptor& folder, const timespec& now) {
   const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* const list = again < 0 ? nullptr : fdopendir(again);
@@ -115,7 +116,7 @@ void DiskCache::write(const std::string& key, const std::vector<char>& cubin) co
   if (!folder) return;
   static constinit std::atomic<int> count{0};
   const std::string entry = key + ending, head = content_hash(cubin) + "\n";
-  // The clock keeps apart processes of one number, which containers have.
+  // The clock makes names unique across containers that share the folder: their processes may have equal ids.
   const auto clock = std::chrono::system_clock::now().time_since_epoch().count();
   const std::string temporary = text(entry, ".", getpid(), "-", clock, ".", count++);
   Descriptor file(openat(folder.get(), temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -133,7 +134,7 @@ void DiskCache::write(const std::string& key, const std::vector<char>& cubin) co
 
 namespace {
 
-// $TESSERA_DUMP: a folder for everything about each unit that is compiled.
+// $TESSERA_DUMP: a folder for source, PTX, cubin and log of each unit that is compiled.
 void dump(const Unit& unit, const Compiled& compiled) {
   const char* folder = environment("TESSERA_DUMP");
   if (!folder || !*folder || !make_folders(folder)) return;
@@ -191,9 +192,9 @@ const LoadedKernel* find_kernel(const std::string& unit_text, const char* symbol
     const std::vector<char> cubin = find_cubin({unit_text, properties(device).architecture()});
     auto kernel = std::make_shared<const LoadedKernel>(cubin, symbol, device);
     promise.set_value(kernel);
-    return kernel.get();  // the map's future keeps it
+    return kernel.get();  // owned by the future in the map
   } catch (...) {
-    // Those who wait get the error; the next to ask tries again.
+    // Waiting threads get the error; the entry is erased, so that the next call tries again.
     promise.set_exception(std::current_exception());
     const std::lock_guard lock(mutex);
     kernels.erase(key);

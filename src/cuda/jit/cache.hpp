@@ -1,5 +1,6 @@
-// Compiled kernels, kept: in memory per process and device, in packs inside the library, and on disk per user. Asked
-// for by the GPU backends' plans; the only entry to the JIT at run time. See docs/architecture.md, "Compiling kernels".
+// The JIT's caches of compiled kernels: in memory per process and device, ahead-of-time cubins in packs, and a disk
+// cache per user. Included by the GPU backends' plans; the only entry to the JIT at run time. See docs/architecture.md,
+// "Compiling kernels".
 #pragma once
 
 #include <optional>
@@ -11,14 +12,15 @@
 
 namespace tessera::cuda {
 
-// The kernel `symbol` of a unit, loaded on a device: from memory, a pack, the disk, or the compiler, in this order.
-// Several threads that ask for the same one wait for one compilation. Never null; it stays valid for the process.
+// The kernel `symbol` of a unit, loaded on a device: from memory, a pack, the disk cache, or NVRTC, in this order.
+// Threads that ask for the same kernel wait for one compilation. Never null; valid until the process ends.
 const LoadedKernel* find_kernel(const std::string& unit_text, const char* symbol, int device);
 
-// The same without a GPU to load it on: from a pack, the disk, or the compiler. Exposed for its test.
+// The same without loading, so that no GPU is needed: from a pack, the disk cache, or NVRTC. Exposed for its test.
 std::vector<char> find_cubin(const Unit& unit);
 
-// Everything that was read to make a cubin, but for the compiler's version.
+// Cache key: a hash of the unit, the architecture, every source that it includes and the flags. The compiler's version
+// is not part of it, so that packs serve machines with another one.
 std::string unit_key(const Unit& unit);
 
 // The user's cache folder: $TESSERA_CACHE, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera. Empty: none (the
@@ -26,15 +28,15 @@ std::string unit_key(const Unit& unit);
 // unusable folder is not an error; the cache is then skipped.
 std::string cache_folder();
 
-// One folder of entries, used only if it is ours and closed to others. An entry is written to a temporary file, synced
-// and renamed, so that readers see all of it or nothing, and begins with the hash of its content, which is checked on
+// One folder of entries, used only if its owner is this user and nobody else has access. Writes are atomic: an entry is
+// written to a temporary file, synced and renamed. It begins with a checksum of its content, which is checked on
 // reading. Nothing here throws but std::bad_alloc: an entry that cannot be written is compiled again next time.
 class DiskCache {
  public:
   explicit DiskCache(std::string folder) : path(std::move(folder)) {}
-  // An entry that is damaged, somebody else's, or no regular file at all counts as missing.
+  // An entry that is damaged, owned by somebody else, or not a regular file is a cache miss.
   std::optional<std::vector<char>> read(const std::string& key) const;
-  // Also removes what writers left that were killed an hour ago or earlier.
+  // Also removes temporary files, an hour old or older, of writers that were killed.
   void write(const std::string& key, const std::vector<char>& cubin) const;
 
  private:

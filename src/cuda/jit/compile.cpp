@@ -39,10 +39,10 @@ double thread_seconds() {
 }  // namespace
 
 const std::vector<std::string>& compile_flags() {
-  // -default-device: the shared math text carries no CUDA annotations. --fmad=false: the compiler would contract a
-  // product and a sum in one variant of a kernel and not in another, and bits would depend on alignment; where device
-  // text wants a fused multiply-add it says so. -v: registers and spills for the gate. Lines of the source, for
-  // profilers, would make the cubins three times as large: only on demand.
+  // -default-device: src/math, shared with the host, carries no __device__ annotations. --fmad=false: the compiler
+  // would contract a product and a sum to an FMA in one specialisation of a kernel and not in another, and bits would
+  // depend on alignment; device code calls fmaf() where it wants one. ptxas -v: registers and spills, for the compile
+  // gate. -lineinfo, for profilers, makes cubins three times as large: only on demand.
   static constinit Once<const std::vector<std::string>> flags;
   return flags.get([] {
     std::vector<std::string> list{"-std=c++20", "-default-device", "--ptxas-options=-v", "--fmad=false"};

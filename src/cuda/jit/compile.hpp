@@ -1,5 +1,5 @@
-// From a generated unit of text to a cubin, by NVRTC; no GPU is needed. Included by src/cuda/jit, the compile gate and
-// `tessera pack`.
+// Compiles a generated translation unit to a cubin with NVRTC; no GPU is needed. Included by src/cuda/jit, the compile
+// gate and `tessera pack`.
 #pragma once
 
 #include <string>
@@ -7,19 +7,19 @@
 
 namespace tessera::cuda {
 
-// What is asked of the compiler: the unit's text and the architecture, e.g. "sm_90a".
+// A translation unit for the compiler: its source text and the architecture, e.g. "sm_90a".
 struct Unit {
   std::string text;
   std::string architecture;
 };
 
-// What ptxas says of the unit's kernel.
+// Resource usage of the unit's kernel, as reported by ptxas.
 struct Resources {
   int registers = 0;
   int spill_bytes = 0;            // stores plus loads
   int stack_bytes = 0;            // local-memory arrays and spills
   int shared_bytes = 0;           // static
-  bool serialised_wgmma = false;  // C7510 to C7515: the tensor cores wait for each other
+  bool serialised_wgmma = false;  // warnings C7510 to C7515: ptxas serialised wgmma, nothing overlaps
 };
 
 struct Compiled {
@@ -27,16 +27,16 @@ struct Compiled {
   std::string ptx;  // only when $TESSERA_DUMP is set
   std::string log;
   Resources resources;
-  double seconds = 0;  // of the processor, by the compiling thread: a busy machine does not change them
+  double seconds = 0;  // CPU time of the compiling thread: independent of the machine's load
 };
 
 // Flags that every unit is compiled with; part of the cache key. $TESSERA_LINEINFO (not empty) adds -lineinfo.
 const std::vector<std::string>& compile_flags();
 
-// Throws Failure with NVRTC's log, or with the reason why there is no NVRTC. Threads compile side by side.
+// Throws Failure with NVRTC's log, or with the reason why there is no NVRTC. Threads may compile concurrently.
 Compiled compile(const Unit& unit);
 
-// Reads ptxas's report. Exposed for its test.
+// Parses the report of ptxas -v. Exposed for its test.
 Resources read_resources(const std::string& log);
 
 }  // namespace tessera::cuda

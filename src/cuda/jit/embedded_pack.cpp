@@ -1,4 +1,4 @@
-// The pack that cmake/pack.cmake makes while the library is built, taken in by the assembler; see pack.hpp.
+// Embeds the pack that cmake/pack.cmake makes during the build, with the assembler's .incbin; see pack.hpp.
 // TESSERA_PACK_FILE is its path, in quotes.
 #include "cuda/jit/pack.hpp"
 

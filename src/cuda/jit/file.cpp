@@ -1,4 +1,4 @@
-// Reading and writing by descriptor; see file.hpp.
+// Reads and writes through file descriptors; see file.hpp.
 #include "cuda/jit/file.hpp"
 
 #include <unistd.h>

@@ -1,5 +1,6 @@
-// Files that somebody else may have made: opened once, judged by what was opened, and never waited for.
-// Included by the cache, the packs and the device text of src/cuda/jit.
+// Safe file access, for files that somebody else may have made. A file is opened once and checked by its descriptor (no
+// race between check and use), and opening never blocks. Included by the cache, the packs and the sources of
+// src/cuda/jit.
 #pragma once
 
 #include <fcntl.h>
@@ -11,7 +12,7 @@
 
 namespace tessera::cuda {
 
-// An open file or folder; closed at the end of its scope.
+// Owns a file descriptor (RAII).
 class Descriptor {
  public:
   explicit Descriptor(int number) : number(number) {}
@@ -19,7 +20,7 @@ class Descriptor {
   ~Descriptor() { close(); }
   explicit operator bool() const { return number >= 0; }
   int get() const { return number; }
-  // False where what was written may be lost.
+  // False: written data may be lost.
   bool close();
 
  private:
@@ -29,13 +30,13 @@ class Descriptor {
 // Larger files are refused: no pack, entry or text comes near this, and a sparse file may claim any size.
 inline constexpr off_t most_bytes = off_t{1} << 30;
 
-// A regular file's whole content; else nothing, and the reason: "it is a folder".
+// The whole content of a regular file, or nothing and the reason, such as "it is a folder".
 std::optional<std::string> read_content(const Descriptor& file, std::string& reason);
 
-// The same of a file that is named. A FIFO is not waited for, it is refused.
+// The same by path. A FIFO is refused instead of blocking.
 std::optional<std::string> read_file(const std::string& path, std::string& reason);
 
-// Writes all of it; false where the system refuses.
+// Retries partial writes until all is written; false on an error.
 bool write_all(const Descriptor& file, const char* bytes, std::size_t count);
 
 }  // namespace tessera::cuda

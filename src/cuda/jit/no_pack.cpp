@@ -1,4 +1,4 @@
-// The pack of a library that was built without one, and of the program that makes it; see pack.hpp.
+// An empty pack, for a library that was built without one and for the program that makes it; see pack.hpp.
 #include "cuda/jit/pack.hpp"
 
 namespace tessera::cuda {

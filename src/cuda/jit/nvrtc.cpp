@@ -1,4 +1,4 @@
-// Finding and binding libnvrtc; see nvrtc.hpp.
+// Finds and loads libnvrtc; see nvrtc.hpp.
 #include "cuda/jit/nvrtc.hpp"
 
 #include <dirent.h>
@@ -23,8 +23,8 @@ namespace {
 
 const char* const library_names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
 
-// Folders PARENT/BEGIN.../REST, newest version first: last in the alphabet. Not glob(), which frees memory twice when
-// it runs out.
+// Folders PARENT/BEGIN.../REST in descending order of names: the newest version first. Not glob(), which has a double
+// free when memory runs out.
 void add_folders(const std::string& parent, std::string_view begin, const std::string& rest,
                  std::vector<std::string>& folders) {
   errno = 0;
@@ -37,7 +37,8 @@ void add_folders(const std::string& parent, std::string_view begin, const std::s
   for (const std::string& name : names) folders.push_back(text(parent, "/", name, "/", rest));
 }
 
-// $TESSERA_NVRTC (a file) first, then the loader's own search, toolkit folders, and the folders of Python's wheels.
+// Search order: $TESSERA_NVRTC (a file; nothing else then), the dynamic loader's search path, CUDA toolkit folders,
+// Python wheels.
 std::vector<std::string> candidates() {
   std::vector<std::string> paths, folders;
   if (const char* file = environment("TESSERA_NVRTC"); file && *file) return {file};

@@ -1,5 +1,5 @@
-// The part of NVRTC, NVIDIA's run-time compiler, that Tessera uses, bound at run time like the driver. It needs no GPU.
-// Included by src/cuda/jit.
+// The part of NVRTC, NVIDIA's run-time compiler, that Tessera uses, loaded at run time like the driver. NVRTC needs no
+// GPU. Included by src/cuda/jit.
 #pragma once
 
 #include <cstddef>

@@ -76,7 +76,8 @@ std::string_view take_field(std::string_view& bytes) {
   return take(bytes, count);
 }
 
-// The library's own pack is as sound as its code is, and is not summed up at every start.
+// The embedded pack is as trustworthy as the library's code: its checksum is not verified, which saves time at every
+// start.
 enum class Trust { checked, unchecked };
 
 Pack parse(std::string_view bytes, Trust trust) {
@@ -124,7 +125,7 @@ void write_pack_file(const std::string& path, const Pack& pack) {
   const auto refuse = [&](const char* reason) {
     throw Failure(TESSERA_DEVICE_ERROR, text("pack ", path, ": cannot be written: ", reason));
   };
-  unlink(temporary.c_str());  // of a process that had this number and was killed
+  unlink(temporary.c_str());  // stale: of a killed process that had this id
   Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!file) refuse(std::strerror(errno));
   const bool good = write_all(file, content.data(), content.size()) && fsync(file.get()) == 0 && file.close();
@@ -144,7 +145,7 @@ struct Place {
   Pack pack;
 };
 
-// A wrong $TESSERA_PACK is an error each time it is looked at: whoever set it wants it to be used.
+// An unreadable $TESSERA_PACK is an error at every look-up, not ignored: whoever set it wants it to be used.
 const std::vector<Place>& places() {
   static constinit Once<const std::vector<Place>> list;
   return list.get([] {
@@ -155,7 +156,7 @@ const std::vector<Place>& places() {
   });
 }
 
-// Per architecture, from kernel to its variants.
+// Architecture -> kernel -> its variants.
 using Contents = std::map<std::string, std::map<std::string, std::vector<std::string>>>;
 
 Contents contents_of(const Pack& pack) {

@@ -1,6 +1,7 @@
-// Packs: cubins compiled ahead of time, so that ordinary use has no cold start and a machine without NVRTC still runs
-// them. Keyed by unit_key(): sources, configuration and architecture, not by the compiler that made them. Included by
-// src/cuda/jit, src/api and `tessera pack`.
+// Packs: archives of cubins compiled ahead of time (AOT), similar to a fat binary. Common problems then have no JIT
+// compilation at their first call, and a machine without NVRTC still runs them. Entries are keyed by unit_key():
+// sources, configuration and architecture, not the compiler's version. Included by src/cuda/jit, src/api and `tessera
+// pack`.
 #pragma once
 
 #include <functional>
@@ -14,7 +15,7 @@
 
 namespace tessera::cuda {
 
-// A unit with names for people: "vector_forward", "f32 D=64".
+// A unit with human-readable names: "vector_forward", "f32 D=64".
 struct NamedUnit {
   std::string kernel, variant;
   Unit unit;
@@ -27,8 +28,8 @@ struct PackedKernel {
 };
 using Pack = std::map<std::string, PackedKernel>;  // by unit key
 
-// The units' cubins: from `old` where it has them, compiled by several threads otherwise. `on_compiled` hears of each
-// compilation, one at a time. Throws Failure, as compile() does.
+// Makes a pack of the units' cubins: reused from `old` where it has them, compiled in parallel otherwise. `on_compiled`
+// is called after each compilation, by one thread at a time. Throws Failure, as compile() does.
 Pack make_pack(const std::vector<NamedUnit>& units, const Pack& old, int threads,
                const std::function<void(const NamedUnit&, const Compiled&)>& on_compiled);
 
@@ -37,17 +38,17 @@ Pack make_pack(const std::vector<NamedUnit>& units, const Pack& old, int threads
 std::string write_pack(const Pack& pack);
 Pack read_pack(std::string_view bytes);                           // throws Failure if it is not one
 Pack read_pack_file(const std::string& path);                     // likewise, naming the file
-void write_pack_file(const std::string& path, const Pack& pack);  // complete or absent; throws Failure
+void write_pack_file(const std::string& path, const Pack& pack);  // atomic; throws Failure
 
-// What the library holds, and then what the file named by $TESSERA_PACK holds.
+// Looks in the library's embedded pack, then in the file that $TESSERA_PACK names.
 std::optional<std::vector<char>> find_in_packs(const std::string& unit_key);
 
-// For people: how many kernels for which architecture and where; and which.
+// Human-readable: how many kernels for which architecture and where; and the list of them.
 std::string packs_summary();
 std::string packs_text();
 
-// From the build: the bytes of the pack that is part of the library, none if it has none. Defined by embedded_pack.cpp
-// or no_pack.cpp.
+// The bytes of the pack that is embedded in the library; empty if it was built without one. Defined by
+// embedded_pack.cpp or no_pack.cpp.
 std::string_view embedded_pack();
 
 }  // namespace tessera::cuda

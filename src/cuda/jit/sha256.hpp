@@ -1,5 +1,5 @@
-// SHA-256 (FIPS 180-4), for names and checks of cache entries. A page of code instead of a run-time dependency; the
-// test compares it with the standard's vectors. Included by src/cuda/jit.
+// SHA-256 (FIPS 180-4), for keys and checksums of cache entries. A page of code instead of a dependency; its test uses
+// the standard's test vectors. Included by src/cuda/jit.
 #pragma once
 
 #include <array>
@@ -12,9 +12,9 @@ namespace tessera::cuda {
 class Sha256 {
  public:
   Sha256& add(std::string_view bytes);
-  // Adds the length first, so that ("ab","c") and ("a","bc") differ.
+  // Hashes the length first, so that ("ab","c") and ("a","bc") differ.
   Sha256& add_field(std::string_view bytes);
-  std::string hex();  // 64 digits; the object is spent afterwards
+  std::string hex();  // 64 hex digits; call it once, last
 
  private:
   void block(const unsigned char* bytes);

@@ -1,4 +1,4 @@
-// Embedded device text; see source.hpp.
+// Embedded sources of device code; see source.hpp.
 #include "cuda/jit/source.hpp"
 
 #include <algorithm>

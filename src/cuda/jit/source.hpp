@@ -1,5 +1,5 @@
-// The device text: files that were embedded into the library when it was built, by the path with which other device
-// text includes them. Included by src/cuda/jit. cmake/embed.cmake writes the table.
+// Sources of device code ("device text"): files embedded in the library by the build, under the path with which device
+// code includes them. Included by src/cuda/jit. cmake/embed.cmake writes the table.
 #pragma once
 
 #include <string>
@@ -12,11 +12,11 @@ struct SourceFile {
   std::string text;
 };
 
-// The embedded files, or, for development, those of the tree that $TESSERA_DEVICE_SOURCE names (its src folder).
+// The embedded files. For development, $TESSERA_DEVICE_SOURCE names a src folder from which they are read instead.
 const std::vector<SourceFile>& device_sources();
 
-// The files that a unit includes, and those that they include: all that the compiler reads of the tree, and all that it
-// is given. Part of every cache key, so that editing one kernel does not make the others' entries stale.
+// The transitive includes of a unit: exactly the files that NVRTC gets. The cache key hashes these files only, so that
+// editing one kernel does not invalidate the cache entries of others.
 std::vector<const SourceFile*> sources_read_by(const std::string& unit_text);
 
 }  // namespace tessera::cuda
