@@ -1,5 +1,4 @@
 // Implements cli/array.hpp.
-// Nobody includes this.
 // Conversions are those of src/math/types.hpp, which the kernels use too.
 #include "cli/array.hpp"
 

@@ -38,7 +38,7 @@ class Array {
     return static_cast<const T*>(memory.get());
   }
 
-  // The library's view of at most four dimensions; ndim is 0 when the array is not given.
+  // A non-owning view for the library, of at most four dimensions; ndim is 0 when the array is not given.
   Tensor view() const;
 
   // One element as a float64, whatever the type.
@@ -58,7 +58,7 @@ class Array {
 // The same values in another type, rounded to nearest even.
 Array converted(const Array& from, Type to);
 
-// Normally distributed numbers, the same for the same seed. Benchmarks never time zeros: they are faster.
+// Normally distributed numbers, reproducible by seed. Benchmarks never time zeros, which run faster than real data.
 Array random_normal(Type type, std::vector<std::int64_t> shape, std::uint64_t seed);
 
 // "[1, 2048, 8, 64]"

@@ -1,6 +1,5 @@
-// `tessera bench`: the speed of the kernels, beside the speed that this machine's registers reach in the same run.
-// Nobody includes this.
-// Method: docs/benchmarks.md. Inputs are normally distributed: zeros would be faster and mean nothing.
+// `tessera bench`: the speed of the kernels as a share of this machine's peak rate (FMA on registers), measured in the
+// same run. Method: docs/benchmarks.md. Inputs are normally distributed: zeros would be faster and mean nothing.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -22,13 +21,13 @@ namespace {
 struct Measured {
   double full = 0, causal = 0;  // seconds, medians
   double fma = 0;               // operations per second, median of the same rounds
-  double limit = 0;             // the same of the part that does the kernel's products
+  double limit = 0;             // likewise, of the unit that runs the kernel's matrix products
   int runs = 0;
   std::string kernel;
   const char* limit_name = "";
 };
 
-// What does a kernel's products.
+// The unit that runs a kernel's matrix products: vector FMA, bf16 dot products or AMX.
 struct Unit {
   const char* name;
   double (*rate)(int threads, double seconds);
@@ -60,7 +59,7 @@ double expected_seconds(const BenchShape& shape) {
   return std::max(2 * least_seconds, least_rounds * 2.5 * shape.operations() / 100e9);
 }
 
-// Rounds of FMA rate, full and causal in turn: another program that slows one of them down slows all of them down.
+// Interleaved rounds of FMA rate, full and causal: another program that slows one of them down slows all of them down.
 Measured measure(const BenchShape& shape, const BenchArguments& a, Progress& progress) {
   BenchPass bench(shape, a.execution.execution());
   const Unit unit = unit_of(bench.kernel(), shape.type);
@@ -72,7 +71,8 @@ Measured measure(const BenchShape& shape, const BenchArguments& a, Progress& pro
     return (rounds >= least_rounds && sum >= least_seconds) || rounds >= most_rounds;
   };
   while (!enough()) {
-    // About as long as what it is compared with: on a busy machine a short burst may escape the other programs.
+    // As long as the measurement that it is compared with: on a busy machine a short burst may run between the other
+    // programs.
     const double burst = full.empty() ? 0.01 : std::clamp(full.back(), 0.01, 0.25);
     fma.push_back(measure_fma_rate(a.execution.threads(), burst));
     limit.push_back(unit.rate ? unit.rate(a.execution.threads(), burst) : fma.back());

@@ -13,7 +13,7 @@ namespace tessera::cli {
 
 struct BenchArguments {
   std::string suite = "cpu", json;
-  int repeat = 0;  // 0: until the median means something
+  int repeat = 0;  // 0: until the median is stable
   ExecutionFlags execution;
 };
 
@@ -34,13 +34,13 @@ struct BenchShape {
 inline constexpr int share_width = 28;
 std::string share_text(double share);
 
-int bench_scaling(const BenchArguments& arguments);     // one thread against all of them; bench_scaling.cpp
-Json bench_decode(const BenchArguments& arguments);     // one query against many keys; bench_decode.cpp
-int bench_ladder(const BenchArguments& arguments);      // every kernel of the GPU beside the slowest; bench_ladder.cpp
-int bench_gpu(const BenchArguments& arguments);         // one kernel in every type; bench_ladder.cpp
+int bench_scaling(const BenchArguments& arguments);  // one thread against all of them; bench_scaling.cpp
+Json bench_decode(const BenchArguments& arguments);  // one query against many keys; bench_decode.cpp
+int bench_ladder(const BenchArguments& arguments);   // every GPU kernel against the baseline `naive`; bench_ladder.cpp
+int bench_gpu(const BenchArguments& arguments);      // one kernel in every type; bench_ladder.cpp
 int bench_first_call(const BenchArguments& arguments);  // this process's first call; bench_host.cpp
 
-// What the host pays, as printed and as JSON: seconds of a first call, microseconds of a repeated one; bench_host.cpp.
+// Host overhead, printed and as JSON: seconds of a cold first call, microseconds of a warm one; bench_host.cpp.
 Json measure_first_calls();
 Json measure_repeated_calls();
 

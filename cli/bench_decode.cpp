@@ -1,6 +1,5 @@
-// The part of `tessera bench --suite cpu` that decodes: one query against many keys, beside the speed at which the same
-// threads read as much memory. Nobody includes this; see cli/bench.hpp.
-// Method: docs/benchmarks.md.
+// The decode part of `tessera bench --suite cpu`: one query against many keys, as a share of the memory bandwidth that
+// the same threads reach. See cli/bench.hpp. Method: docs/benchmarks.md.
 #include <algorithm>
 #include <cstdio>
 

@@ -1,6 +1,6 @@
-// What a GPU call costs the host: the first one, which compiles or loads kernels, and a repeated one, which only
-// enqueues. Parts of `tessera bench --suite ladder`, and `--suite first-call`.
-// Nobody includes this; see cli/bench.hpp. Method: docs/benchmarks.md.
+// Host overhead of a GPU call: a cold first call, which JIT-compiles or loads kernels, and a warm one, which only
+// enqueues. Parts of `tessera bench --suite ladder`, and `--suite first-call`. See cli/bench.hpp. Method:
+// docs/benchmarks.md.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A head dimension that no pack holds.
+// A head dimension that no pack has a cubin for: its first call compiles.
 constexpr std::int64_t unpacked_dim = 72;
 
 GpuAttention small_problem(std::int64_t N, std::int64_t D) {
@@ -34,7 +34,7 @@ GpuAttention small_problem(std::int64_t N, std::int64_t D) {
           random_normal(Type::f32, size, 4)};
 }
 
-// Plan, run, wait: what a program's first call does.
+// Plans, runs and synchronises: what a program's first call costs.
 double first_seconds(const GpuAttention& tensors, bool backward) {
   return seconds_of([&] {
     const GpuPass pass(tensors, backward, {}, nullptr);
@@ -51,7 +51,7 @@ std::size_t cached_kernels() {
   return count;
 }
 
-// A folder that is gone at the end.
+// A temporary folder, removed at the end of its scope.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -69,7 +69,7 @@ class TemporaryFolder {
   fs::path path;
 };
 
-// `tessera bench --suite first-call` in a process of its own, with its own cache folder.
+// Runs `tessera bench --suite first-call` in a process of its own with its own cache folder: a true cold start.
 Json run_first_call(const fs::path& cache, const fs::path& report) {
   std::vector<std::string> arguments{"tessera", "bench", "--suite", "first-call", "--json", report.string()};
   std::vector<std::string> variables{"TESSERA_CACHE=" + cache.string()};
@@ -99,7 +99,7 @@ Json run_first_call(const fs::path& cache, const fs::path& report) {
 
 int bench_first_call(const BenchArguments& a) {
   require_gpu("bench --suite first-call");
-  const GpuAttention tensors = small_problem(256, unpacked_dim);  // the driver has started, the context exists
+  const GpuAttention tensors = small_problem(256, unpacked_dim);  // warm-up: driver initialised, context created
   wait_for_gpu();
   const std::size_t before = cached_kernels();
   Json json;
@@ -135,7 +135,7 @@ Json measure_first_calls() {
 }
 
 Json measure_repeated_calls() {
-  constexpr int batches = 60, calls = 50;  // fewer in flight than the driver's queue holds
+  constexpr int batches = 60, calls = 50;  // fewer launches in flight than would fill the driver's queue and block
   const GpuAttention tensors = small_problem(64, 64);
   const cuda::CurrentDevice current(first_gpu.id);  // as in a program that uses the CUDA runtime
   Json json;

@@ -1,6 +1,5 @@
-// `tessera bench --suite ladder` and `--suite gpu`: kernels of the GPU, by CUDA events, in rounds.
-// Nobody includes this; see cli/bench.hpp.
-// Method: docs/benchmarks.md. Inputs are normally distributed: zeros would be faster and mean nothing.
+// `tessera bench --suite ladder` and `--suite gpu`: GPU kernels timed with CUDA events, in interleaved rounds. See
+// cli/bench.hpp. Method: docs/benchmarks.md. Inputs are normally distributed: zeros would be faster and mean nothing.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,12 +13,12 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* control = "naive";                        // what the others are compared with
+constexpr const char* control = "naive";                        // the baseline
 constexpr const char* over_control = "speedup_over_naive";      // as JSON names it
 constexpr double wanted_speedup = 8.5, wanted_over_full = 1.7;  // of the best kernel
 constexpr int least_rounds = 11, most_rounds = 200;
 constexpr double least_seconds = 0.5;    // of measured time in a row's rounds
-constexpr double shortest_burst = 2e-3;  // several calls to a measurement: the events' own time must not show
+constexpr double shortest_burst = 2e-3;  // several calls per measurement: the overhead of the events must not show
 
 // One kernel on one pass of one shape.
 struct Contender {
@@ -27,7 +26,7 @@ struct Contender {
   bool causal;
   bool deterministic;
   GpuPass pass;
-  int calls = 1;  // to a measurement
+  int calls = 1;  // per measurement
   std::vector<double> times{};
 
   void enqueue() const {
@@ -36,7 +35,7 @@ struct Contender {
   double seconds() const { return median(times); }
 };
 
-// The tensors of a shape, once per mask: the backward pass needs O and LSE of its own mask. Serves both passes.
+// The tensors of a shape for both passes, one set per mask: the backward pass needs O and LSE of its own mask.
 class Arena {
  public:
   explicit Arena(const BenchShape& shape) : shape(shape) {
@@ -55,8 +54,8 @@ class Arena {
            shape.D == other.D;
   }
 
-  // A kernel that refuses to be deterministic is taken as it is, and marked; one that refuses altogether is left out.
-  // only_best: of the kernels that do not refuse, the first.
+  // A kernel that has no deterministic plan runs non-deterministically and is marked; a kernel without any plan is
+  // omitted. only_best: only the first kernel that has a plan.
   std::vector<Contender> contenders(bool backward, const std::vector<std::string>& kernels, bool only_best,
                                     std::vector<std::string>& refusals) const {
     std::vector<Contender> all;
@@ -93,7 +92,7 @@ class Arena {
   std::vector<std::unique_ptr<GpuAttention>> tensors;  // full, causal
 };
 
-// Rounds of everyone in turn: a GPU that lowers its clock lowers it for all.
+// Interleaved rounds: a GPU that throttles its clock slows all kernels down alike.
 void measure(std::vector<Contender>& all, int repeat) {
   const GpuTimer timer;
   for (Contender& one : all) {
@@ -198,7 +197,7 @@ Json measure_rows(const std::vector<BenchShape>& shapes, const std::vector<std::
   return rows;
 }
 
-// The smallest of one figure over a kernel's f32 rows, beside what was wanted of it.
+// The minimum of one figure over a kernel's f32 rows, beside the goal.
 Json print_verdict(const char* what, const Json& rows, const std::string& kernel, const char* figure, double wanted) {
   const Json* worst = nullptr;
   for (const Json& row : rows)
@@ -245,7 +244,7 @@ int bench_ladder(const BenchArguments& a) {
   for (const std::int64_t D : {64, 128})
     for (const bool backward : {false, true})
       shapes.push_back({.type = Type::f32, .N = 4096, .D = D, .backward = backward, .B = 2, .H = 8});
-  // Kernels for 16-bit types stand on the same ladder.
+  // Kernels that take 16-bit types only are rows of the same table.
   for (const std::int64_t D : {64, 128})
     shapes.push_back({.type = Type::bf16, .N = 4096, .D = D, .backward = false, .B = 2, .H = 8});
 

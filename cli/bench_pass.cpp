@@ -1,4 +1,4 @@
-// See cli/bench_pass.hpp.
+// Tensors and planned passes of `tessera bench`; see cli/bench_pass.hpp.
 #include "cli/bench_pass.hpp"
 
 #include <algorithm>

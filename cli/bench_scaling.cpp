@@ -1,5 +1,5 @@
-// `tessera bench --suite scaling`: how much faster many threads are than one, beside the same for registers alone,
-// which is what the machine itself gains. Nobody includes this; see cli/bench.hpp. Method: docs/benchmarks.md.
+// `tessera bench --suite scaling`: parallel speedup of the kernels, beside that of pure FMA on registers, which is the
+// speedup that the machine itself offers. See cli/bench.hpp. Method: docs/benchmarks.md.
 #include <cstdio>
 
 #include "cli/bench.hpp"

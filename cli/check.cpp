@@ -1,5 +1,4 @@
 // `tessera check`: the case tables and random configurations against float64.
-// Nobody includes this.
 // A thin layer over cases/suite.hpp, which the tests use too; the rule is in docs/numerics.md.
 #include <cstdint>
 #include <cstdio>
@@ -71,8 +70,8 @@ Json to_json(const cases::SuiteReport& report, const Arguments& a) {
   return json;
 }
 
-// A kernel or device that is not here is one error, not one per case: asked for a problem that every kernel takes, the
-// library says what is wrong.
+// A kernel or device that does not exist is one error, not one per case: planning a problem that every kernel takes
+// makes the library say what is wrong.
 void require_kernel(const Execution& execution) {
   const Device device = execution.device.type == DeviceType::any ? Device{} : execution.device;
   const Tensor one(nullptr, Type::bf16, {1, 1, 1, 64}, device);
@@ -106,7 +105,7 @@ int check(const Arguments& a) {
     std::printf("first reason: %s\n",
                 report.cases.front().messages.empty() ? "?" : report.cases.front().messages.front().c_str());
   save_json(a.json, to_json(report, a));
-  // A check in which nothing ran has not shown anything.
+  // A check that ran no case is a failure: it has shown nothing.
   return report.ok() && report.passed > 0 ? 0 : 1;
 }
 

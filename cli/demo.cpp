@@ -1,5 +1,4 @@
 // `tessera demo`: a small problem whose numbers can be followed, then a realistic one against unfused attention.
-// Nobody includes this.
 // The small problem is ancestor B's; its story is told in docs/numerics.md.
 #include <algorithm>
 #include <cmath>
@@ -115,7 +114,7 @@ Latency run_on_cpu(const Attention& x) {
   return {forward, median_seconds([&] { x.backward(); }, 50, 0.05)};
 }
 
-// By CUDA events; the results come back.
+// Times the passes with CUDA events and copies the results back.
 Latency run_on_gpu(Attention& x, const char* kernel) {
   constexpr int runs = 50;
   const GpuAttention gpu(x.q, x.k, x.v, x.d_o);
@@ -187,7 +186,8 @@ struct Figures {
   }
 };
 
-// One of the calls that are measured in turn, so that whatever else runs on the machine slows all of them down.
+// One of the calls that are measured in interleaved rounds: other load on the machine then slows all of them down
+// alike.
 struct Timed {
   const char* name;
   double weight;  // share of the work, for the progress line
@@ -290,7 +290,7 @@ Json realistic_problem(const Arguments& a) {
 
 // --- the realistic problem on a GPU ----------------------------------------------------------------------------------
 
-// No unfused attention is written for GPUs here: the yardstick is the simplest kernel, the last of the library's list.
+// There is no unfused attention for GPUs here: the baseline is the simplest kernel, the last of the library's list.
 Json realistic_problem_on_gpu(const Arguments& a) {
   const std::vector<std::int64_t> shape{1, tokens, heads, dim};
   const auto random = [&](std::uint64_t seed) { return random_normal(Type::f32, shape, seed); };

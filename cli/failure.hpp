@@ -1,6 +1,5 @@
-// The exception of the command line itself: something is wrong outside the library, such as a file.
-// Included by everything in cli/ that can fail; cli/main.cpp prints it.
-// The library's own errors are tessera::Error.
+// The command line's own exception, for errors outside the library, such as an unreadable file. Included by everything
+// in cli/ that can fail; cli/main.cpp prints it. The library's own errors are tessera::Error.
 #pragma once
 
 #include <stdexcept>

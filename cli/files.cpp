@@ -1,5 +1,4 @@
 // Implements cli/files.hpp.
-// Nobody includes this.
 // What happens inside a folder is cli/replacement.cpp's.
 #include "cli/files.hpp"
 
@@ -51,7 +50,7 @@ void Files::create_folder(const fs::path& folder) {
   if (fs::exists(folder, error)) cannot("write into", folder, "it is not a folder");
   const fs::path parent = folder.parent_path();
   if (!parent.empty() && parent != folder) create_folder(parent);
-  created_folders.push_back(folder);  // first: whoever has made it must be able to remember it
+  created_folders.push_back(folder);  // before creating it: the push may throw, and the folder must not leak
   if (!fs::create_directory(folder, error)) created_folders.pop_back();
   if (error) cannot("create the folder", folder, error.message());
   const int descriptor = open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -1,6 +1,5 @@
-// Output files that appear complete or not at all, and all together or not at all.
-// Included by the commands that write something.
-// Implements docs/tour.md, "Files that are written".
+// Atomic output: files appear complete or not at all, and all together or not at all (a transaction). Included by the
+// commands that write something. Implements docs/tour.md, "Files that are written".
 #pragma once
 
 #include <filesystem>
@@ -19,17 +18,17 @@ class Files {
   Files() = default;
   Files(const Files&) = delete;
   Files& operator=(const Files&) = delete;
-  ~Files();  // without commit(): removes all traces
+  ~Files();  // without commit(): rolls back
 
-  // Creates the folder and its parents; those that were not there before go away again without commit().
+  // Creates the folder and its parents; without commit() those that are new are removed again.
   void create_folder(const std::filesystem::path& folder);
 
   // Writes the content to a temporary file in the same folder. Something that is there and is not a regular file
   // (a pipe, a terminal) cannot be replaced: it gets the content at commit().
   void add(const std::filesystem::path& path, const std::function<void(std::ostream&)>& write);
 
-  // Puts every file into its place. `last` is what else must succeed; whatever throws before the end, nothing has
-  // changed, but for pipes and terminals.
+  // Renames every file into place. `last` runs before the transaction is final. If anything throws, everything is
+  // rolled back, except what was written to pipes and terminals.
   void commit(const std::function<void()>& last = [] {});
 
  private:
@@ -45,8 +44,8 @@ class Files {
   std::vector<std::filesystem::path> created_folders;
 };
 
-// Undoes what a process that was killed has left half done in the folder where this file lies, or the file that it is a
-// link to. Nothing if there is no such folder.
+// Recovery: rolls back the transaction of a killed process in the folder of this file, or of the file that it links to.
+// Does nothing if there is no such folder.
 void recover_folder_of(const std::filesystem::path& file);
 
 // An argument of the command line that is a file.

@@ -1,5 +1,4 @@
 // Implements cli/flags.hpp over CLI11.
-// Nobody includes this.
 // See flags.hpp for the reason why it exists.
 #include "cli/flags.hpp"
 

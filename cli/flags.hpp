@@ -1,6 +1,5 @@
-// Declaring commands and their flags, without the parser's headers: CLI11 takes seconds to compile, once is enough.
-// Included by the commands and by cli/options.cpp.
-// The only files that see CLI11 are cli/flags.cpp and cli/main.cpp.
+// Declares commands and their flags without CLI11's headers, which take seconds to compile: only two files include
+// them. Included by the commands and by cli/options.cpp. Those two are cli/flags.cpp and cli/main.cpp.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@ void use_plain_help(CLI::App& program);
 
 CLI::App& add_command(CLI::App& program, const char* name, const char* what_it_does, const char* examples);
 
-// How a flag looks in the help, and which values it takes. Anything beyond the syntax is the library's to judge.
+// How a flag looks in the help, and which values it takes. Only syntax is checked here; the library checks the rest.
 struct FlagStyle {
   const char* value = "";               // name of the value in the help
   const char* group = "Options";        // heading in the help

@@ -1,5 +1,4 @@
 // Implements cli/gpu.hpp over the CUDA driver.
-// Nobody includes this.
 // Everything runs on the first GPU and its default stream.
 #include "cli/gpu.hpp"
 
@@ -55,7 +54,7 @@ std::vector<std::string> gpu_kernels(Type type) {
         Plan::forward(inputs, {.o = x, .lse = {}}, {}, {.device = first_gpu, .kernel = word.c_str()});
         names.push_back(word);
       } catch (const Error& error) {
-        if (error.status() != TESSERA_UNSUPPORTED) throw;  // of the CPU's kernels that is the answer
+        if (error.status() != TESSERA_UNSUPPORTED) throw;  // expected of CPU kernels: they refuse GPU tensors
       }
     }
   }

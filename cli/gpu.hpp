@@ -26,7 +26,7 @@ std::string gpu_name();  // "NVIDIA H200, sm_90a, 132 SMs"
 // The library's kernels that take a plain problem on the GPU, best first.
 std::vector<std::string> gpu_kernels(Type type = Type::f32);
 
-// An array's twin in the GPU's memory.
+// A device array: the GPU counterpart of Array.
 class GpuArray {
  public:
   explicit GpuArray(const Array& host);
@@ -72,7 +72,7 @@ class GpuPass {
 
 void wait_for_gpu();
 
-// Seconds that the GPU spends on what a function enqueues on the default stream.
+// CUDA-event timer: GPU seconds of the work that a function enqueues on the default stream.
 class GpuTimer {
  public:
   GpuTimer();
@@ -81,7 +81,7 @@ class GpuTimer {
   GpuTimer& operator=(const GpuTimer&) = delete;
 
   double seconds(const std::function<void()>& enqueue) const;
-  // The median of so many, after one that warms up.
+  // The median of so many runs, after one warm-up.
   double median_seconds(const std::function<void()>& enqueue, int runs) const;
 
  private:

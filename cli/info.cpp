@@ -1,5 +1,4 @@
 // `tessera info`: what the library says of this machine, and which library it is.
-// Nobody includes this.
 // Implements the command-line part of docs/architecture.md.
 #include <cstdio>
 #include <memory>

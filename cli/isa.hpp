@@ -1,6 +1,6 @@
-// Which vector instructions the command line's own loops may use: chosen at run time, as the library does.
-// Included by cli/rates.cpp and cli/unfused.cpp, whose loops must not be slower than this machine allows.
-// The trick: one always-inlined template body, and a function per instruction set that it is inlined into.
+// Run-time dispatch on the instruction set for the command line's own loops (function multiversioning). Included by
+// cli/rates.cpp and cli/unfused.cpp, whose loops must run at the machine's full speed. One always-inlined template body
+// is inlined into one function per instruction set, which carries the target attribute.
 #pragma once
 
 namespace tessera::cli {
@@ -32,7 +32,7 @@ inline const char* name_of(Isa isa) {
 #endif
 }
 
-// W floats as the compiler's own vector type. The alignment of a float: rows begin anywhere.
+// W floats as a GCC vector type, with the alignment of a float: rows may be unaligned.
 template <int W>
 struct Vector {
   typedef float type __attribute__((vector_size(W * 4), aligned(4), may_alias));

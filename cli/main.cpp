@@ -1,5 +1,4 @@
 // The `tessera` program: parses the command line, runs one command, turns every error into one sentence.
-// Nobody includes this.
 // Implements the command line described in docs/tour.md. Exit status: 0 fine, 1 failed, 2 wrong usage.
 #include <fcntl.h>
 #include <unistd.h>
@@ -45,14 +44,14 @@ int run_chosen(const std::vector<std::pair<CLI::App*, Action>>& actions) {
   return 0;
 }
 
-// A standard descriptor that is closed would be given to the next file that is opened, and what is printed would go
-// into that file. These ends of /dev/null refuse whatever is read or printed.
+// If a standard descriptor is closed, the next open() gets its number, and printed text would go into that file. Closed
+// ones are therefore opened on /dev/null, in the mode that makes every read or write fail.
 void occupy_standard_descriptors() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (fcntl(descriptor, F_GETFD) == -1) open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
-// Only now does it turn out whether everything that was printed has arrived.
+// Flushes standard output: write errors of buffered text appear only now.
 int end(int status) {
   try {
     require_stdout();
@@ -97,7 +96,7 @@ int run(int argc, char** argv) {
   return run_chosen(actions);
 }
 
-// Every error as one sentence. That memory ran out is said without any.
+// Prints every error as one sentence. The one for out of memory is a literal: it allocates nothing.
 template <class Body>
 int guarded(Body body) {
   try {

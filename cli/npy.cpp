@@ -1,5 +1,4 @@
 // Implements cli/npy.hpp: a strict reader of the three header versions, and a writer of version 1.0.
-// Nobody includes this.
 // The header is a Python dict literal; only the three keys that NumPy writes are understood.
 #include "cli/npy.hpp"
 
@@ -90,7 +89,7 @@ class HeaderParser {
     if (end == std::string_view::npos) bad("a string does not end");
     std::string text(rest.substr(1, end - 1));
     for (char& c : text)
-      if (!std::isprint(static_cast<unsigned char>(c))) c = '?';  // it may be quoted in a message
+      if (!std::isprint(static_cast<unsigned char>(c))) c = '?';  // error messages may quote it
     rest.remove_prefix(end + 1);
     return text;
   }

@@ -1,5 +1,4 @@
 // Implements cli/options.hpp.
-// Nobody includes this.
 // The flags carry the names of the fields; only their values' syntax is checked here, their rules in the library.
 #include "cli/options.hpp"
 

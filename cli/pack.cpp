@@ -1,5 +1,4 @@
 // `tessera pack`: compiles GPU kernels ahead of time, without a GPU, into a file that the library reads at run time.
-// Nobody includes this.
 // Implements docs/architecture.md, "Compiling kernels".
 #include <cstdio>
 #include <memory>

@@ -1,5 +1,4 @@
 // `tessera plan`: which kernel, which tiles and how much workspace a problem would get, and why others were refused.
-// Nobody includes this.
 // Planning reads shapes and types only, so no memory is allocated for the tensors.
 #include <cstdio>
 #include <memory>

@@ -1,5 +1,4 @@
 // Implements cli/progress.hpp: a thread that redraws the line four times a second.
-// Nobody includes this.
 // The thread exists only on a terminal, so pipes and log files never see a control character.
 #include "cli/progress.hpp"
 
@@ -90,7 +89,7 @@ std::string Progress::line() const {
   const std::string bar = std::string(filled, '#') + std::string(cells - filled, '.');
   std::string text = format("[%s] %3.0f %%  %s", bar.c_str(), 100 * share, clock_text(elapsed).c_str());
   if (share > 0) {
-    // What is left, from the pace up to the last report; it keeps counting down between reports.
+    // Remaining time, extrapolated from the pace up to the last report; it keeps counting down between reports.
     const double paced = seconds(last_advance - start);
     const double left = paced * (1 - share) / share - (elapsed - paced);
     if (left >= 0) text += ", about " + clock_text(left) + " left";

@@ -1,6 +1,6 @@
-// Implements cli/rates.hpp. Every thread runs short slices until the time is up: twelve independent chains of fused
-// multiply-adds, which cover the latency (4 or 5 cycles) of two units and fit into AVX2's sixteen registers; products
-// of resident tiles; or loads. Nobody includes this.
+// Peak-rate microbenchmarks; see cli/rates.hpp. Every thread runs short slices until the time is up: FMA (twelve
+// independent dependency chains, which hide the latency of 4 or 5 cycles on two ports and fit AVX2's sixteen
+// registers), AMX tile products without loads, or loads from memory.
 #include "cli/rates.hpp"
 
 #include <sched.h>
@@ -25,7 +25,7 @@ template <int W>
 TESSERA_INLINE float spin(std::int64_t rounds, float first) {
   using V = typename Vector<W>::type;
   V x[chains];
-  const V a = V{} + 0.999f, b = V{} + 0.001f;  // converges to 1: no overflow, no subnormals
+  const V a = V{} + 0.999f, b = V{} + 0.001f;  // x = 0.999 x + 0.001 converges to 1: no overflow, no subnormals
   for (int c = 0; c < chains; ++c) x[c] = V{} + (first + static_cast<float>(c));
   for (std::int64_t r = 0; r < rounds; ++r)
     for (int c = 0; c < chains; ++c) x[c] = x[c] * a + b;
@@ -72,12 +72,13 @@ void run_on(const std::vector<int>& processors) {
   sched_setaffinity(0, sizeof set, &set);  // if refused, the scheduler decides, as before
 }
 
-// Units per second, together. slice(thread) does some work, about 100 us of it, and says how many units it was.
+// Aggregate units per second of all threads. slice(thread) works for about 100 us and returns how many units it did.
 double measure_rate(int threads, double seconds, const std::function<double(int)>& slice) {
   std::atomic<int> waiting{threads};
   std::atomic<double> units{0}, last_end{0};
   Clock::time_point start;
-  // One processor each: new threads may share one for some milliseconds, and the sum would be that of one.
+  // Threads are pinned to one processor each: the scheduler may start two on one processor for some milliseconds, which
+  // would halve the rate.
   const std::vector<int> processors = allowed_processors();
   const bool pinned = static_cast<int>(processors.size()) >= threads;
   const auto work = [&](int thread) {
@@ -126,7 +127,7 @@ void multiply_tiles(std::int64_t rounds) {
   asm volatile("tilerelease");
 }
 
-// As `spin`: twelve chains, of numbers that neither overflow nor vanish.
+// Like `spin`: twelve dependency chains of numbers that neither overflow nor underflow.
 void multiply_pairs(std::int64_t rounds) {
   constexpr unsigned small_pair = 0x3a803a80;
   asm volatile(
@@ -181,7 +182,8 @@ OneProcessor::~OneProcessor() {
 double measure_fma_rate(int threads, double seconds) {
   const Method method = best_method();
   constexpr std::int64_t rounds = 1 << 15;
-  // Unknown to the compiler on the way in and used on the way out: no chain can be computed in advance or dropped.
+  // Optimisation barrier: inputs are opaque to the compiler and outputs are used, so that no chain is constant-folded
+  // or eliminated.
   std::atomic<float> source{2}, sink{0};
   return measure_rate(threads, seconds, [&](int) {
     sink = method.run(rounds, source);
@@ -209,7 +211,7 @@ double measure_read_rate(const void* memory, std::size_t bytes, int threads, dou
   const auto read = best_isa() == Isa::avx512 ? read_avx512 : best_isa() == Isa::avx2 ? read_avx2 : read_baseline;
   const std::size_t words = bytes / sizeof(int) / static_cast<std::size_t>(threads);
   constexpr std::size_t most = 1 << 19;                                       // 2 MiB at once
-  std::vector<std::size_t> place(static_cast<std::size_t>(threads) * 16, 0);  // a cache line each
+  std::vector<std::size_t> place(static_cast<std::size_t>(threads) * 16, 0);  // a cache line each: no false sharing
   std::atomic<std::uint32_t> sink{0};
   return measure_rate(threads, seconds, [&](int thread) {
     std::size_t& begin = place[static_cast<std::size_t>(thread) * 16];

@@ -1,6 +1,5 @@
-// What this machine does when nothing but one of its parts is involved: vector registers, the matrix unit, memory.
-// Included by cli/bench*.cpp: a kernel's speed means little without the speed that is possible here and now.
-// Method: docs/benchmarks.md.
+// Peak rates of this machine, by microbenchmarks: vector FMA, the matrix unit (AMX), memory bandwidth. Included by
+// cli/bench*.cpp, which relate a kernel's speed to them (a roofline). Method: docs/benchmarks.md.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +7,8 @@
 
 namespace tessera::cli {
 
-// Keeps the calling thread on one of its processors, number `part` of `parts` spread over all of them: they are not
-// equally fast where other guests of the machine share them, and what is compared should run on the same one.
+// Pins the calling thread to one processor: number `part` of `parts`, spread evenly over those it may use. On a shared
+// virtual machine processors are not equally fast, so measurements that are compared should run on the same one.
 class OneProcessor {
  public:
   OneProcessor(int part, int parts);
@@ -25,13 +24,14 @@ class OneProcessor {
 // `seconds`. With the widest vectors that the machine has.
 double measure_fma_rate(int threads, double seconds);
 
-// Operations per second of the matrix unit on bf16, tiles resident. Only where the kernel `amx` runs.
+// Operations per second of the matrix unit (AMX) on bf16, operands resident in tile registers. Only where the kernel
+// `amx` runs.
 double measure_matrix_rate(int threads, double seconds);
 
-// The same of dot products of pairs of bf16, in registers. Only where the kernel `avx512bf16` runs.
+// The same of bf16 dot products (AVX512_BF16), operands in registers. Only where the kernel `avx512bf16` runs.
 double measure_pairs_rate(int threads, double seconds);
 
-// Bytes per second that the threads read, each its own part of the memory, again and again.
+// Memory read bandwidth in bytes per second: each thread streams through its own part, repeatedly.
 double measure_read_rate(const void* memory, std::size_t bytes, int threads, double seconds);
 
 }  // namespace tessera::cli

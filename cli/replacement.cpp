@@ -1,6 +1,5 @@
-// Implements cli/replacement.hpp.
-// Nobody includes this.
-// Everything happens through the folder's descriptor: renaming the folder meanwhile changes nothing.
+// Implements cli/replacement.hpp. All paths are relative to the folder's descriptor (openat): renaming the folder
+// meanwhile changes nothing.
 #include "cli/replacement.hpp"
 
 #include <dirent.h>
@@ -26,7 +25,7 @@ namespace {
 
 constexpr const char* journal = ".tessera-journal";
 
-// Bytes to a descriptor. std::ofstream forgets why it failed, and cannot be synced.
+// Writes to a descriptor: std::ofstream loses errno and cannot be synced.
 class DescriptorBuffer : public std::streambuf {
  public:
   explicit DescriptorBuffer(int file) : file(file) {}
@@ -95,13 +94,13 @@ Replacement::Replacement(const std::filesystem::path& given) :
 Replacement::~Replacement() {
   bool undone = true;
   for (const File& file : files) undone = undo(file) && undone;
-  // A journal that could not be followed to its end stays for the next process to try.
+  // A journal that could not be rolled back completely stays, for the next process to try.
   if (journaled && undone) unlinkat(folder, journal, 0);
   close(folder);
 }
 
-// Two processes that replace files in two folders may each wait for the other, so nobody waits for ever. Some network
-// file systems have no locks for folders; processes are then not kept apart.
+// Takes the folder's lock, with a timeout: two processes that each hold one folder and want the other's would deadlock.
+// Some network file systems cannot lock folders; processes then run unsynchronised.
 void Replacement::lock() {
   const auto end = std::chrono::steady_clock::now() + longest_wait;
   while (flock(folder, LOCK_EX | LOCK_NB) != 0) {
@@ -161,7 +160,7 @@ void Replacement::rename(const std::string& from, const std::string& to) const {
 }
 
 void Replacement::sync() const {
-  // EINVAL: a file system that has nothing to sync here.
+  // EINVAL: the file system does not support syncing this.
   if (fsync(folder) != 0 && errno != EINVAL) cannot_write_into(std::strerror(errno));
 }
 
@@ -182,7 +181,8 @@ void Replacement::place() {
   }
   sync();
   for (const File& file : files) {
-    // A second name keeps what is there, and it stays in its place meanwhile; without second names it is moved away.
+    // A hard link keeps the old file, which also stays in place meanwhile. On a file system without hard links it is
+    // renamed.
     if (inode_of(file.name) != 0 && linkat(folder, file.name.c_str(), folder, file.kept.c_str(), 0) != 0)
       rename(file.name, file.kept);
     rename(file.temporary, file.name);
@@ -201,20 +201,20 @@ void Replacement::forget_old() {
   files.clear();
 }
 
-// Right at any moment between the first temporary file and forget_old(), and again after itself.
+// Correct at any moment between the first temporary file and forget_old(), and idempotent.
 bool Replacement::undo(const File& file) const {
   bool good = true;
   const std::uint64_t present = inode_of(file.name), kept = inode_of(file.kept);
   if (kept != 0 && (present == 0 || present == file.inode))
     good = renameat(folder, file.kept.c_str(), folder, file.name.c_str()) == 0;
-  else if (kept != 0)  // the old one is in its place still, or somebody else's is
+  else if (kept != 0)  // the old file is still in place, or another process's is
     good = unlinkat(folder, file.kept.c_str(), 0) == 0;
   else if (present != 0 && present == file.inode)
     good = unlinkat(folder, file.name.c_str(), 0) == 0;
   return (unlinkat(folder, file.temporary.c_str(), 0) == 0 || errno == ENOENT) && good;
 }
 
-// Only a journal of our own is believed, and names in it lead to nothing outside the folder.
+// A journal is trusted only if this user owns it, and its names must not lead outside the folder.
 std::vector<Replacement::File> Replacement::read_journal() const {
   const int file = openat(folder, journal, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (file < 0 && errno == ENOENT) return {};
@@ -248,7 +248,7 @@ void Replacement::undo_journal() const {
   sync();
 }
 
-// What killed processes left of this file. Nobody else is writing while we have the lock.
+// Removes the leftovers of killed processes for this file. Safe: nobody else writes while we hold the lock.
 void Replacement::remove_leftovers(const std::string& name) const {
   const int again = locked ? openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
   DIR* const list = again < 0 ? nullptr : fdopendir(again);

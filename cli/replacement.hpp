@@ -1,6 +1,5 @@
-// Files of one folder that are replaced together: all of them or none, also when the process is killed on the way.
-// Included by cli/files.cpp.
-// Implements docs/tour.md, "Files that are written".
+// A crash-safe transaction on one folder: its files are replaced all together or not at all, also when the process is
+// killed. Included by cli/files.cpp. Implements docs/tour.md, "Files that are written".
 #pragma once
 
 #include <cstdint>
@@ -12,26 +11,26 @@
 
 namespace tessera::cli {
 
-// New files are written beside their places, under names that begin with a dot, and synced. Then a journal appears that
-// names them; what is there already is kept under a second name; the new ones are renamed into place; the journal goes,
-// which is the moment from which they count. Whoever finds a journal undoes what it tells of.
+// An undo journal. New files are written in the same folder, under names that begin with a dot, and synced. Then a
+// journal is written that lists them; old files are kept under a second name (hard link); the new files are renamed
+// into place; the journal is removed, which is the commit point. A process that finds a journal rolls it back.
 class Replacement {
  public:
-  // Waits until no other process is replacing files in the folder, and undoes what a killed one left half done.
+  // Locks the folder against other processes, and rolls back what a killed one left.
   explicit Replacement(const std::filesystem::path& folder);
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;
-  ~Replacement();  // before forget_old(): the folder is as it was
+  ~Replacement();  // before forget_old(): rolls back
 
   bool is_of(const std::filesystem::path& folder) const;
   void write(const std::string& name, const std::function<void(std::ostream&)>& write);
 
-  void place();       // everything is in its place
-  void finish();      // and counts; while this object lives it can still be undone, in case another folder fails
-  void forget_old();  // and now it cannot
+  void place();       // renames the new files into place
+  void finish();      // commits; can still be rolled back while this object lives, in case another folder fails
+  void forget_old();  // removes the old files: no way back
 
  private:
-  // All names are made beforehand: undoing takes no memory.
+  // All names are made in advance: rolling back allocates no memory.
   struct File {
     std::string name;             // its final one
     std::string id;               // of the process that writes it, part of the names that begin with a dot

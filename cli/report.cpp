@@ -1,6 +1,4 @@
-// Implements cli/report.hpp.
-// Nobody includes this.
-// Facts about the machine come from /proc, so that they are right in a container too.
+// Implements cli/report.hpp. Facts about the machine come from /proc, so that they are correct in a container too.
 #include "cli/report.hpp"
 
 #include <sched.h>

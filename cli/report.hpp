@@ -10,7 +10,7 @@
 
 namespace tessera::cli {
 
-using Json = nlohmann::ordered_json;  // keys stay in the order in which they were written
+using Json = nlohmann::ordered_json;  // keeps insertion order
 
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
@@ -48,7 +48,7 @@ std::string text_of(const Json& json);
 // Throws Failure where something that was printed did not reach standard output: a full disk, a closed descriptor.
 void require_stdout();
 
-// Complete or absent. Nothing happens when the path is empty.
+// Atomic: the file is complete or absent. Does nothing when the path is empty.
 void save_json(const std::string& path, const Json& json);
 
 }  // namespace tessera::cli

@@ -1,5 +1,4 @@
 // `tessera run`: a user's own arrays in, O, LSE and gradients out.
-// Nobody includes this.
 // Everything is checked and planned before memory is allocated, and computed before a file appears; see docs/tour.md.
 #include <limits>
 #include <memory>
@@ -51,7 +50,7 @@ void add_files(CLI::App& command, Arguments& a) {
   add_flag(command, "--seqused-k", "Used key lengths, int [B]", a.seqused_k, lengths);
 }
 
-// An optional file; an empty path gives an array that is not there.
+// Reads an optional file; an empty path gives an absent array.
 Array read_optional(const std::string& path) { return path.empty() ? Array() : read_npy(path); }
 
 bool is_number(Type type) { return type <= Type::bf16; }
@@ -222,7 +221,7 @@ class Run {
     o.back() = v.shape().back();
     lse.pop_back();
     if (!lse.empty() && !heads_first && lse.size() >= 2) std::swap(lse.back(), lse[lse.size() - 2]);
-    if (lse.empty()) lse = {1};  // a q that the library refuses in a moment
+    if (lse.empty()) lse = {1};  // q is malformed; the library refuses it next
     results.push_back({"o", arguments.f32_out ? Type::f32 : q.type(), o, true});
     results.push_back({"lse", wide, lse, false});
     if (!d_o) return;

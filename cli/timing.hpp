@@ -1,6 +1,5 @@
-// Wall-clock time of a call, repeated until the median means something.
-// Included by the commands that print times.
-// Method: docs/benchmarks.md.
+// Wall-clock time of a call, repeated until the median is stable. Included by the commands that print times. Method:
+// docs/benchmarks.md.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +21,7 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
-// The median of at least `least` runs that take at least `seconds` together, after one run that warms up.
+// The median of at least `least` runs that take at least `seconds` together, after one warm-up run.
 template <class Call>
 double median_seconds(const Call& call, std::size_t least, double seconds) {
   call();

@@ -1,5 +1,4 @@
 // Implements cli/unfused.hpp: two matrix products and a softmax a head forward, four products backward.
-// Nobody includes this.
 // Formulas: docs/algorithm.md, sections forward and backward, without tiles.
 #include "cli/unfused.hpp"
 
@@ -13,7 +12,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::int64_t row_padding = 16;  // rows of a power-of-two length would all meet in the same cache sets
+constexpr std::int64_t row_padding = 16;  // against conflict misses: power-of-two rows map to the same cache sets
 
 // A matrix operand: element (i, k) is at data[i * rows + k * columns].
 struct Operand {
@@ -21,8 +20,8 @@ struct Operand {
   std::int64_t rows, columns;
 };
 
-// C [m, n] = factor * A [m, inner] * B [inner, n], with unit stride in the rows of B and C. Tiles of 4 x (2 or 4)
-// vectors stay in registers; `inner` is walked in blocks, so that a block of B stays in the cache.
+// C [m, n] = factor * A [m, inner] * B [inner, n], with unit stride in the rows of B and C. Register blocking: tiles of
+// 4 x (2 or 4) vectors. Cache blocking: `inner` is split, so that a block of B stays in cache.
 template <int W, int columns>
 TESSERA_INLINE void multiply(std::int64_t m, std::int64_t n, std::int64_t inner, float factor, Operand A,
                              const float* B, std::int64_t ldb, float* C, std::int64_t ldc) {
@@ -49,12 +48,12 @@ TESSERA_INLINE void multiply(std::int64_t m, std::int64_t n, std::int64_t inner,
   }
 }
 
-// exp of W numbers that are not positive: 2^n times a polynomial, good to f32 (Cephes' coefficients).
+// exp of W numbers <= 0: range reduction to 2^n times a polynomial, accurate to f32 (Cephes' coefficients).
 template <int W>
 TESSERA_INLINE void exponential(typename Vector<W>::type& x) {
   using V = typename Vector<W>::type;
   using I = typename Vector<W>::ints;
-  constexpr float magic = 12582912.0f;  // adding it leaves the rounded integer in the low bits
+  constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low mantissa bits
   const V lowest = V{} - 87.0f;
   x = x < lowest ? lowest : x;
   const V shifted = x * 1.44269504f + magic;
@@ -70,7 +69,7 @@ TESSERA_INLINE void exponential(typename Vector<W>::type& x) {
   x = (V)((I)p + ((I)shifted << 23));
 }
 
-// One row of S becomes one row of P; keys from `visible` on get 0.
+// Softmax of one row, S to P in place; keys from `visible` on get 0.
 template <int W>
 TESSERA_INLINE void softmax(float* row, std::int64_t n, std::int64_t visible) {
   using V = typename Vector<W>::type;

@@ -1,7 +1,6 @@
-// Plain attention that writes S and P to memory: what a program without fused attention does, done decently.
-// Included by cli/demo.cpp, as the yardstick for a realistic problem.
-// Formulas: docs/algorithm.md. Honest: blocked matrix products in the widest vectors of the machine, threads over
-// heads.
+// Unfused attention, which materialises S and P in memory: what a program without a fused kernel does, reasonably
+// optimised. Included by cli/demo.cpp, as the baseline of a realistic problem. Formulas: docs/algorithm.md. A fair
+// baseline: register- and cache-blocked matrix products with the widest vectors of the machine, heads in parallel.
 #pragma once
 
 #include <cstddef>
