@@ -1,6 +1,5 @@
-// Buffers with free strides and poisoned margins, and rounding to each number format.
-// Part of tessera_cases; see buffer.hpp.
-// Implements the memory part of docs/numerics.md.
+// Buffers with arbitrary strides and poisoned guard zones, and rounding to each number format. Part of tessera_cases;
+// see buffer.hpp. Implements the memory part of docs/numerics.md.
 #include "cases/buffer.hpp"
 
 #include <algorithm>
@@ -20,7 +19,7 @@ struct Format {
 };
 constexpr Format f32_format{24, -126, 0x1.fffffep127}, f16_format{11, -14, 65504}, bf16_format{8, -126, 0x1.fep127};
 
-constexpr std::int64_t margin = 512;  // elements before and after, more than any vector or tile row overshoots
+constexpr std::int64_t margin = 512;  // guard elements on both sides, more than a vector or tile row may overrun
 constexpr std::int64_t nonsense_stride = -7'777'777'777'777'777;
 
 double quantum(const Format& format, double x) {

@@ -1,6 +1,6 @@
-// Owned memory for one tensor, with free strides, gaps and poisoned margins that are checked afterwards.
-// Included by cases/, tests/ and the command line; depends on the public headers only.
-// Implements the memory part of docs/numerics.md ("every buffer is surrounded by NaN").
+// Owned memory for one tensor, with arbitrary strides, gaps, and poisoned guard zones (margins) that are checked
+// afterwards. Included by cases/, tests/ and the command line; depends on the public headers only. Implements the
+// memory part of docs/numerics.md ("every buffer is surrounded by NaN").
 #pragma once
 
 #include <array>
@@ -19,21 +19,21 @@ using Shape = std::vector<std::int64_t>;
 // How a tensor lies in memory. The default is contiguous.
 struct Layout {
   std::array<int, 4> order{0, 1, 2, 3};  // dimensions from the slowest to the fastest
-  std::int64_t gap = 0;                  // unused elements after each run of every dimension but the fastest
+  std::int64_t gap = 0;                  // padding elements after each run of every dimension but the fastest
   std::int64_t step = 1;                 // stride of the fastest dimension
-  std::int64_t shift = 0;                // elements by which the data pointer is off its natural alignment
+  std::int64_t shift = 0;                // misalignment of the data pointer, in elements
   unsigned broadcast = 0;                // bit d set: dimension d has stride 0 (inputs only)
-  bool nonsense = false;                 // dimensions of size 1 get strides that would leave the memory
+  bool nonsense = false;                 // dimensions of size 1 get out-of-bounds strides, which nobody may read
 };
 
 std::size_t size_of(Type type);
 bool is_float(Type type);
 const char* name_of(Type type);
 
-// The value of `x` after rounding to `type` (nearest, ties to even); independent of the library's conversions.
+// `x` rounded to `type` (nearest, ties to even); independent of the library's conversions.
 double round_to(Type type, double x);
 
-// Distance between neighbouring numbers of `type` around `x`; 0 for types without rounding here.
+// The ulp of `type` at `x`; 0 for types without rounding here.
 double spacing(Type type, double x);
 
 // Every byte starts as 0xFF: NaN in each floating type, -1 in integers. Only elements of the tensor may change.
@@ -41,7 +41,7 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(Type type, const Shape& shape, const Layout& layout = {});
-  Buffer(Buffer&&) noexcept = default;  // moving keeps the memory where it is; a copy's view would point to the old one
+  Buffer(Buffer&&) noexcept = default;  // the view stays valid after a move, not after a copy
   Buffer& operator=(Buffer&&) noexcept = default;
 
   explicit operator bool() const { return view.ndim != 0; }
@@ -53,7 +53,7 @@ class Buffer {
   // Elements by their number in row-major order of the shape, whatever the strides are.
   double get(std::int64_t element) const;
   void set(std::int64_t element, double value);
-  bool untouched(std::int64_t element) const;     // still the 0xFF of the beginning
+  bool untouched(std::int64_t element) const;     // still poison (0xFF)
   std::string index(std::int64_t element) const;  // "[1,0,17,3]"
 
   std::vector<double> values() const;
@@ -61,8 +61,8 @@ class Buffer {
 
   // Bit patterns in row-major order, for bitwise comparison across layouts.
   std::vector<std::uint64_t> bits() const;
-  std::uint64_t fingerprint() const;  // of all memory, margins included: an input must keep it
-  void restore();                     // everything back to 0xFF
+  std::uint64_t fingerprint() const;  // hash of all memory with margins: a call must not change an input's
+  void restore();                     // poisons everything again (0xFF)
 
   // All of its memory, margins included: what a copy elsewhere must hold.
   std::span<std::byte> bytes() { return memory; }

@@ -24,7 +24,7 @@ Style style_of(Style style, Slot slot) {
   return style == Style::mixed ? rotation[slot % 3] : style;
 }
 
-// Stride 0 for the inputs that PyTorch's expand makes: K of one sequence for all, V of one row, dO of a sum.
+// Stride 0, as PyTorch's expand() makes: K of one sequence for all, V of one row, dO of a sum.
 unsigned broadcast_dims(Slot slot, std::size_t rank) {
   if (rank < 3) return 0;
   const unsigned head = 1U << (rank - 2), row = 1U << (rank - 3), batch = rank == 4 ? 1U : 0U;
@@ -57,7 +57,7 @@ Layout layout_of(Style style, Slot slot, std::size_t rank) {
       break;
     case Style::heads_first:
       if (has_rows) layout.order = rank == 4 ? std::array{0, 2, 1, 3} : std::array{1, 0, 2, 3};
-      // Only Q-like tensors need a last dimension of stride 1; the others are transposed altogether.
+      // Only tensors like Q need a last dimension of stride 1; the others are fully transposed.
       if (!has_rows) std::reverse(layout.order.begin(), layout.order.begin() + static_cast<std::int64_t>(rank));
       break;
     case Style::shifted:
@@ -120,7 +120,7 @@ struct Builder {
     return c.packed() ? make(slot, type, {c.Hq, Tq}) : make(slot, type, {c.B, c.Hq, c.Nq});
   }
   Buffer scores_like(Slot slot, Type type, const Dims& dims) const {
-    // Packed: any size that holds every length will do, so a little more than that is asked for.
+    // Packed: any size that covers the longest sequence is legal, so it is made a little larger.
     const std::int64_t longest_q = c.packed() ? max_length(c.packed_q) + 2 : c.Nq;
     const std::int64_t longest_k = c.packed() ? max_length(c.packed_k) + 3 : c.Nk;
     return make(slot, type,
@@ -148,7 +148,7 @@ struct Builder {
         for (std::int64_t i = 0; i < s.Nq; ++i) buffer.set(s.lse_first + h * s.lse_head + i, value());
   }
 
-  // Scores-like tensors: what no sequence can read stays poisoned.
+  // Tensors shaped like the scores (bias, mask): what no sequence may read stays poisoned.
   template <class Value>
   void fill_scores(Buffer& buffer, Value value) const {
     const std::int64_t heads = buffer.size(1), Mq = buffer.size(2), Mk = buffer.size(3);
@@ -230,7 +230,7 @@ void build_score_inputs(CaseData& data, const Builder& make) {
     Generator random(c.seed, Mask + 1);
     data.mask = make.scores_like(Mask, Type::u8, c.mask_dims);
     make.fill_scores(data.mask, [&](std::int64_t, std::int64_t h, std::int64_t i, std::int64_t) {
-      const bool blind_row = c.mask_dims.i && (i * 5 + h) % 16 == 11;  // some rows see nothing at all
+      const bool blind_row = c.mask_dims.i && (i * 5 + h) % 16 == 11;  // some rows are fully masked
       const std::uint64_t any_nonzero = 1 + random.next() % 255;
       return random.chance(c.mask_density) && !blind_row ? static_cast<double>(any_nonzero) : 0.0;
     });

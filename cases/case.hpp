@@ -18,15 +18,15 @@ enum class Distribution {
   outlier,     // N(0,1) + N(0,100) * Bernoulli(0.001)
   cold,        // every logit near -120
   huge,        // |logit| beyond 5e4
-  structured,  // small integers that differ along every index, so that exchanged strides show
+  structured,  // small integers that differ along every index, so that swapped strides show
   identity     // one-hot rows; ancestor C's 4x4 case
 };
 
 enum class Style {
   contiguous,
-  gaps,         // unused elements between rows, heads and sequences, another gap for each tensor
+  gaps,         // padding between rows, heads and sequences, a different one for each tensor
   heads_first,  // BHSD memory seen as BSHD
-  shifted,      // contiguous, every pointer off by one element
+  shifted,      // contiguous, every pointer misaligned by one element
   mixed,        // a different one of the above for each tensor, so K and V, O and dO differ
   broadcast     // stride 0 in Q, K, V and dO
 };
@@ -61,9 +61,9 @@ struct Case {
   std::vector<std::int32_t> packed_q{}, packed_k{};
   std::int64_t front_q = 0, front_k = 0, tail_q = 0, tail_k = 0;
   std::vector<std::int32_t> used_q{}, used_k{};  // seqused, where not empty
-  // K and V, and the keys of bias and mask, are one row or number of memory each (stride 0), which the call is told to
-  // be this many tokens. Nk or packed_k still say what is there to be used, and used_k (if padded) what is. No dK,
-  // dV and dBias then: they would have full size.
+  // K and V, and the key dimension of bias and mask, have this many tokens with stride 0: huge tensors that occupy one
+  // row of memory. Nk or packed_k still give the keys that are valid, and used_k (if padded) those that are used. Such
+  // a case has no dK, dV or dBias: their memory would have full size.
   std::int64_t endless_k = 0;
 
   bool bias = false;
@@ -85,7 +85,7 @@ struct Case {
 
   Distribution distribution = Distribution::normal;
   Style style = Style::contiguous;
-  bool caller_workspace = true;  // NaN-filled, of exactly the size that the plan asks for
+  bool caller_workspace = true;  // poisoned with NaN, of exactly the size that the plan needs
   std::uint64_t seed = 1;
 
   bool packed() const { return !packed_q.empty(); }
@@ -96,7 +96,7 @@ struct Case {
   double scale() const;  // the number that multiplies q.k
 };
 
-// Everything that distinguishes a case, on one line, for people.
+// Everything that distinguishes a case, on one human-readable line.
 std::string describe(const Case& spec);
 // The command that runs this case alone.
 std::string reproduce(const Case& spec);

@@ -1,6 +1,5 @@
-// The accuracy rule, element positions that must not be numbers, and elements that must be exact or untouched.
-// Part of tessera_cases; see compare.hpp.
-// Implements docs/numerics.md, "The rule".
+// The accuracy rule, the positions of infinities and NaN, and elements that must be exact or unwritten. Part of
+// tessera_cases; see compare.hpp. Implements docs/numerics.md, "The rule".
 #include "cases/compare.hpp"
 
 #include <algorithm>
@@ -26,7 +25,7 @@ bool largest_finite(Type type, double x) {
   return std::isfinite(x) && std::abs(x) >= (type == Type::f16 ? 65504 : 3e38);
 }
 
-// Everything that is not a matter of degree. True: the element takes no part in the norms.
+// Checks that need no tolerance. True: the element is excluded from the norms.
 bool settled(OutputReport& report, const Buffer& output, const Expected& expected, std::int64_t e, double x) {
   const auto n = static_cast<std::size_t>(e);
   if (std::isnan(expected.bound[n])) {
@@ -44,7 +43,7 @@ bool settled(OutputReport& report, const Buffer& output, const Expected& expecte
     fail(report, output, e, "is " + number(x) + ", must be " + number(wanted));
     return true;
   }
-  // Nothing contributes to this element: zero, or what the buffer held, to the bit.
+  // Nothing contributes to this element: it must be exactly zero, or exactly what the buffer held.
   if (expected.bound[n] == 0 && x != expected.exact[n])
     fail(report, output, e, "is " + number(x) + ", must be exactly " + number(expected.exact[n]));
   return false;

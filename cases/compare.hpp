@@ -1,6 +1,5 @@
-// One output against float64: the accuracy rule, positions of infinities and NaN apart, rows that must stay untouched.
-// Included by cases/ and tests/.
-// Implements docs/numerics.md, "The rule".
+// Judges one output against float64: the accuracy rule; positions of infinities and NaN, which must match exactly; rows
+// that must stay unwritten. Included by cases/ and tests/. Implements docs/numerics.md, "The rule".
 #pragma once
 
 #include <string>

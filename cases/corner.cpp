@@ -60,7 +60,7 @@ void lengths(Rows& rows) {
       rows.add(causal);
     }
   }
-  // Large products of q and k at lengths that leave a key tail: NaN dQ elsewhere.
+  // Large scores at lengths with a partial tile of keys: other implementations return NaN in dQ.
   for (std::int64_t n : {1, 2, 5, 17, 128})
     rows.add({.name = join("overflow", n), .Nq = n, .Nk = n, .D = 64, .options = {.scale = 15.0 / 8}});
 }
@@ -83,7 +83,7 @@ void packed(Rows& rows) {
   add("packed_tail", {70, 20}, {100, 200}, true, 65, 193);
   add("packed_one_key_each", {76, 34, 146}, {1, 1, 1}, true);
   add("packed_one_query_some_none", {1, 0, 1, 1}, {50, 60, 0, 193}, true);
-  // Rows before the first sequence, more and fewer than a tile of any kernel has; gaps by seqused; nothing but padding.
+  // Rows before the first sequence, more and fewer than any kernel's tile has; gaps by seqused; padding only.
   const auto add_front = [&](const char* name, std::int64_t front_q, std::int64_t front_k, std::vector<std::int32_t> q,
                              std::vector<std::int32_t> k, auto change) {
     Case c = base;
@@ -334,7 +334,7 @@ void layouts(Rows& rows) {
     rows.add_in_each_type(c);
     c.name += "_packed", c.packed_q = {66, 3}, c.packed_k = {194, 70}, c.tail_q = c.tail_k = 2;
     rows.add_in_each_type(c);
-    // One of everything: each dimension of size 1 has a stride that leads nowhere.
+    // Every size is 1, and strides of such dimensions point out of bounds: nobody may read them.
     rows.add({.name = std::string(name) + "_ones",
               .B = 1,
               .Nq = 1,

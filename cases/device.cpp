@@ -1,6 +1,5 @@
-// A case's buffers on a GPU.
-// Part of tessera_cases; see device.hpp.
-// Uses the driver directly, as a caller of the library would.
+// Device copies of a case's buffers. Part of tessera_cases; see device.hpp. Uses the driver directly, as a caller of
+// the library would.
 #include "cases/device.hpp"
 
 #include <cstring>

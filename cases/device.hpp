@@ -1,6 +1,6 @@
-// A case's buffers on a GPU: the same bytes, margins and gaps included, so that everything that is judged on the CPU is
-// judged there too. On the CPU nothing is copied.
-// Included by cases/run.cpp and GPU tests; uses src/cuda's driver, which knows nothing of attention.
+// Device copies of a case's buffers: the same bytes, guard zones and gaps included, so that GPU results get the same
+// checks as CPU results. On the CPU nothing is copied. Included by cases/run.cpp and GPU tests; uses src/cuda's driver,
+// which knows nothing of attention.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ class DeviceMemory {
 
   void* data() const { return address; }
   std::size_t size() const { return length; }
-  // `at` counts bytes from the beginning. A GPU's copies are ordered by its default stream and done on return: work of
-  // a stream that does not wait for that one must have been waited for.
+  // `at` is an offset in bytes. Copies run on the default stream and are complete on return. A stream that does not
+  // synchronise with the default stream (non-blocking) must have been synchronised before.
   void write(const std::byte* from, std::size_t bytes, std::size_t at = 0) const;
   void read(std::byte* to, std::size_t bytes, std::size_t at = 0) const;
   void fill(std::byte value) const;
@@ -36,7 +36,7 @@ class DeviceMemory {
   std::vector<std::byte> host;
 };
 
-// The tensors of a case where a call needs them. Between upload() and download() the device's copies are the true ones.
+// The tensors of a case on the call's device. Between upload() and download() the device copies are the valid ones.
 class Placed {
  public:
   Placed(CaseData& data, Device device);

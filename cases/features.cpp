@@ -1,5 +1,4 @@
-// The table of options: each alone, then in company, in every type.
-// Part of tessera_cases; see tables.hpp.
+// The table of options: each alone, then in combinations, in every type. Part of tessera_cases; see tables.hpp.
 // Implements docs/numerics.md, "Suites"; the options are those of docs/algorithm.md.
 #include "cases/tables.hpp"
 
@@ -7,7 +6,8 @@ namespace tessera::cases {
 
 namespace {
 
-// A shape with partial tiles both ways, two sequences and grouped heads, on which an option shows.
+// A shape with partial tiles in both dimensions, two sequences and grouped heads (GQA), on which every option has an
+// effect.
 Case plain(std::string name) {
   return {.name = std::move(name), .B = 2, .Nq = 70, .Nk = 210, .Hq = 4, .Hk = 2, .D = 32};
 }

@@ -27,7 +27,7 @@ class Generator {
     return low + static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(high - low + 1));
   }
 
-  // Twelve uniform numbers make N(0,1) to within what a test needs, bit for bit the same everywhere.
+  // The sum of twelve uniform numbers approximates N(0,1) well enough for tests, and is bitwise the same everywhere.
   double normal() {
     double sum = -6;
     for (int word = 0; word < 3; ++word) {

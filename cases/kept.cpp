@@ -1,6 +1,5 @@
-// Which elements dropout keeps, from the contract's definition.
-// Part of tessera_cases; see model.hpp. Shares no text with src/, as the model does not.
-// Implements docs/algorithm.md, "Dropout".
+// Which elements dropout keeps, from the contract's definition. Part of tessera_cases; see model.hpp. Like the model it
+// shares no code with src/. Implements docs/algorithm.md, "Dropout".
 #include <array>
 #include <cmath>
 

@@ -1,6 +1,6 @@
-// The rounding model: straightforward float64 loops, one query row at a time, forward and backward together.
-// Part of tessera_cases; see model.hpp. Shares no text with src/, so that it is a second opinion on the reference too.
-// Implements docs/algorithm.md's formulas and docs/numerics.md, "The rule".
+// The rounding model: straightforward float64 loops, one query row at a time, forward and backward together. Part of
+// tessera_cases; see model.hpp. It shares no code with src/, so that it checks the reference kernel too. Implements
+// docs/algorithm.md's formulas and docs/numerics.md, "The rule".
 #include "cases/model.hpp"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-// Four partial sums let the compiler use vectors; without them strict float64 order makes this the slowest loop.
+// Four partial sums let the compiler vectorise; strict float64 order would make this the slowest loop.
 struct Dots {
   double sum, absolute;
 };
@@ -45,8 +45,8 @@ void add_scaled(double* y, double* y_bound, const double* x, double f, double f_
   for (std::int64_t d = 0; d < n; ++d) y[d] += f * x[d], y_bound[d] += f_bound * std::abs(x[d]);
 }
 
-// A sum under construction: the model's values, their bounds, and per row of `width` elements the variance that
-// the roundings give it and the norm of what underflow may take.
+// An accumulated tensor: the model's values, their bounds, and per row of `width` elements the variance of the rounding
+// errors and the norm of what underflow may lose.
 struct Sum {
   std::int64_t width;
   Values model, bound, variance, lost;
@@ -65,7 +65,7 @@ struct Sum {
   }
 };
 
-// Variance of the error of rounding x once; none where nothing is lost.
+// Variance of the error of rounding x once; 0 if x is exactly representable.
 double variance(Type type, double x) {
   const double unit = spacing(type, x);
   return round_to(type, x) == x ? 0 : unit * unit / 12;
@@ -80,7 +80,7 @@ Values squares(const Values& x, std::int64_t width) {
   return all;
 }
 
-// What underflow may take of a probability.
+// What underflow may lose of a probability.
 double lost_of(double p) { return std::min(p, lost_probability); }
 
 // Strides of a tensor that broadcasts over dimensions of size 1.
@@ -130,14 +130,15 @@ class Model {
     for (unsigned n = 1; n < std::min<unsigned>(std::thread::hardware_concurrency(), 8); ++n) others.emplace_back(work);
     work();
     for (std::thread& other : others) other.join();
-    // Rows that are copies of each other are rounded alike, and their errors add up. So are rows whose scores are all
-    // about 0.
+    // Identical rows have identical rounding errors, which add up linearly instead of averaging out. The same holds for
+    // rows whose scores are all about 0.
     const bool copies = c.style == Style::broadcast || c.endless_k > 0 || c.distribution == Distribution::structured;
     if (!copies && c.scale() != 0 && c.distribution != Distribution::small) return;
     const auto squared = [](double x) { return x * x; };
     std::transform(dbias_spread.begin(), dbias_spread.end(), dbias.variance.begin(), squared);
     std::transform(dsinks_spread.begin(), dsinks_spread.end(), dsinks.variance.begin(), squared);
-    // One draw decides for all of them then, and at worst it is half a unit: sqrt(3) times the deviation.
+    // All errors are then one random draw. Its worst case is half an ulp: sqrt(3) times the standard deviation of a
+    // uniform error.
     for (Sum* sum : {&o, &dq, &dk, &dv, &dbias, &dsinks})
       for (double& x : sum->variance) x *= 3;
   }
@@ -150,9 +151,9 @@ class Model {
   Sum o, lse, dq, dk, dv, dbias, dsinks;
 
  private:
-  Values dbias_spread, dsinks_spread;  // sums of deviations, where `variance` has the sum of their squares
+  Values dbias_spread, dsinks_spread;  // sums of standard deviations; `variance` sums their squares
 
-  // A share of one element of dBias.
+  // A contribution to one element of dBias.
   struct BiasTerm {
     std::size_t element;
     double dS, bound, variance, lost;
@@ -164,7 +165,7 @@ class Model {
     double sink;
     Sum dk, dv;
     double dsink = 0, dsink_bound = 0, dsink_variance = 0, dsink_lost = 0;
-    double dsink_spread = 0;  // the sum of the deviations themselves
+    double dsink_spread = 0;  // sum of standard deviations
     std::vector<BiasTerm> dbias{};
   };
   // One query of it.
@@ -294,8 +295,8 @@ class Model {
     if (c.backward && row.LSE != -infinity) query_backward(x, row);
   }
 
-  // Probabilities of a row that differ by less than an eighth of their type's spacing are rounded alike, and their
-  // errors add up: of equal scores all are. Calls visit(variance of one, those that are alike).
+  // Correlated rounding errors: probabilities of a row that differ by less than an eighth of an ulp (those of equal
+  // scores, say) are rounded alike, and their errors add up linearly. Calls visit(variance of one, the group).
   template <class Visit>
   void for_alike(const Row& row, Visit visit) const {
     std::vector<std::pair<double, const Pair*>> sorted;
@@ -363,7 +364,8 @@ class Model {
     if (x.sink != -infinity) sink_backward(x, row, delta, delta_bound);
   }
 
-  // An error of delta_i moves every dS of its row the same way: with one bias for all keys it counts as a whole.
+  // An error of delta_i shifts every dS of its row in the same direction: where one bias is broadcast over keys the
+  // errors add up linearly.
   void spread_delta(Head& x, const Row& row, double q_square) const {
     double sum = 0;
     for (const Pair& pair : row.pairs) {

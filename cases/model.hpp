@@ -1,6 +1,6 @@
-// What a case's outputs should be: in float64, in a model that rounds only where the contract allows it, and the
-// sums of absolute values that scale the rest of the allowance.
-// Included by cases/ and tests/. Implements docs/numerics.md, "The rule".
+// Expected outputs of a case: in float64; in a model that rounds only where the contract allows it; and the sums of
+// absolute values that scale the rest of the tolerance. Included by cases/ and tests/. Implements docs/numerics.md,
+// "The rule".
 #pragma once
 
 #include <cstdint>
@@ -16,25 +16,25 @@ struct Expected {
   std::vector<double> model;    // Xmodel: float64, but P, dS, O before delta and the output itself rounded
   std::vector<double> bound;    // A; NaN where the call must not write. LSE: max(1, max_j c_ij)
   std::vector<double> initial;  // what the buffer held, when the case accumulates
-  // How far the model's roundings may carry the tensor, by their variances, with three standard deviations to spare.
-  // |Xmodel - X64| is one draw of them: reliable for a large tensor, luck where only a few numbers were rounded.
+  // Norm of the model's rounding error that its variances predict, with a margin of three standard deviations. |Xmodel
+  // - X64| is one sample of that error: reliable for a large tensor, noise where only a few numbers were rounded.
   double rounding = 0;
   // |U|: what may be lost because probabilities below `lost_probability` and products below `lost_product` may be 0.
   double underflow = 0;
 };
 
-// f32's smallest normal number: kernels may flush what is below it, wherever they multiply or add.
+// f32's smallest normal number: kernels may flush subnormals to zero, wherever they multiply or add.
 inline constexpr double lost_product = 0x1p-126;
-// Exponentials are taken relative to a running maximum that may lag behind the row's own, by a factor of 2^8 in the CPU
-// kernels and of a row's sum in `hopper`; what is below 2^-126 of it is 0, and likewise a factor that brings older ones
-// up to date.
+// Lazy rescaling: exponentials are relative to a running maximum that may lag behind the row's maximum, by a factor of
+// 2^8 in the CPU kernels and of a row's sum in `hopper`. What is below 2^-126 relative to it becomes 0, and so may a
+// rescaling factor.
 inline constexpr double lost_probability = 0x1p-100;
 
 struct Expectation {
   Expected o, lse, dq, dk, dv, dbias, dsinks;
 };
 
-// Runs the reference kernel for `exact` and this file's own loops, which share no text with the library, for the rest.
+// Runs the reference kernel for `exact`, and for the rest loops of its own that share no code with the library.
 // Gradients are there when the case has a backward pass; all of them, asked for or not.
 Expectation expect(const CaseData& data);
 

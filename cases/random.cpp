@@ -1,6 +1,5 @@
-// Draws configurations from a seed, with every option able to meet every other, and counts the pairs that met.
-// Part of tessera_cases; see random.hpp.
-// Implements docs/numerics.md, "Random configurations".
+// Draws random configurations in which every pair of options can occur, and counts the pairs that do (pairwise
+// coverage). Part of tessera_cases; see random.hpp. Implements docs/numerics.md, "Random configurations".
 #include "cases/random.hpp"
 
 #include <algorithm>
@@ -118,7 +117,7 @@ void draw_scores(Generator& g, Case& c) {
   }
   if (g.chance(0.35)) {
     c.options.dropout = pick(g, rates);
-    c.options.seed = g.next() >> 12, c.options.seed_offset = g.next() >> 12;  // a tensor of doubles carries 53 bits
+    c.options.seed = g.next() >> 12, c.options.seed_offset = g.next() >> 12;  // exact in a double, which has 53 bits
     c.rng = g.chance(0.5);
   }
   if (g.chance(0.35)) c.sinks = g.chance(0.7) ? Sinks::finite : Sinks::some_infinite;

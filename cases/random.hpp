@@ -1,6 +1,5 @@
-// Seeded random configurations in which all options can meet, and the count of how often each pair of them does.
-// Included by tests/ and cli/check.cpp.
-// Implements docs/numerics.md, "Random configurations".
+// Seeded random configurations in which every pair of options can occur, and pairwise coverage: how often each pair
+// does. Included by tests/ and cli/check.cpp. Implements docs/numerics.md, "Random configurations".
 #pragma once
 
 #include <cstdint>
@@ -17,17 +16,17 @@ std::string random_name(std::uint64_t seed);
 // Seeds seed, seed + 1, ... : at least three options are active in each.
 std::vector<Case> random_cases(std::uint64_t seed, std::size_t count);
 
-// The options that can meet, and those that a case has.
+// All options that are counted, and those that a case has.
 const std::vector<std::string>& option_names();
 std::vector<std::string> active_options(const Case& spec);
 
 struct PairCounts {
   std::vector<std::vector<int>> count;  // [a][b], a < b, in the order of option_names()
-  // Pairs that never meet although they could, as "a + b".
+  // Pairs that never occur although they could, as "a + b".
   std::vector<std::string> missing() const;
 };
 PairCounts count_pairs(const std::vector<Case>& cases);
-// Why two options cannot meet; empty when they can.
+// Why two options exclude each other; empty when they do not.
 std::string infeasible(const std::string& a, const std::string& b);
 std::string to_text(const PairCounts& pairs);
 

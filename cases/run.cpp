@@ -13,7 +13,7 @@ namespace tessera::cases {
 
 namespace {
 
-// The caller's workspace: NaN everywhere, exactly as long as the plan says, with margins that must survive.
+// The caller's workspace: poisoned with NaN, of exactly the plan's size, with guard zones that must stay intact.
 class Workspace {
  public:
   Workspace(Device device, std::size_t bytes) :
@@ -141,7 +141,7 @@ CaseReport blank_report(const Case& spec, const Execution& execution) {
   return report;
 }
 
-// Asks for the plan alone, so that a kernel that is not there costs no time.
+// Only plans, so that a missing kernel is skipped before anything is computed.
 void plan_case(CaseData& data, const Execution& execution, CaseReport& report) {
   try {
     const Placed placed(data, execution.device);

@@ -60,7 +60,7 @@ std::vector<std::string> available_kernels() {
       Plan::forward(tiny.inputs(), tiny.outputs(), {}, {.kernel = name.c_str()});
       names.push_back(name);
     } catch (const Error& error) {
-      if (error.status() != TESSERA_UNSUPPORTED) throw;  // it is not that this machine lacks something
+      if (error.status() != TESSERA_UNSUPPORTED) throw;  // a real error, not a kernel that this machine lacks
     }
   }
   if (names.empty()) throw std::runtime_error("TESSERA_TEST_KERNELS: no kernel that it names runs on this machine");

@@ -62,7 +62,7 @@ struct SuiteReport {
 // Forward and backward of one case, every output compared, every margin checked. Throws nothing: an exception of the
 // library becomes a failed report, TESSERA_UNSUPPORTED a skipped one.
 CaseReport run_case(const Case& spec, const Execution& execution = {});
-// The same for several kernels or thread counts; what float64 says is computed once.
+// The same for several kernels or thread counts; the float64 expectation is computed once.
 std::vector<CaseReport> run_case(const Case& spec, const std::vector<Execution>& executions);
 
 using Finished = std::function<void(const CaseReport& report, std::size_t done, std::size_t total)>;
@@ -74,7 +74,7 @@ std::vector<Case> suite(const std::string& name);
 Case find_case(const std::string& name);
 
 // "reference" and the CPU's instruction sets, or the names that the environment's TESSERA_TEST_KERNELS lists: those
-// that run here. Never none, with which a test would pass that tests nothing: throws std::runtime_error.
+// that run here. Throws std::runtime_error if there is none: a test that runs no kernel must not pass.
 std::vector<std::string> available_kernels();
 
 std::string to_text(const CaseReport& report);  // several lines: name, text, every output, messages, command

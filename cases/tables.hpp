@@ -10,7 +10,7 @@
 namespace tessera::cases {
 
 std::vector<Case> regular();      // ordinary shapes in every type
-std::vector<Case> features();     // each option alone, then in company
+std::vector<Case> features();     // each option alone, then in combinations
 std::vector<Case> corner();       // what broke other implementations
 std::vector<Case> performance();  // what `tessera bench` times; too large to be checked each time
 
