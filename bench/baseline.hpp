@@ -1,5 +1,6 @@
-// What a baseline of the CPU benchmark is given: one sequence, [N,H,D] as Tessera reads it, and threads over tasks.
-// Included by bench/row_by_row.*, bench/unfused_blas.* and bench/cpu_baselines.cpp. Method: docs/benchmarks.md.
+// The problem that baselines of the CPU benchmark solve (one sequence, [N,H,D], the same tensors as Tessera's), and
+// their parallel loop. Included by bench/row_by_row.*, bench/unfused_blas.* and bench/cpu_baselines.cpp. Method:
+// docs/benchmarks.md.
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,7 @@ struct Problem {
   std::int64_t visible(std::int64_t query) const { return causal ? keys - queries + query + 1 : keys; }
 };
 
-// task(index, thread) for every index, the threads taking the next one as they get free.
+// Parallel loop with dynamic scheduling: calls task(index, thread) for every index.
 template <class Task>
 void parallel(std::int64_t count, int threads, const Task& task) {
   std::atomic<std::int64_t> next{0};

@@ -149,14 +149,14 @@ class Tessera:
         self.inputs = {"q": q, "k": data.k, "v": data.v}
         if problem.lengths:
             self.inputs.update(cu_seqlens_q=data.cu_seqlens, cu_seqlens_k=data.cu_seqlens)
-        nan = lambda *like, **how: torch.full(like, math.nan, device=q.device, **how)  # what is not written shows
+        nan = lambda *like, **how: torch.full(like, math.nan, device=q.device, **how)  # poison: what is not written shows
         self.o = nan(*q.shape[:-1], data.v.shape[-1], dtype=q.dtype)
         self.lse = nan(*q.shape[:-3], q.shape[-2], q.shape[-3], dtype=torch.float32)
         self.d_o = data.d_o
         self.passes = {}
 
     def planned(self, backward):
-        """The pass, planned when it is first asked for."""
+        """The pass, planned lazily, at its first use."""
         from tessera._measure import PlannedPass
         if backward not in self.passes:
             results = {"o": self.o, "lse": self.lse}

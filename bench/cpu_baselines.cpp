@@ -1,6 +1,6 @@
-// cpu_baselines [--threads N] [--json FILE]: Tessera beside two plain ways to compute attention on the CPU, in turn, in
-// one process: one row at a time (bench/row_by_row.hpp) and through a BLAS library (bench/unfused_blas.hpp).
-// Nobody includes this. Method and figures: docs/benchmarks.md.
+// cpu_baselines [--threads N] [--json FILE]: Tessera beside two baselines of CPU attention, interleaved in one process:
+// one row at a time (bench/row_by_row.hpp) and through a BLAS library (bench/unfused_blas.hpp). Method and figures:
+// docs/benchmarks.md.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -72,7 +72,7 @@ struct Contender {
   double seconds = 0;
 };
 
-// Rounds of all in turn, each measurement at least 20 ms long; medians.
+// Interleaved rounds, each measurement at least 20 ms long; medians.
 void measure(std::vector<Contender>& contenders) {
   constexpr int rounds = 7;
   for (Contender& c : contenders)

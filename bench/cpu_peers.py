@@ -32,7 +32,7 @@ os.environ.setdefault("TESSERA_LIBRARY", str(ROOT / "build" / "src" / "libtesser
 WANTED = {("bf16", "forward"): 2.5, ("bf16", "backward"): 4.0, ("f16", "forward"): 2.5, ("f16", "backward"): 2.0,
           ("f32", "forward"): 1.4, ("f32", "backward"): 1.4}
 WANTED_DECODE, WANTED_DECODE_OF_LIMIT, WANTED_ON_MANY, WANTED_OF_EACH_ROW = 2.0, 0.85, 1.3, 1.0
-ROUNDS, SHORTEST_BURST = 9, 2e-2  # measurements, seconds that each lasts at least
+ROUNDS, SHORTEST_BURST = 9, 2e-2  # rounds, and the least seconds of a measurement
 READ_TIMES = 8
 
 

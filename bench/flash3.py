@@ -1,5 +1,5 @@
-"""What Tessera has to beat on an H200, where FlashAttention-3 is not there to be measured. Imported by peers.py and by
-tools/benchmarks.py; needs nothing but Python."""
+"""Recorded figures that Tessera has to beat on an H200, for machines where FlashAttention-3 is not installed. Imported
+by peers.py and by tools/benchmarks.py; needs nothing but Python."""
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 # FlashAttention-3's speed over cuDNN's at each length of LENGTHS, (forward, backward). From runs of both in one process

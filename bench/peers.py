@@ -55,7 +55,7 @@ def extras(arguments):
 
 
 def choose(arguments):
-    """Of a run: names, and what makes each over a set of inputs."""
+    """The contenders of a run: name, and a factory that takes a set of inputs."""
     found = {"cudnn": Cudnn, "fa2": Flash2}
     try:
         importlib.import_module("flash_attn_interface")
@@ -87,7 +87,7 @@ def check(results, wanted, whose):
 
 
 def has_no_second_mode(name, data, solver, backward):
-    """Whether tessera-fast is nothing but tessera: plans differ at most in what they say about other kernels."""
+    """Whether tessera-fast gets the same plan as tessera: texts differ at most in what they say about other kernels."""
     plans = [[line for line in x.planned(backward).description.splitlines() if not line.startswith("not ")]
              for x in ((solver, Tessera(data)) if name == "tessera-fast" else ())]
     return name == "tessera-fast" and plans[0] == plans[1]

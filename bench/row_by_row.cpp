@@ -1,4 +1,4 @@
-// See bench/row_by_row.hpp. K and V are read as they lie, 16-bit ones widened in registers.
+// See bench/row_by_row.hpp. K and V are read in place, without packing; 16-bit elements are widened in registers.
 #include "bench/row_by_row.hpp"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // false, in the compiler's own header
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // false positive in the compiler's intrinsics header
 #endif
 #define TESSERA_BENCH_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c")))
 #endif
@@ -74,7 +74,7 @@ bool row_by_row_usable() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-// Sixteen rows of a head to a task.
+// A task is sixteen rows of one head.
 void row_by_row(const Problem& p, float* o) {
   const std::int64_t groups = (p.queries + 15) / 16;
   parallel(groups * p.heads, p.threads, [&](std::int64_t index, int) {

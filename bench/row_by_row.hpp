@@ -1,5 +1,5 @@
-// Attention one query row at a time, as inference engines without matrix products compute it (ggml's CPU path for one
-// row): dot products with every key, online softmax, V added in f32. Included by bench/cpu_baselines.cpp.
+// Attention one query row at a time (matrix-vector), as inference engines without GEMM compute it (ggml's CPU path for
+// one row): dot products with every key, online softmax, V accumulated in f32. Included by bench/cpu_baselines.cpp.
 #pragma once
 
 #include "bench/baseline.hpp"

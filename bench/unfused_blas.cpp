@@ -1,4 +1,4 @@
-// See bench/unfused_blas.hpp.
+// Unfused attention over OpenBLAS; see bench/unfused_blas.hpp.
 #include "bench/unfused_blas.hpp"
 
 #include <dlfcn.h>
@@ -9,15 +9,15 @@
 namespace tessera::bench {
 namespace {
 
-// The compiler's vectors of 16 floats; a softmax of scalars would be the longest part.
+// GCC vectors of 16 floats: with a scalar softmax, the softmax would dominate.
 #if defined(__x86_64__)
 #define TESSERA_BENCH_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define TESSERA_BENCH_CLONES
 #endif
 
-// exp of a number that is not positive: 2^n times a polynomial, good to f32 (Cephes' coefficients). No branches, so
-// that a loop of it becomes vectors.
+// exp of a number <= 0: range reduction to 2^n times a polynomial, accurate to f32 (Cephes' coefficients). Branch-free,
+// so that loops auto-vectorise.
 [[gnu::always_inline]] inline float exponential(float x) {
   constexpr float magic = 12582912.0f;
   x = x < -87.0f ? -87.0f : x;
@@ -29,7 +29,7 @@ namespace {
   return __builtin_bit_cast(float, __builtin_bit_cast(int, p) + (__builtin_bit_cast(int, shifted) << 23));
 }
 
-// A row of scores becomes a row of probabilities; keys from `visible` on get 0. Sixteen maxima and sums side by side.
+// Softmax of a row, in place; keys from `visible` on get 0. Sixteen lanes of partial maxima and sums.
 TESSERA_BENCH_CLONES void softmax(float* row, std::int64_t count, std::int64_t visible) {
   float most[16], sums[16] = {};
   std::fill(most, most + 16, row[0]);
@@ -47,7 +47,7 @@ TESSERA_BENCH_CLONES void softmax(float* row, std::int64_t count, std::int64_t v
   std::fill(row + visible, row + count, 0.0f);
 }
 
-// dS = P (dP - delta), in place of dP.
+// dS = P (dP - delta), in place over dP.
 TESSERA_BENCH_CLONES void score_gradients(const float* P, float delta, std::int64_t count, float* dP) {
   for (std::int64_t j = 0; j < count; ++j) dP[j] = P[j] * (dP[j] - delta);
 }

@@ -1,5 +1,6 @@
-// Attention as two calls of a BLAS library with a softmax between them, and its gradients as four: what a program
-// without fused attention does. OpenBLAS is loaded at run time, if it is there. Included by bench/cpu_baselines.cpp.
+// Unfused attention: two GEMMs of a BLAS library with a softmax between them, and four GEMMs backward. What a program
+// without a fused kernel does. OpenBLAS is loaded at run time (dlopen), if it is installed. Included by
+// bench/cpu_baselines.cpp.
 #pragma once
 
 #include <string>
@@ -9,15 +10,15 @@
 
 namespace tessera::bench {
 
-// OpenBLAS's one function that is needed here; unusable where there is no such library. It recognises processors by
-// model and falls back to SSE3 for those that it does not know, so its kernels are chosen by what the processor has.
+// OpenBLAS's sgemm; unusable where the library is not installed. OpenBLAS dispatches by processor model and falls back
+// to SSE3 on unknown models, which would be unfair: its kernel is therefore selected here by CPU features.
 class Blas {
  public:
   Blas();
   explicit operator bool() const { return gemm != nullptr; }
   const std::string& name() const { return description; }
 
-  // C [m,n] = factor * op(A) op(B), rows `ld` apart; inner is the length of the sums.
+  // C [m,n] = factor * op(A) op(B); ld: leading dimensions; inner: the K dimension.
   void multiply(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t inner, float factor,
                 const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c, std::int64_t ldc) const;
 
@@ -27,7 +28,7 @@ class Blas {
   std::string description;
 };
 
-// f32 only; a thread per head, the library itself on one. P of every head is kept for the backward pass.
+// f32 only. Heads in parallel, with single-threaded BLAS calls. P of every head is kept for the backward pass.
 class Unfused {
  public:
   Unfused(const Blas& blas, const Problem& problem);

@@ -7,7 +7,7 @@
  *   A size that ends inside a field, or that is larger than the library's own, is refused.
  * - A call returns TESSERA_OK or a status; tessera_last_error() then holds one sentence that names
  *   the argument, its value and the rule. When a call fails, no output has been written, also when
- *   memory runs out (TESSERA_OUT_OF_MEMORY); the next call is none the worse for it.
+ *   memory runs out (TESSERA_OUT_OF_MEMORY); later calls are not affected.
  * - Tensors are views: the library never owns, frees or keeps a pointer beyond the call.
  * - Inputs may share memory. A tensor that a call writes must not overlap an input, another output,
  *   itself or the workspace, nor the workspace any tensor; that is checked (docs/algorithm.md,
@@ -107,8 +107,8 @@ typedef struct tessera_saved {
   size_t size;
   const tessera_tensor* o;     /* of the forward pass, or of a merge */
   const tessera_tensor* lse;   /* likewise */
-  const tessera_tensor* d_o;   /* gradient that arrives at o; q's type or f32 */
-  const tessera_tensor* d_lse; /* optional: gradient that arrives at lse, f32 */
+  const tessera_tensor* d_o;   /* incoming gradient of o; q's type or f32 */
+  const tessera_tensor* d_lse; /* optional: incoming gradient of lse, f32 */
 } tessera_saved;
 
 /* What the backward pass writes. Each is optional; what is not asked for is not computed.
@@ -145,14 +145,14 @@ typedef struct tessera_options {
   double dropout;          /* probability of dropping, in [0, 1) */
   uint64_t seed;           /* 0; not together with inputs.rng */
   uint64_t seed_offset;    /* 0; not together with inputs.rng */
-  int64_t row0;            /* 0; position of query 0, key 0, head 0, sequence 0 in a larger whole */
+  int64_t row0;            /* 0; global position of query 0, key 0, head 0, sequence 0, if this is a part */
   int64_t col0;            /* all four from -2^48 to 2^48 */
   int64_t head0;
   int64_t batch0;
-  int64_t max_seqlen_q;  /* -1: unknown. Upper bounds for packed input; they never change a bit */
+  int64_t max_seqlen_q;  /* -1: unknown. Upper bounds for packed input; they never change a bit of a result */
   int64_t max_seqlen_k;  /* -1 */
   int32_t accumulate;    /* 0; 1: gradients (all f32) are added to what the buffers hold */
-  int32_t deterministic; /* 1; 0 allows a faster kernel whose bits may vary between runs */
+  int32_t deterministic; /* 1; 0 allows faster kernels with atomics, whose bits may vary between runs */
 } tessera_options;
 
 /* Where and how to run. */
@@ -183,7 +183,7 @@ TESSERA_API tessera_status tessera_backward(const tessera_inputs* inputs, const 
                                             const tessera_gradients* gradients, const tessera_options* options,
                                             const tessera_execution* execution);
 
-/* n partial results (o, lse) over disjoint key sets, in index order, become that of the union. merged->o
+/* Merges n partial results (o, lse) over disjoint key sets (split-KV, ring attention), in index order. merged->o
  * may be the same view as a partial's o, and merged->lse as a partial's lse: merging in place. */
 TESSERA_API tessera_status tessera_merge(const tessera_outputs* partials, int64_t n, const tessera_outputs* merged,
                                          const tessera_execution* execution);
@@ -193,10 +193,11 @@ TESSERA_API tessera_status tessera_merge(const tessera_outputs* partials, int64_
 TESSERA_API tessera_status tessera_dropout_mask(const tessera_tensor* mask, const tessera_tensor* rng,
                                                 const tessera_options* options, const tessera_execution* execution);
 
-/* A plan is the answer to one question: which kernel, which tiles, how much workspace. Planning reads
- * shapes, types and alignments, never data: tensors may have data == NULL, which then counts as
- * aligned to 16 bytes. Running a plan needs tensors that ask the same question, with pointers at
- * least as aligned. Plans are immutable and may be shared between threads. */
+/* A plan is the dispatch decision for one problem: which kernel, which tiles, how much workspace. It
+ * is made once and run many times. Planning reads shapes, types and alignments, never data: tensors
+ * may have data == NULL, which then counts as aligned to 16 bytes. Running a plan needs tensors of
+ * the same problem, with pointers at least as aligned. Plans are immutable and may be shared between
+ * threads. */
 typedef struct tessera_plan tessera_plan;
 
 TESSERA_API tessera_status tessera_plan_forward(const tessera_inputs* inputs, const tessera_outputs* outputs,
@@ -211,7 +212,7 @@ TESSERA_API void tessera_plan_destroy(tessera_plan* plan); /* NULL is allowed */
 TESSERA_API size_t tessera_plan_workspace_size(const tessera_plan* plan);
 /* Name of the kernel; the text lives as long as the plan. */
 TESSERA_API const char* tessera_plan_kernel(const tessera_plan* plan);
-/* Several lines for people: problem, kernel, tiles, workspace, why other kernels were refused. */
+/* Several human-readable lines: problem, kernel, tiles, workspace, why other kernels were refused. */
 TESSERA_API const char* tessera_plan_describe(const tessera_plan* plan);
 
 /* The options must be those of the plan; only seed and seed_offset may differ. Of the execution, workspace and
@@ -228,8 +229,8 @@ TESSERA_API tessera_status tessera_plan_run_backward(const tessera_plan* plan, c
 TESSERA_API const char* tessera_last_error(void);
 /* major * 10000 + minor * 100 + patch of the library that is running. */
 TESSERA_API int tessera_version(void);
-/* A few lines for people: CPU, instruction sets, kernels. The text lives as long as the process. "" where there is no
- * memory for it; tessera_last_error() then says so. */
+/* A few human-readable lines: CPU, instruction sets, kernels. The text lives as long as the process. "" where there is
+ * no memory for it; tessera_last_error() then says so. */
 TESSERA_API const char* tessera_info(void);
 
 #ifdef __cplusplus

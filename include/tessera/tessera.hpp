@@ -24,14 +24,14 @@ class Error : public std::runtime_error {
   tessera_status code;
 };
 
-// From the C++ structs to those of the C ABI. Users need none of this.
+// Conversion of the C++ structs to those of the C ABI. Not part of the API.
 namespace detail {
 
 inline void check(tessera_status status) {
   if (status != TESSERA_OK) throw Error(status, tessera_last_error());
 }
 
-// A tensor of the C ABI that stays where it is, because other structs point to it.
+// A tensor of the C ABI. It must not move: other structs hold pointers to it.
 class CTensor {
  public:
   CTensor(const Tensor& t) : given(t.ndim != 0) {
@@ -137,7 +137,7 @@ inline void backward(const Inputs& inputs, const Saved& saved, const Gradients& 
   detail::check(tessera_backward(&in.view, &s.view, &g.view, &o, &e));
 }
 
-// Partial results over disjoint key sets, in index order, become that of the union.
+// Merges partial results over disjoint key sets (split-KV, ring attention), in index order.
 inline void merge(const std::vector<Outputs>& partials, const Outputs& merged, const Execution& execution = {}) {
   std::vector<tessera_tensor> tensors(2 * partials.size());
   std::vector<tessera_outputs> views(partials.size());
@@ -161,7 +161,7 @@ inline void dropout_mask(const Tensor& mask, const Options& options, const Tenso
   detail::check(tessera_dropout_mask(m, r, &o, &e));
 }
 
-// Which kernel, which tiles, how much workspace: the answer to one question, asked once and run many times.
+// The dispatch decision for one problem (kernel, tiles, workspace), made once and run many times.
 class Plan {
  public:
   static Plan forward(const Inputs& inputs, const Outputs& outputs, const Options& options = {},

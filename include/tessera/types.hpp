@@ -39,7 +39,7 @@ struct Tensor {
       data(data), type(type), device(device) {
     for (std::int64_t size : sizes) {
       if (ndim < 4) shape[static_cast<std::size_t>(ndim)] = size;
-      ++ndim;  // more than 4 are refused by the call, not forgotten here
+      ++ndim;  // the call refuses more than 4; they must not be dropped here
     }
     std::int64_t stride = 1;
     for (std::size_t i = ndim <= 4 ? static_cast<std::size_t>(ndim) : 0; i-- > 0;) {
@@ -50,7 +50,7 @@ struct Tensor {
 
   explicit operator bool() const { return ndim != 0; }
 
-  // The same memory with two dimensions exchanged: transposed(1, 2) turns [B,H,N,D] into [B,N,H,D].
+  // A view of the same memory with two dimensions swapped: transposed(1, 2) turns [B,H,N,D] into [B,N,H,D].
   Tensor transposed(int a, int b) const {
     Tensor t = *this;
     const auto x = static_cast<std::size_t>(a), y = static_cast<std::size_t>(b);
@@ -66,7 +66,7 @@ struct Tensor {
   }
 
  private:
-  // Sizes that no memory holds come out as the largest number, which the call refuses.
+  // Saturates on overflow to the largest number, which the call refuses.
   static std::int64_t product(std::int64_t a, std::int64_t b) {
     std::int64_t result = 0;
     return __builtin_mul_overflow(a, b, &result) ? std::numeric_limits<std::int64_t>::max() : result;
@@ -123,7 +123,7 @@ struct Options {
   std::int64_t window_right = -1;
   double dropout = 0;
   std::uint64_t seed = 0, seed_offset = 0;
-  std::int64_t row0 = 0, col0 = 0, head0 = 0, batch0 = 0;  // positions in a larger whole, from -2^48 to 2^48
+  std::int64_t row0 = 0, col0 = 0, head0 = 0, batch0 = 0;  // global position of a part, from -2^48 to 2^48
   std::int64_t max_seqlen_q = -1, max_seqlen_k = -1;       // upper bounds; they never change a bit
   bool accumulate = false;                                 // gradients (all f32) are added to
   bool deterministic = true;
