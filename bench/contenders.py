@@ -1,4 +1,4 @@
-"""Attention problems and those who solve them: Tessera through its C ABI, PyTorch's operators, FlashAttention-3.
+"""Attention problems and contenders that solve them: Tessera through its C ABI, PyTorch's operators, FlashAttention-3.
 
 Used by the programs beside this file. Tessera's package loads its library when it is imported, hence only after
 `open_library`.
@@ -149,7 +149,7 @@ class Tessera:
         self.inputs = {"q": q, "k": data.k, "v": data.v}
         if problem.lengths:
             self.inputs.update(cu_seqlens_q=data.cu_seqlens, cu_seqlens_k=data.cu_seqlens)
-        nan = lambda *like, **how: torch.full(like, math.nan, device=q.device, **how)  # poison: what is not written shows
+        nan = lambda *like, **how: torch.full(like, math.nan, device=q.device, **how)  # poison: unwritten elements show
         self.o = nan(*q.shape[:-1], data.v.shape[-1], dtype=q.dtype)
         self.lse = nan(*q.shape[:-3], q.shape[-2], q.shape[-3], dtype=torch.float32)
         self.d_o = data.d_o

@@ -68,7 +68,7 @@ double seconds_of(const std::function<void()>& call) {
 
 struct Contender {
   const char* name;
-  std::function<void()> call;  // empty: does not take part
+  std::function<void()> call;  // empty: cannot run this problem
   double seconds = 0;
 };
 
@@ -99,7 +99,7 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
   return most;
 }
 
-// One row: three contenders over the same tensors. O leaves Tessera as f32 too.
+// One row: three contenders over the same tensors. Tessera writes O as f32, as the baselines do.
 std::vector<Contender> run(const Row& row, int threads, const Blas& blas, double& difference) {
   const std::int64_t q_count = row.queries * row.heads * row.dim, k_count = row.keys * row.kv_heads * row.dim;
   const cases::Buffer q = numbers(row.type, row.queries, row.heads, row.dim, 1),

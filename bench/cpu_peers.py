@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Tessera and PyTorch's attention on the CPU, in turn, in one process, with the same threads, forward and backward.
+"""Tessera and PyTorch's attention on the CPU, interleaved in one process, with the same threads, forward and backward.
 
     TESSERA_LIBRARY=build/src/libtessera.so python3 bench/cpu_peers.py [--threads 2] [--types f32 bf16 f16]
                                                                        [--kernel NAME] [--only TEXT] [--json FILE]
                                                                        [--disturb PROCESSORS]
 
 Both read the same memory: contiguous [B,N,H,D], which PyTorch takes as views [B,H,N,D]. Tessera is called through its C
-ABI, planned once, with a workspace; PyTorch's backward pass alone is torch.autograd.grad over a kept graph. Rounds of
-both in turn, medians, after warm-up. Decoding (one query) is counted in bytes of K and V per second, beside a loop that
+ABI, planned once, with a workspace; PyTorch's backward pass alone is torch.autograd.grad over a kept graph. Interleaved
+rounds, medians, after warm-up. Decoding (one query) is counted in bytes of K and V per second, beside a loop that
 only reads as much memory, if there is a C compiler to make one. --disturb keeps some processors busy a quarter of the
 time, as other programs or other guests of the machine do. Needs PyTorch.
 """
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 os.environ.setdefault("TESSERA_LIBRARY", str(ROOT / "build" / "src" / "libtessera.so"))
 
-# What is wanted of the geometric mean of each group on two threads, and of every group on more than two.
+# Goals: the geometric mean of each group on two threads, and that of every group on more than two.
 WANTED = {("bf16", "forward"): 2.5, ("bf16", "backward"): 4.0, ("f16", "forward"): 2.5, ("f16", "backward"): 2.0,
           ("f32", "forward"): 1.4, ("f32", "backward"): 1.4}
 WANTED_DECODE, WANTED_DECODE_OF_LIMIT, WANTED_ON_MANY, WANTED_OF_EACH_ROW = 2.0, 0.85, 1.3, 1.0
@@ -213,7 +213,7 @@ def measure_decoding(torch, measure, arguments, rows):
 
 
 def judge(rows, threads):
-    """What is wanted of each group beside what was measured."""
+    """The goal of each group beside its measurement."""
     verdicts = []
 
     def say(what, value, wanted):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tessera and PyTorch's memory-efficient attention in f32, in turn, in one process, on one GPU.
+"""Tessera and PyTorch's memory-efficient attention in f32, interleaved in one process on one GPU.
 
     python3 bench/f32_peers.py [--library build/src/libtessera.so] [--kernel NAME] [--json FILE]
 
 Both read the same numbers, each in the memory layout that it takes without a copy: PyTorch's kernel takes views
 [B,H,N,D] of contiguous [B,N,H,D] tensors, which is also what Tessera calls contiguous. Time is measured with CUDA
-events on PyTorch's stream: warm-up, then rounds of all contenders in turn, medians. PyTorch's backward pass alone is
+events on PyTorch's stream: warm-up, then interleaved rounds, medians. PyTorch's backward pass alone is
 torch.autograd.grad over a kept graph; Tessera's is its backward call. Errors are relative (Frobenius) against the same
 formulas in float64 by PyTorch on the GPU, at a smaller N. Needs PyTorch with CUDA; Tessera is called through its C ABI.
 """

@@ -26,7 +26,7 @@ TESSERA_BENCH_TARGET inline __m512 wide(const void* row, std::int64_t d) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(half)), 16));
 }
 
-// q . k with two sums side by side, the second of which is empty for an odd number of vectors.
+// q . k with two independent accumulators, which hide FMA latency; an odd last vector goes to the first.
 template <Type type>
 TESSERA_BENCH_TARGET inline float dot(const float* q, const void* k, std::int64_t dim) {
   __m512 even = _mm512_setzero_ps(), odd = even;

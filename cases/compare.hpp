@@ -10,9 +10,9 @@
 
 namespace tessera::cases {
 
-// |X - X64| <= max(1.5 |Xmodel - X64|, R) + 8 * 2^-24 |A| + |U|, norms over the whole tensor. R is what the model's
-// roundings cost on average: on a tensor of a few elements the model may round luckily, and a kernel need not share its
-// luck. U is what underflow may take.
+// |X - X64| <= max(1.5 |Xmodel - X64|, R) + 8 * 2^-24 |A| + |U|, norms over the whole tensor. R is the model's expected
+// rounding error: on a tensor of a few elements the model's actual error may be small by chance, and a kernel's need
+// not be. U is what underflow may lose.
 inline constexpr double model_factor = 1.5;
 inline constexpr double absolute_factor = 8 * 0x1p-24;
 

@@ -53,8 +53,9 @@ struct VectorForwardShared {
   float P[c.block_rows][c.block_cols + 4];  // staging: the result of one product becomes the operand of the next
 };
 
-// The backward kernels: X and Y are the rows' operands of S and dP (q and dO, or k and v), x and y the columns'. LSE
-// and delta are the queries', which are the rows or the columns.
+// Shared memory of the backward kernels. Upper case: operands of the block's own rows, which stay. Lower case: operands
+// of the columns, which are streamed. X and x are the operands of S, Y and y those of dP: q and dO on the side of the
+// queries, k and v on the side of the keys. LSE and delta are per query, so per row or per column.
 template <Config c>
 struct VectorBackwardShared {
   float X[c.block_rows][tile_pitch(c, c.D)];
