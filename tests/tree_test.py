@@ -273,17 +273,21 @@ def check_links():
 
 
 SPAN = re.compile(r"`([^`\n]+)`")
-FILE_NAME = re.compile(r"[\w./-]*\w\.(?:cpp|hpp|cuh|c|h|py|sh|md|cmake|txt|toml|json|map)")
+ENDINGS = "cpp|hpp|cuh|c|h|py|sh|md|cmake|txt|toml|json|map"
+FILE_NAME = re.compile(rf"[\w./-]*\w\.(?:{ENDINGS})")
 
 
 def check_named_files():
-    """Every file that a document names by its path from the root, or from src/ or include/, is there."""
-    roots = [ROOT, ROOT / "src", ROOT / "include"]
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *files({".md"}, "docs")]:
+    """Every file that a document or a comment names by its path, from the root, src/ or include/, is there."""
+    known = {p.name for root in (ROOT, ROOT / "src") for p in root.iterdir() if p.is_dir()}
+    sources = files(COMMENTED_ENDINGS | {".txt", ".toml", ".md"}, "include", "src", "cases", "cli", "tests", "fuzz",
+                    "python", "bench", "examples", "tools", "cmake", "docs")
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sources]:
+        places = [ROOT, ROOT / "src", ROOT / "include", ROOT / "tests", ROOT / "python", path.parent]
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            for name in SPAN.findall(line):
+            for name in re.findall(rf"(?<![\w./-])((?:[a-z_0-9]+/)+[a-z_0-9]+\.(?:{ENDINGS}))\b", line):
                 new = path.name == "adding_a_kernel.md" and "two_pass" in name  # which the reader makes
-                if "/" in name and FILE_NAME.fullmatch(name) and not new and not any((r / name).is_file() for r in roots):
+                if name.split("/")[0] in known and not new and not any((place / name).exists() for place in places):
                     fail(path, number, f"names {name}, which is not there")
 
 
