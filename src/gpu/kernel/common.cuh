@@ -54,6 +54,39 @@ struct QueryPlace {
   DeviceSequence s;
 };
 
+// Rows of a tile: row r is `distance` elements behind row r - 1. `tensor`: where an asynchronous copy of nothing may
+// point to, a constant that takes no register.
+template <Element element>
+struct TileRows {
+  typename Stored<element>::Type *first, *tensor;
+  Int64 distance;
+
+  __device__ TileRows(const TokenRef& t, typename Stored<element>::Type* first) :
+      first(first), tensor(static_cast<typename Stored<element>::Type*>(t.data)), distance(t.token) {}
+};
+
+// Key j of a block's sequence and KV head: its row, and the tile of rows that begins there. Of K, V and their
+// gradients. Kernels that read keys by address find them here, so that another layout of keys (pages) has one place to
+// live; those that copy tiles by TMA say it in a TilePlace.
+template <Element element>
+__device__ inline auto* key_row(const TokenRef& t, const QueryPlace& place, Int64 j) {
+  return row_of<element>(t, place.b, place.s.k_begin + j, place.kv);
+}
+template <Element element>
+__device__ inline TileRows<element> key_tile(const TokenRef& t, const QueryPlace& place, Int64 j) {
+  return {t, key_row<element>(t, place, j)};
+}
+
+// The same for query i of head h.
+template <Element element>
+__device__ inline auto* query_row(const TokenRef& t, const QueryPlace& place, Int64 i, Int32 h) {
+  return row_of<element>(t, place.b, place.s.q_begin + i, h);
+}
+template <Element element>
+__device__ inline TileRows<element> query_tile(const TokenRef& t, const QueryPlace& place, Int64 i, Int32 h) {
+  return {t, query_row<element>(t, place, i, h)};
+}
+
 // Queries: the last rows first, which see the most keys when causal. False: this block has none.
 __device__ inline bool query_place(const Question& x, Int64 rows, QueryPlace& place) {
   const Int64 number = gridDim.x - 1 - blockIdx.x;

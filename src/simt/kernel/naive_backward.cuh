@@ -49,8 +49,8 @@ __device__ void naive_backward_queries(const BackwardParams& p) {
   const Range together = visible_keys(s.mask, rows_of_warp(i, s.nq));
   for (Int64 j = together.begin; j < together.end; ++j) {
     if (j < keys.begin || j >= keys.end) continue;
-    const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
-    const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
+    const auto* k = key_row<config.element>(p.x.k, place, j);
+    const auto* v = key_row<config.element>(p.x.v, place, j);
     const float dS = pair_gradient(q, k, d_o, v, lse2, delta).dS;
 #pragma unroll steps_written_out(config.D)
     for (int d = 0; d < config.D; ++d) dQ[d] = fmaf(dS, to_float(k[d]), dQ[d]);

@@ -26,7 +26,7 @@ __device__ void naive_forward(const ForwardParams& p) {
     float part[config.Dv] = {};
     for (Int64 j = begin; j < lesser(begin + chain, together.end); ++j) {
       if (j < keys.begin || j >= keys.end) continue;
-      const auto* k = row_of<config.element>(p.x.k, place.b, s.k_begin + j, place.kv);
+      const auto* k = key_row<config.element>(p.x.k, place, j);
       float S = 0;
       for (int d = 0; d < config.D; ++d) S = fmaf(q[d], to_float(k[d]), S);
       S *= p.x.score_scale * log2e<float>;
@@ -38,7 +38,7 @@ __device__ void naive_forward(const ForwardParams& p) {
       }
       const float P = exp2f(S - exponent_base(m));
       add_compensated(l, lost, P);
-      const auto* v = row_of<config.element>(p.x.v, place.b, s.k_begin + j, place.kv);
+      const auto* v = key_row<config.element>(p.x.v, place, j);
       for (int d = 0; d < config.Dv; ++d) part[d] = fmaf(P, to_float(v[d]), part[d]);
     }
     for (int d = 0; d < config.Dv; ++d) O[d] += part[d];

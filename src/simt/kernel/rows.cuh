@@ -28,9 +28,9 @@ struct TileMask : Diagonals {
   __device__ bool visible(int i, int j) const { return j < keys && low <= j - i && j - i <= high; }
 };
 
-// to[r][d] = from[r * distance + d] * factor for d < width; 0 beyond `dims` and in rows that are not used.
-template <Config config, int width, int rows, int pitch, class T, class Used>
-__device__ inline void load_rows(float (&to)[rows][pitch], const T* from, Int64 distance, int dims, Used is_used,
+// to[r][d] = row r of `from`, element d, times factor, for d < width; 0 beyond `dims` and in rows that are not used.
+template <Config config, int width, int rows, int pitch, Element element, class Used>
+__device__ inline void load_rows(float (&to)[rows][pitch], const TileRows<element>& from, int dims, Used is_used,
                                  float factor = 1) {
   constexpr int batch = 4;  // loads in flight per thread
 #pragma unroll 1
@@ -39,7 +39,7 @@ __device__ inline void load_rows(float (&to)[rows][pitch], const T* from, Int64 
 #pragma unroll
     for (int e = 0; e < batch; ++e) {
       const int n = first + e * config.threads, r = n / width, d = n % width;
-      values[e] = r < rows && d < dims && is_used(r) ? to_float(from[r * distance + d]) * factor : 0.0f;
+      values[e] = r < rows && d < dims && is_used(r) ? to_float(from.first[r * from.distance + d]) * factor : 0.0f;
     }
 #pragma unroll
     for (int e = 0; e < batch; ++e) {

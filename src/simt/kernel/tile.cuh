@@ -60,10 +60,9 @@ struct TileShare {
   const int first_row = threadIdx.x / pieces < step ? threadIdx.x / pieces : 1 << 20;  // leftover threads copy none
 };
 
-// to[r][d] = row (first + r), element d; 0 beyond `valid` rows and beyond D. Asynchronous: callers commit and wait.
-template <Config config, Element element, int D, int rows, int pitch>
-__device__ inline void load_tile(float (&to)[rows][pitch], const TokenRef& t, Int32 b, Int64 first, Int64 valid,
-                                 Int32 h) {
+// to[r][d] = row r of `from`, element d; 0 beyond `valid` rows and beyond D. Asynchronous: callers commit and wait.
+template <Config config, int D, int rows, int pitch, Element element>
+__device__ inline void load_tile(float (&to)[rows][pitch], const TileRows<element>& from, Int64 valid) {
   constexpr int width = tile_width(config, D);
   constexpr int at_once = !config.wide_loads                      ? 1
                           : element == Element::f32 && D % 4 == 0 ? 4
@@ -71,17 +70,17 @@ __device__ inline void load_tile(float (&to)[rows][pitch], const TokenRef& t, In
                                                                   : 1;
   using T = typename Stored<element>::Type;
   const TileShare<config.threads, lesser(width / at_once, config.threads)> share;
-  const T* row = row_of<element>(t, b, first + share.first_row, h);
+  const T* row = from.first + share.first_row * from.distance;
   // Predicates instead of branches: rows beyond a thread's share and pieces beyond D count as invalid. The address is
   // incremented row by row, which is cheaper than computing it. Unrolling by two overlaps the loads of two rows; under
   // the register pressure of dBias it would spill.
 #pragma unroll(config.dbias == Element::none ? 2 : 1)
-  for (int r = share.first_row; r < rows; r += share.step, row += share.step * t.token)
+  for (int r = share.first_row; r < rows; r += share.step, row += share.step * from.distance)
 #pragma unroll
     for (int d = share.piece * at_once; d < width; d += at_once * config.threads) {
       const bool inside = r < valid && d < D;
       if constexpr (at_once == 4) {
-        copy_async(&to[r][d], inside ? row + d : static_cast<T*>(t.data), inside ? 16 : 0);
+        copy_async(&to[r][d], inside ? row + d : from.tensor, inside ? 16 : 0);
       } else if constexpr (at_once == 8) {
         Eight<T> values{};
         if (inside) values = *reinterpret_cast<const Eight<T>*>(row + d);
@@ -89,7 +88,7 @@ __device__ inline void load_tile(float (&to)[rows][pitch], const TokenRef& t, In
         store4(&to[r][d + 4],
                {to_float(values.x[4]), to_float(values.x[5]), to_float(values.x[6]), to_float(values.x[7])});
       } else if constexpr (element == Element::f32) {
-        copy_number_async(&to[r][d], inside ? row + d : static_cast<T*>(t.data), inside);
+        copy_number_async(&to[r][d], inside ? row + d : from.tensor, inside);
       } else {
         to[r][d] = inside ? to_float(row[d]) : 0.0f;
       }

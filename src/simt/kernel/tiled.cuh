@@ -60,12 +60,12 @@ struct TiledThread {
 // The tile of K and V that begins at key `first`.
 template <Config config, class Shared>
 __device__ void load_keys(Shared& shared, const Question& x, const QueryPlace& place, Int64 first) {
-  const Int64 token = place.s.k_begin + first, left = place.s.nk - first;
+  const Int64 left = place.s.nk - first;
   const auto is_used = [&](int r) { return r < left; };
-  load_rows<config, tiled_width(config, config.D)>(shared.K, row_of<config.element>(x.k, place.b, token, place.kv),
-                                                   x.k.token, config.D, is_used);
-  load_rows<config, tiled_width(config, config.Dv)>(shared.V, row_of<config.element>(x.v, place.b, token, place.kv),
-                                                    x.v.token, config.Dv, is_used);
+  load_rows<config, tiled_width(config, config.D)>(shared.K, key_tile<config.element>(x.k, place, first), config.D,
+                                                   is_used);
+  load_rows<config, tiled_width(config, config.Dv)>(shared.V, key_tile<config.element>(x.v, place, first), config.Dv,
+                                                    is_used);
 }
 
 }  // namespace tessera::simt

@@ -34,10 +34,10 @@ struct TiledBackward : TiledThread<config> {
     }
     __syncthreads();
     const auto is_used = [&](int r) { return sees_something(r); };
-    load_rows<config, tiled_width(config, config.D)>(shared.Q, row_of<config.element>(p.x.q, place.b, token, place.h),
-                                                     p.x.q.token, config.D, is_used);
-    load_rows<config, tiled_width(config, config.Dv)>(shared.dO, row_of<config.d_o>(p.d_o, place.b, token, place.h),
-                                                      p.d_o.token, config.Dv, is_used);
+    load_rows<config, tiled_width(config, config.D)>(
+        shared.Q, query_tile<config.element>(p.x.q, place, place.first, place.h), config.D, is_used);
+    load_rows<config, tiled_width(config, config.Dv)>(
+        shared.dO, query_tile<config.d_o>(p.d_o, place, place.first, place.h), config.Dv, is_used);
   }
 
   __device__ bool sees_something(int row) const { return shared.lse2[row] != -minus_infinity<float>; }

@@ -91,9 +91,9 @@ __device__ void tiled_forward(const ForwardParams& p) {
   Kernel kernel(shared);
 
   const Range queries{place.first, lesser(place.first + config.block_rows, s.nq)};
-  const auto* q = row_of<config.element>(p.x.q, place.b, s.q_begin + queries.begin, place.h);
+  const auto q = query_tile<config.element>(p.x.q, place, queries.begin, place.h);
   load_rows<config, padded_to_4(config.D)>(
-      shared.Q, q, p.x.q.token, config.D, [&](int r) { return r < queries.size(); }, p.x.score_scale * log2e<float>);
+      shared.Q, q, config.D, [&](int r) { return r < queries.size(); }, p.x.score_scale * log2e<float>);
 
   const Range tiles = tiles_of(visible_keys(s.mask, queries), config.block_cols);
   for (Int64 n = tiles.begin; n < tiles.end; ++n) {

@@ -37,11 +37,10 @@ struct VectorBackward {
   template <int count, int pitch, int pitch_v, int states>
   __device__ void load_queries(float (&q)[count][pitch], float (&d_o)[count][pitch_v], float (&lse2)[states],
                                float (&delta)[states], Int64 first, Int32 h) {
-    const DeviceSequence& s = place.s;
-    const Int64 token = s.q_begin + first, valid = s.nq - first;
-    load_tile<config, config.element, config.D>(q, p.x.q, place.b, token, valid, h);
-    load_tile<config, config.d_o, config.Dv>(d_o, p.d_o, place.b, token, valid, h);
-    const Int64 at = h * p.row_head + place.b * p.row_batch + token;
+    const Int64 valid = place.s.nq - first;
+    load_tile<config, config.D>(q, query_tile<config.element>(p.x.q, place, first, h), valid);
+    load_tile<config, config.Dv>(d_o, query_tile<config.d_o>(p.d_o, place, first, h), valid);
+    const Int64 at = h * p.row_head + place.b * p.row_batch + place.s.q_begin + first;
     for (int n = threadIdx.x; n < count; n += config.threads) {
       copy_number_async(&lse2[n], p.lse2 + (n < valid ? at + n : 0), n < valid);
       copy_number_async(&delta[n], p.delta + (n < valid ? at + n : 0), n < valid);
@@ -50,9 +49,9 @@ struct VectorBackward {
 
   template <int count, int pitch, int pitch_v>
   __device__ void load_keys(float (&k)[count][pitch], float (&v)[count][pitch_v], Int64 first) {
-    const DeviceSequence& s = place.s;
-    load_tile<config, config.element, config.D>(k, p.x.k, place.b, s.k_begin + first, s.nk - first, place.kv);
-    load_tile<config, config.element, config.Dv>(v, p.x.v, place.b, s.k_begin + first, s.nk - first, place.kv);
+    const Int64 valid = place.s.nk - first;
+    load_tile<config, config.D>(k, key_tile<config.element>(p.x.k, place, first), valid);
+    load_tile<config, config.Dv>(v, key_tile<config.element>(p.x.v, place, first), valid);
   }
 
   // Queries that see no key have P = 0, but their q and dO may hold NaN, and 0 * NaN is NaN: they are replaced by 0.
@@ -220,11 +219,9 @@ __device__ void vector_backward_keys(const BackwardParams& p) {
     const Int64 j = place.first + kernel.product.row(r);
     if (j >= s.nk) continue;
     if constexpr (Kernel::wants_dX)
-      store_row<config.D>(kernel.product, kernel.dX[r], p.x.scale, p.accumulate,
-                          row_of<config.dk>(p.dk, place.b, s.k_begin + j, place.kv));
+      store_row<config.D>(kernel.product, kernel.dX[r], p.x.scale, p.accumulate, key_row<config.dk>(p.dk, place, j));
     if constexpr (Kernel::wants_dY)
-      store_row<config.Dv>(kernel.product, kernel.dY[r], 1, p.accumulate,
-                           row_of<config.dv>(p.dv, place.b, s.k_begin + j, place.kv));
+      store_row<config.Dv>(kernel.product, kernel.dY[r], 1, p.accumulate, key_row<config.dv>(p.dv, place, j));
   }
 }
 

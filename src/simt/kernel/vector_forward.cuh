@@ -100,14 +100,13 @@ __device__ void vector_forward(const ForwardParams& p) {
   const TileRange tiles(seen, block);
   const auto load_tiles = [&](Int32 n) {
     if (n >= tiles.end) return;
-    const Int64 token = s.k_begin + Int64(n) * block, valid = s.nk - Int64(n) * block;
-    load_tile<config, config.element, config.D>(shared.K[n % config.stages], p.x.k, place.b, token, valid, place.kv);
-    load_tile<config, config.element, config.Dv>(shared.V[n % config.stages], p.x.v, place.b, token, valid, place.kv);
+    const Int64 key = Int64(n) * block;
+    load_tile<config, config.D>(shared.K[n % config.stages], key_tile<config.element>(p.x.k, place, key), s.nk - key);
+    load_tile<config, config.Dv>(shared.V[n % config.stages], key_tile<config.element>(p.x.v, place, key), s.nk - key);
     commit_copies();
   };
 
-  load_tile<config, config.element, config.D>(shared.Q, p.x.q, place.b, s.q_begin + place.first, queries.size(),
-                                              place.h);
+  load_tile<config, config.D>(shared.Q, query_tile<config.element>(p.x.q, place, place.first, place.h), queries.size());
   load_tiles(tiles.first);
   for (Int32 n = tiles.first; n < tiles.end; ++n) {
     const int stage = n % config.stages;

@@ -38,10 +38,9 @@ struct WarpBackward {
   __device__ void load_keys(const QueryPlace& place, Int64 first) {
 #pragma unroll
     for (int n = 0; n < keys; ++n) {
-      const Int64 token = place.s.k_begin + first + n;
       const bool is_used = first + n < place.s.nk;
-      load_row<config.D>(row_of<config.element>(p.x.k, place.b, token, place.kv), is_used, k[n]);
-      load_row<config.Dv>(row_of<config.element>(p.x.v, place.b, token, place.kv), is_used, v[n]);
+      load_row<config.D>(key_row<config.element>(p.x.k, place, first + n), is_used, k[n]);
+      load_row<config.Dv>(key_row<config.element>(p.x.v, place, first + n), is_used, v[n]);
 #pragma unroll
       for (int g = 0; g < groups; ++g) dK[n][g] = dK_part[n][g] = 0;
 #pragma unroll

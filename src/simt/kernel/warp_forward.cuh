@@ -95,18 +95,18 @@ __device__ void warp_forward(const ForwardParams& p) {
   Kernel kernel(shared);
 
   const Range queries{place.first, lesser(place.first + config.block_rows, s.nq)};
-  const auto* q = row_of<config.element>(p.x.q, place.b, s.q_begin + queries.begin, place.h);
+  const auto q = query_tile<config.element>(p.x.q, place, queries.begin, place.h);
   load_rows<config, padded_to_4(config.D)>(
-      shared.Q, q, p.x.q.token, config.D, [&](int r) { return r < queries.size(); }, p.x.score_scale * log2e<float>);
+      shared.Q, q, config.D, [&](int r) { return r < queries.size(); }, p.x.score_scale * log2e<float>);
 
   const Range tiles = tiles_of(visible_keys(s.mask, queries), 32);
   for (Int64 n = tiles.begin; n < tiles.end; ++n) {
     const Range keys{32 * n, 32 * (n + 1)};
     const auto load = [&](const TokenRef& t, int first_dim, int D) {
-      const auto* rows = row_of<config.element>(t, place.b, s.k_begin + keys.begin, place.kv) + first_dim;
+      TileRows<config.element> rows = key_tile<config.element>(t, place, keys.begin);
+      rows.first += first_dim;
       __syncthreads();  // all warps have read the previous tile
-      load_rows<config, warp_dims>(shared.tile, rows, t.token, D - first_dim,
-                                   [&](int r) { return keys.begin + r < s.nk; });
+      load_rows<config, warp_dims>(shared.tile, rows, D - first_dim, [&](int r) { return keys.begin + r < s.nk; });
       __syncthreads();
     };
 #pragma unroll
