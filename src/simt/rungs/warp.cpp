@@ -35,7 +35,10 @@ Config backward_config(const Problem& p) {
   const int warp_keys = width <= 256 ? 4 : width <= 512 ? 2 : 1;
   Config c = config_of(p, 32 * warps);
   c.block_rows = 32, c.block_cols = warps * warp_keys, c.wide_loads = false;
-  c.blocks_per_sm = width <= 160 ? 2 : 1;  // the occupancy that registers allow
+  // As many as registers allow: dims that do not fill the lanes take predicates, and the gate found bf16 with D = 40 to
+  // spill.
+  const bool fills_lanes = p.D % 32 == 0 && p.Dv % 32 == 0;
+  c.blocks_per_sm = width <= (fills_lanes ? 160 : 64) ? 2 : 1;
   while (warp_backward_shared_bytes(c) > shared_limit) c.block_rows /= 2;
   return c;
 }
