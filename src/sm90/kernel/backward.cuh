@@ -108,7 +108,7 @@ struct BackwardConsumer {
     sync_warpgroup();
   }
 
-  // S = X x^T and dP = Y y^T. Only begins them, but waits for halves of S.
+  // Issues S = X x^T and dP = Y y^T. Waits for halves of S only.
   __device__ void begin_S() {
     begin_products();
     constexpr int steps = config.D / 16;
@@ -205,7 +205,7 @@ struct BackwardConsumer {
     slot.advance();
   }
 
-  // dY += P y and dX += dS x. Only begins them.
+  // Issues dY += P y and dX += dS x.
   __device__ void begin_dY() {
     if constexpr (!config.general)
 #pragma unroll
@@ -225,8 +225,8 @@ struct BackwardConsumer {
     commit_products();
   }
 
-  // A tile's sums may still be in the tensor cores' hands when the scores of the next one begin: the places that they
-  // read, at stage `before`, are free when the sums are there. What only scores read is free before.
+  // The gradient products of a tile may overlap with the scores of the next one: the stages that they read, at
+  // `before`, are released when they have ended. What only scores read is released before.
   __device__ void release_summed(int before) {
     static_assert(in_step || !wants_dY, "one stage stands for both rings");
     if (before < 0) return;
@@ -271,8 +271,8 @@ struct BackwardConsumer {
     advance();
   }
 
-  // Tiles that only other warpgroups see. All threads have seen one come before it is released: a thread that came too
-  // late would wait for the next but one.
+  // Skips stages that only other warpgroups see. All threads wait for `full` before one of them releases the stage, or
+  // a late one would miss a phase of the same parity (see forward.cuh).
   __device__ void pass(Int32 count) {
     for (; count > 0; --count, advance()) {
       shared.x().wait_full(x), shared.y().wait_full(y());

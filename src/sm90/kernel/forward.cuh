@@ -1,7 +1,7 @@
-// The Hopper forward kernel: a scheduler and a loader feed two or three warpgroups, which multiply on the
-// tensor cores, 64 queries each. The softmax of one tile runs while O takes in the tile before; the first S of the next
-// queries is multiplied together with the last PV of these. Device text; implements docs/algorithm.md, "Online
-// softmax".
+// The Hopper forward kernel: persistent and warp-specialised. A scheduler thread and a producer thread (the loader)
+// feed two or three consumer warpgroups of 64 queries each. The softmax of one tile overlaps with P V of the tile
+// before; the first S of the next queries overlaps with the last P V of these. Device text; implements
+// docs/algorithm.md, "Online softmax".
 #pragma once
 
 #include "gpu/kernel/scores.cuh"
@@ -32,7 +32,7 @@ struct Consumer {
   __device__ Consumer(const ForwardParams& p, const Shared<config>& shared, int warpgroup) :
       p(p), shared(shared), warpgroup(warpgroup) {}
 
-  // S = Q K^T. Only begins it.
+  // Issues S = Q K^T and does not wait for it.
   __device__ void begin_QK() {
     shared.K().wait_full(k);
     begin_products();
@@ -51,8 +51,9 @@ struct Consumer {
         sums, along_rows(shared.Q(q.stage, warpgroup)), along_rows(shared.K().tile(k.stage)));
   }
 
-  // Tiles of keys that only other warpgroups see. All threads have seen one come before it is released: a thread that
-  // came too late would wait for the next but one.
+  // Skips stages whose keys only other warpgroups see. All threads of the warpgroup wait for `full` before one of them
+  // releases the stage: a released stage may be filled again, which ends a second phase, and a thread that has not
+  // looked yet would find the same parity as before and wait for a third.
   __device__ void pass_K(Int32 count) {
     for (; count > 0; --count) {
       shared.K().wait_full(k);
@@ -68,7 +69,7 @@ struct Consumer {
     }
   }
 
-  // O += P V, or O = P V if O is new. Only begins it.
+  // Issues O += P V, or O = P V if O is new.
   __device__ void begin_PV(const Probabilities& P) {
     shared.V().wait_full(v);
     begin_products();
@@ -113,7 +114,7 @@ struct Consumer {
       for (int e = 0; e < keys / 2; ++e) S[e] += rest_of_S[e];
     }
     release_K();
-    if (config.q_stages == 1 && last) release_Q();  // early: its place is waited for
+    if (config.q_stages == 1 && last) release_Q();  // early: the producer waits for the only stage
     if constexpr (config.general) {
       score_one_by_one(rows, w, n, cut);
     } else {
@@ -146,8 +147,8 @@ struct Consumer {
     });
   }
 
-  // Tile n: its S is multiplied together with the PV of the tile before, whose P is `before`; its softmax, which makes
-  // `P`, runs under that PV.
+  // One turn of the pipeline. S of tile n and P V of the tile before, whose P is `before`, are issued together; the
+  // softmax of tile n, which makes `P`, overlaps with that P V.
   __device__ void step(State& rows, const Work<config>& w, Int32 n, Int32 end, const Probabilities& before,
                        Probabilities& P) {
     const bool cut = w.cuts(warpgroup, n);
@@ -204,7 +205,7 @@ struct Consumer {
     release_work(w);
   }
 
-  // By way of shared memory.
+  // The epilogue by way of shared memory and a TMA store.
   __device__ void copy_O(const Work<config>& w) {
     if (leads) wait_stores_read();  // of the tile before
     sync_warpgroup();
@@ -237,7 +238,7 @@ struct Consumer {
     }
   }
 
-  // From registers.
+  // The epilogue straight from registers.
   __device__ void store_O(const Work<config>& w) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -271,7 +272,7 @@ struct Consumer {
     if (leads) shared.work_empty(shared.slot_of(w)).arrive();
   }
 
-  // The first tile of keys of a tile of queries: nothing is multiplied meanwhile.
+  // The prologue of the pipeline: the first tile of keys of a tile of queries. No P V overlaps with its softmax.
   __device__ void begin(State& rows, const Work<config>& w, Probabilities& P) {
     const Int32 first = w.own_begin[warpgroup], skipped = first - w.begin;
     wait_full(shared.q_full(q.stage, warpgroup), q);
@@ -283,7 +284,7 @@ struct Consumer {
     if constexpr (config.p_buffers == 1) State::pack(P, S);
   }
 
-  // The other tiles of keys, and then the last PV, by `last`, which is given its P.
+  // The pipeline's loop over the other tiles of keys. `last` issues the last P V: it is given its P.
   template <class Last>
   __device__ void go_on(State& rows, const Work<config>& w, Probabilities& P, Probabilities& other, Last last) {
     rows.shifted = false, new_O = true;
@@ -292,7 +293,7 @@ struct Consumer {
     if constexpr (config.p_buffers == 1) {
       for (; n < end; ++n) step(rows, w, n, end, P, P);
       last(P);
-    } else {  // in turn: a P in the tensor cores' hands must not be written
+    } else {  // double-buffered: the tensor cores still read the other P
       for (; n + 1 < end; n += 2) step(rows, w, n, end, P, other), step(rows, w, n + 1, end, other, P);
       if (n < end) {
         step(rows, w, n, end, P, other);
@@ -309,7 +310,7 @@ struct Consumer {
     if (w.used < keys && w.own_end[warpgroup] == w.end) clear_unused_V(w.used);
   }
 
-  // A tile of queries by itself. Returns the next.
+  // A tile of queries whose pipeline drains before the next one's begins. Returns the next.
   __device__ const Work<config>* attend_alone(const Work<config>& w) {
     Probabilities P, other;
     const Work<config>& next = next_work();
@@ -326,8 +327,8 @@ struct Consumer {
     return &next;
   }
 
-  // Tiles of queries, one after another, as long as this warpgroup's queries see keys: the next queries' first S is
-  // multiplied together with these queries' last PV. Returns the first where they do not.
+  // Tiles of queries without a drain between them: the next queries' first S is issued together with these queries'
+  // last P V. Returns the first tile of which this warpgroup's queries see no keys.
   __device__ const Work<config>* attend(const Work<config>* work) {
     Probabilities P, other;
     State rows = fresh_rows(*work);
@@ -379,8 +380,8 @@ struct Consumer {
     const Work<config>* work = &next_work();
     while (!work->none()) {
       if (!work->empty(warpgroup)) {
-        // With one place for Q, the next queries come too late to be begun with; with options, whose text is long, a
-        // third copy of it would take the compiler too long.
+        // With one stage of Q the next queries arrive too late to overlap with. With options the softmax is long, and a
+        // third inlined copy of it would take the compiler too long.
         if constexpr (!config.general && config.q_stages > 1 && config.p_buffers == 2)
           work = attend(work);
         else

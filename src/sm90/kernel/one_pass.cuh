@@ -15,8 +15,7 @@ struct OnePassConsumer {
   static constexpr int queries = config.block_queries;
   static_assert(parts_of(config) == one_pass_warpgroups);
 
-  // Numbers of LSE that are read before they are needed, as many as there are registers for: shared memory is busy and
-  // slow to answer.
+  // Prefetched numbers of LSE, as many as there are registers for: shared memory is busy, and its latency would show.
   static constexpr int read_ahead = 16;
 
   using Work = OnePassWork<config>;
@@ -65,13 +64,13 @@ struct OnePassConsumer {
     sync_warpgroup();
   }
 
-  // Of the tile in `place`. dO is needed later, but has been asked for earlier.
+  // Of the tile in `place`. dO is needed later, but was loaded earlier.
   __device__ void wait_for_queries() const {
     shared.Q().wait_full(place);
     shared.dO().wait_full(place);
     clear_blind_queries();
   }
-  // S = K Q^T. This and the next four only begin their products.
+  // S = K Q^T. This and the next four issue their products and do not wait.
   __device__ void begin_S() {
     begin_products();
     multiply_along_rows<queries, config.element, false, 0, config.D / 16>(
@@ -181,8 +180,8 @@ struct OnePassConsumer {
     out.advance();
   }
 
-  // A work's tiles. The tensor cores always have something to do: while P is made, dP; while dS is made, dV; while dQ
-  // leaves, the next tile's S. And while one warpgroup makes P, the other multiplies: they work half a tile apart. So
+  // The pipeline over a work's tiles. The tensor cores overlap with everything else: dP with P, dV with dS, the next
+  // tile's S with dQ's way out. And while one warpgroup makes P, the other multiplies: they work half a tile apart. So
   // that neither has to wait for the other's dS, dQ is multiplied a tile late, the last tile's in the next work's
   // first. In the very first tile that dQ has no meaning, after the last tile S has none, and they are not used: a
   // branch around products would make the compiler wait for them one by one. For the same reason nothing is under way
