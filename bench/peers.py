@@ -8,9 +8,9 @@ cuDNN and FlashAttention-2 are PyTorch's, called as operators; FlashAttention-3 
 be imported, FlexAttention with --flex. Tessera is called through its C ABI: `tessera` is what the planner chooses,
 `tessera-fast` the same without the promise of equal bits where that is another kernel, `tessera:NAME` a kernel that
 --kernel forces. All read the same random numbers as [B,N,H,D] tensors. Results are compared first, cuDNN's with
-PyTorch's plain operations, the others' with cuDNN's; a contender that differs gets no figure. Rounds are
-interleaved, medians count; the L2 cache is flushed between launches, and up to N = 1024, and for packed sequences, calls
-are captured in CUDA graphs so that no host time counts. TFLOP/s are 4 B H N N D / time forward, half of that when causal,
+PyTorch's plain operations, the others' with cuDNN's; a contender that differs gets no figure. Rounds are interleaved,
+medians count; the L2 cache is flushed between launches, and up to N = 1024, and for packed sequences, calls are
+captured in CUDA graphs so that no host time counts. TFLOP/s are 4 B H N N D / time forward, half of that when causal,
 2.5 times that backward. Forward, cuDNN writes no LSE, as in inference with PyTorch; the others always do. The figures
 to beat are cuDNN's, measured, and those of FlashAttention-3, measured or else estimated (flash3.py).
 """
