@@ -14,8 +14,6 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t max_head_dim = 576, max_value_dim = 512;
-
 void check_attention_type(const char* name, Type type) {
   if (type == Type::e4m3 || type == Type::e5m2)
     throw Failure(TESSERA_UNSUPPORTED, text(name, ": type ", name_of(type), " is reserved; use f32, f16 or bf16"));
@@ -50,8 +48,8 @@ void check_qkv(const Inputs& in, Problem& p) {
   p.Nk = dim(in.k, token_dim), p.Hk = dim(in.k, token_dim + 1);
   p.Dv = dim(in.v, token_dim + 2);
 
-  if (p.D < 1 || p.D > max_head_dim) invalid("q: head_dim is ", p.D, "; must be from 1 to ", max_head_dim);
-  if (p.Dv < 1 || p.Dv > max_value_dim) invalid("v: head_dim is ", p.Dv, "; must be from 1 to ", max_value_dim);
+  if (p.D < 1 || p.D > most_dims) invalid("q: head_dim is ", p.D, "; must be from 1 to ", most_dims);
+  if (p.Dv < 1 || p.Dv > most_value_dims) invalid("v: head_dim is ", p.Dv, "; must be from 1 to ", most_value_dims);
   if (dim(in.k, token_dim + 2) != p.D)
     invalid("k: head_dim is ", dim(in.k, token_dim + 2), " but q has ", p.D, "; q and k must agree in head_dim");
   if (!p.packed && dim(in.k, 0) != p.B)

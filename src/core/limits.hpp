@@ -12,6 +12,7 @@ namespace tessera {
 inline constexpr std::int64_t most_tokens = std::int64_t{1} << 48;  // of a tensor
 inline constexpr std::int64_t most_sequences = std::numeric_limits<std::int32_t>::max();
 inline constexpr std::int64_t most_heads = std::numeric_limits<std::int32_t>::max();
+inline constexpr std::int64_t most_dims = 576, most_value_dims = 512;     // of a head: D and Dv, at DeepSeek's MLA
 inline constexpr std::int64_t furthest_position = std::int64_t{1} << 48;  // from 0, either way
 // What a view reaches over, and a workspace: no process can address more.
 inline constexpr std::int64_t most_bytes = std::int64_t{1} << 56;

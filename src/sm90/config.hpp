@@ -8,6 +8,8 @@ namespace tessera::sm90 {
 
 using gpu::Element;
 
+inline constexpr int most_tile_dims = 256;  // D and Dv of the largest tile
+
 struct Config {
   int D = 128, Dv = 128;                               // multiples of 64: what the tensors lack is 0 in shared memory
   Element element = Element::bf16, o = Element::bf16;  // of Q, K and V; of O: the same, or f32

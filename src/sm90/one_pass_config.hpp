@@ -6,6 +6,8 @@
 
 namespace tessera::sm90 {
 
+inline constexpr int one_pass_tile_dims = 128;  // D and Dv of its largest tile
+
 struct OnePassConfig {
   int D = 128, Dv = 128;            // 64 or 128: what the tensors lack is 0 in shared memory
   Element element = Element::bf16;  // of Q, K, V and dO

@@ -45,7 +45,7 @@ OnePassPlan plan_one_pass(const Problem& p, const cuda::Target& target) {
   const auto* tile = std::find_if(std::begin(tiles), std::end(tiles),
                                   [&](const OnePassConfig& c) { return p.D <= c.D && p.Dv <= c.Dv; });
   if (tile == std::end(tiles)) {
-    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; one pass has tiles up to 128");
+    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; one pass has tiles up to ", one_pass_tile_dims);
     return plan;
   }
   OnePassConfig& c = plan.config;

@@ -52,7 +52,7 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
   if (!plan.reason.empty()) return plan;
   const std::optional<Config> tile = forward_tile(p);
   if (!tile) {
-    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has tiles up to 256");
+    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has tiles up to ", most_tile_dims);
     return plan;
   }
   plan.config = *tile;
@@ -86,7 +86,7 @@ BackwardPlan plan_backward(const Problem& p, const cuda::Target& target) {
   if (!plan.reason.empty()) return plan;
   const std::optional<BackwardConfig> queries = backward_tile(p, Side::queries), keys = backward_tile(p, Side::keys);
   if (!queries || !keys) {
-    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has tiles up to 256");
+    plan.reason = text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has tiles up to ", most_tile_dims);
     return plan;
   }
   if (p.dq) plan.passes.push_back({*queries, gpu::query_blocks(p, rows_of(*queries))});

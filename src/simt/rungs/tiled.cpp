@@ -1,5 +1,6 @@
 // `tiled`: tiles in shared memory, __syncthreads() between steps. Its backward pass accumulates dK and dV with float
 // atomics. See simt/ladder.hpp; the kernels are simt/kernel/tiled_*.cuh.
+#include "core/limits.hpp"
 #include "simt/ladder.hpp"
 
 namespace tessera::simt {
@@ -24,7 +25,7 @@ constexpr Config with_tile(Config c, const Tile& tile) {
 constexpr Config ancestor_b = with_tile({.D = 32, .Dv = 32}, tiles[0]);
 static_assert(tiled_forward_shared_bytes(ancestor_b) <= 48 << 10);
 static_assert(tiled_backward_shared_bytes(ancestor_b) <= 48 << 10);
-constexpr Config widest = with_tile({.D = 576, .Dv = 512}, tiles[std::size(tiles) - 1]);
+constexpr Config widest = with_tile({.D = most_dims, .Dv = most_value_dims}, tiles[std::size(tiles) - 1]);
 static_assert(tiled_forward_shared_bytes(widest) <= 64 << 10);
 static_assert(tiled_backward_shared_bytes(widest) <= 64 << 10);
 

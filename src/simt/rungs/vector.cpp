@@ -163,9 +163,10 @@ Steps plan(const Problem& p, const cuda::Target& target, bool tensor_cores) {
   return p.pass == Pass::forward ? planner.forward_steps() : planner.backward_steps();
 }
 
-// Beyond 256 dims the accumulators of a row do not fit the registers of the four lanes that share it.
+// Beyond these dims the accumulators of a row do not fit the registers of the four lanes that share it.
+constexpr std::int64_t most_tensor_dims = 256;
 bool has_tensor_cores(const Problem& p, const cuda::Target& target) {
-  return target.major >= 8 && p.D <= 256 && p.Dv <= 256;
+  return target.major >= 8 && p.D <= most_tensor_dims && p.Dv <= most_tensor_dims;
 }
 
 }  // namespace
