@@ -77,11 +77,13 @@ struct ScoreOf {
   const Question& x;
   const DeviceSequence& s;
   Int32 b, h;
-  ScoreNumbers<float> numbers;  // scores are in units of log2(e)
-  PhiloxKey stream{};           // of dropout
+  float factor, slope;  // of score_numbers; the others are computed again each time, which spares registers
+  PhiloxKey stream{};   // of dropout
 
-  __device__ ScoreOf(const Question& x, const DeviceSequence& s, Int32 b, Int32 h) :
-      x(x), s(s), b(b), h(h), numbers(score_numbers(options, x.score_scale, x.softcap, slope(x, b, h), log2e<float>)) {
+  __device__ ScoreOf(const Question& x, const DeviceSequence& s, Int32 b, Int32 h) : x(x), s(s), b(b), h(h) {
+    const float own_slope = options.alibi ? x.slopes[b * x.slope_batch + h * x.slope_head] : 0;
+    const ScoreNumbers<float> numbers = numbers_of(own_slope);
+    factor = numbers.factor, slope = numbers.slope;
     if constexpr (options.dropout) stream = x.rng ? dropout_key(UInt64(x.rng[0]), UInt64(x.rng[x.rng_stride])) : x.key;
   }
 
@@ -90,7 +92,9 @@ struct ScoreOf {
                               float* derivative = nullptr) const {
     using Rule = ScoreRule<ScoreMath>;
     const Pair pair{*this, tile.i0 + query, tile.j0 + key};
-    const float s_cap = Rule::capped(options, numbers, product * numbers.factor, pair, derivative);
+    ScoreNumbers<float> numbers = numbers_of(0);
+    numbers.factor = factor, numbers.slope = slope;
+    const float s_cap = Rule::capped(options, numbers, product * factor, pair, derivative);
     if constexpr (options.bias || options.mask)
       if (!tile.exists(query, key)) return minus_infinity<float>;
     const float S = Rule::placed(options, numbers, s_cap, pair);
@@ -124,9 +128,9 @@ struct ScoreOf {
     }
   };
 
-  __device__ static float slope(const Question& x, Int32 b, Int32 h) {
-    if constexpr (options.alibi) return x.slopes[b * x.slope_batch + h * x.slope_head];
-    return 0;
+  // In units of log2(e).
+  __device__ ScoreNumbers<float> numbers_of(float slope) const {
+    return score_numbers(options, x.score_scale, x.softcap, slope, log2e<float>);
   }
 };
 
