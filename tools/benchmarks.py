@@ -253,6 +253,9 @@ def page(machine):
     title, sections = MACHINES[machine]
     lines = [f"# {title}", "", "Written by `tools/benchmarks.py` from `bench/results/`; the method is in "
              "[benchmarks.md](../benchmarks.md)."]
+    if machine == "h200":
+        lines += ["", "These figures were taken without a warm-up before each timing, on older kernels; where "
+                  "FlashAttention-3 is named it was estimated. benchmarks.md says how far they can be trusted."]
     for heading, sentences, write, *arguments in sections:
         lines += ["", f"## {heading}", "", *([sentences, ""] if sentences else []), *write(*arguments), "",
                   f"[{arguments[0]}](../../bench/results/{arguments[0]})"]
