@@ -17,18 +17,10 @@ int fresh_device() {
   return next++;
 }
 
-struct Problem {
-  const char* kernel;
-  FakePass pass;
-  std::int64_t D;  // 256: Hopper's backward pass in two
-  friend std::ostream& operator<<(std::ostream& out, const Problem& p) {
-    return out << p.kernel << (p.pass == FakePass::forward ? "_forward_" : "_backward_") << p.D;
-  }
-};
-constexpr Problem problems[] = {{"hopper", FakePass::forward, 64},   {"hopper", FakePass::backward, 128},
-                                {"hopper", FakePass::backward, 256}, {"vector", FakePass::forward, 64},
-                                {"vector", FakePass::backward, 64},  {"warp", FakePass::backward, 64},
-                                {"tiled", FakePass::backward, 64},   {"naive", FakePass::backward, 64}};
+constexpr FakeProblem problems[] = {{"hopper", FakePass::forward, 64},   {"hopper", FakePass::backward, 128},
+                                    {"hopper", FakePass::backward, 256}, {"vector", FakePass::forward, 64},
+                                    {"vector", FakePass::backward, 64},  {"warp", FakePass::backward, 64},
+                                    {"tiled", FakePass::backward, 64},   {"naive", FakePass::backward, 64}};
 
 // What a try found. Memory of its own comes from a context of the caller's, so that the library retains the primary one
 // itself.
@@ -41,7 +33,7 @@ struct Tried {
 
 class Try {
  public:
-  explicit Try(const Problem& problem) :
+  explicit Try(const FakeProblem& problem) :
       device(fresh_device()), own(fake::make_context(device)), other(fake::make_context(0)) {
     plain.D = problem.D;
     plain.Nq = plain.Nk = 30'000;  // more tiles than multiprocessors: Hopper's forward pass has two launches then
@@ -100,7 +92,7 @@ class Try {
   std::optional<Workspace> workspace;
 };
 
-class FakeFaults : public FakeGpuWith<Problem> {};
+class FakeFaults : public FakeGpuWith<FakeProblem> {};
 
 struct Failing {
   fake::Status status;

@@ -12,15 +12,6 @@
 namespace tessera::test {
 namespace {
 
-struct Problem {
-  const char* kernel;
-  FakePass pass;
-  std::int64_t D;  // 256: Hopper's backward pass in two
-  friend std::ostream& operator<<(std::ostream& out, const Problem& p) {
-    return out << p.kernel << (p.pass == FakePass::forward ? "_forward_" : "_backward_") << p.D;
-  }
-};
-
 // Exit status of a forked child that runs body; 99: it crashed.
 int in_child(const std::function<int()>& body) {
   const pid_t child = fork();
@@ -49,10 +40,10 @@ Outcome with_failure(long n, Failing failing, const std::function<tessera_status
   return call() == TESSERA_OK ? failed_well : next_fails;
 }
 
-class FakeMemory : public FakeGpuWith<Problem> {
+class FakeMemory : public FakeGpuWith<FakeProblem> {
  protected:
   void SetUp() override {
-    FakeGpuWith<Problem>::SetUp();
+    FakeGpuWith<FakeProblem>::SetUp();
     if (TESSERA_TEST_SANITIZED) GTEST_SKIP() << "the fake libraries' own allocations would fail";
     static const bool spared = (spare_library(&fake::machine()), spare_library(&fake::compiler()), true);
     ASSERT_TRUE(spared);
@@ -128,10 +119,10 @@ TEST_P(FakeMemory, NothingIsLaunchedByACallThatFails) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Problems, FakeMemory,
-                         testing::Values(Problem{"hopper", FakePass::forward, 64},
-                                         Problem{"hopper", FakePass::backward, 128},
-                                         Problem{"hopper", FakePass::backward, 256},
-                                         Problem{"vector", FakePass::backward, 64}),
+                         testing::Values(FakeProblem{"hopper", FakePass::forward, 64},
+                                         FakeProblem{"hopper", FakePass::backward, 128},
+                                         FakeProblem{"hopper", FakePass::backward, 256},
+                                         FakeProblem{"vector", FakePass::backward, 64}),
                          testing::PrintToStringParamName());
 
 }  // namespace

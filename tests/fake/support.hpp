@@ -185,6 +185,16 @@ inline bool keeps_promises(FakeCall call, std::size_t shift, std::size_t& launch
   return true;
 }
 
+// A plain call of a kernel, as a test's parameter.
+struct FakeProblem {
+  const char* kernel;
+  FakePass pass;
+  std::int64_t D;  // 256: Hopper's backward pass in two
+  friend std::ostream& operator<<(std::ostream& out, const FakeProblem& p) {
+    return out << p.kernel << (p.pass == FakePass::forward ? "_forward_" : "_backward_") << p.D;
+  }
+};
+
 // GPUs take turns, so that every kernel meets every one of them; `hopper` has one only.
 inline int device_for(const std::string& kernel, std::size_t turn) {
   const fake::Machine& m = fake::machine();
