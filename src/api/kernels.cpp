@@ -6,8 +6,8 @@
 #include "core/once.hpp"
 #include "cpu/kernels.hpp"
 #include "gpu/backend.hpp"
+#include "ladder/ladder.hpp"
 #include "reference/kernel.hpp"
-#include "simt/ladder.hpp"
 #include "sm90/algorithms.hpp"
 
 namespace tessera::api {
@@ -15,8 +15,8 @@ namespace tessera::api {
 std::span<const gpu::Algorithm> gpu_algorithms() {
   static constinit Once<const std::vector<gpu::Algorithm>> list;
   return list.get([] {
-    std::vector<gpu::Algorithm> all = sm90::algorithms(simt::add_bias_gradient);
-    for (gpu::Algorithm& algorithm : simt::algorithms()) all.push_back(std::move(algorithm));
+    std::vector<gpu::Algorithm> all = sm90::algorithms(ladder::add_bias_gradient);
+    for (gpu::Algorithm& algorithm : ladder::algorithms()) all.push_back(std::move(algorithm));
     return all;
   });
 }

@@ -18,10 +18,10 @@ std::string spelled(const RowConfig& config);
 
 // What a unit says, all of it as device text.
 struct UnitText {
-  std::string file;           // "simt/kernel/vector_forward.cuh"
-  std::string function;       // "tessera::simt::vector_forward<config>"
+  std::string file;           // "ladder/kernel/vector_forward.cuh"
+  std::string function;       // "tessera::ladder::vector_forward<config>"
   std::string parameters;     // "tessera::gpu::ForwardParams"
-  std::string config;         // "tessera::simt::Config config{...}"; empty: the kernel has none
+  std::string config;         // "tessera::ladder::Config config{...}"; empty: the kernel has none
   std::string launch_bounds;  // "config.threads, 1": threads of a block, blocks of a multiprocessor at least
   std::string preamble = "";  // before the kernel's own file
 

@@ -12,7 +12,7 @@
 #include "cases/generator.hpp"
 #include "core/check.hpp"
 #include "core/tensor.hpp"
-#include "simt/ladder.hpp"
+#include "ladder/ladder.hpp"
 #include "tests/support/support.hpp"
 
 namespace tessera::test {
@@ -210,7 +210,7 @@ TEST(GpuPlans, EmptyProblemsAreTakenWithoutUselessLaunches) {
             change(p);
             EXPECT_GE(expect_sound_plans(p, cuda::target_named(architecture)), 1) << text_of(p);
             // Of what has no queries, nothing is computed.
-            const gpu::Steps steps = simt::vector_steps(p, cuda::target_named(architecture));
+            const gpu::Steps steps = ladder::vector_steps(p, cuda::target_named(architecture));
             if (pass == Pass::forward && !p.has_queries()) {
               EXPECT_TRUE(steps.list.empty()) << text_of(p);
             }
@@ -221,16 +221,16 @@ TEST(GpuPlans, RefusalsNameTheGrid) {
   const cuda::Target target = cuda::target_named("sm_80");
   Problem p = full_problem(Pass::forward, Type::f32);
   p.B = most_sequences;
-  EXPECT_EQ(simt::naive_steps(p, target).reason,
+  EXPECT_EQ(ladder::naive_steps(p, target).reason,
             "naive_forward would take 1099511627264 blocks; a GPU launches at most 2147483647");
   p = full_problem(Pass::forward, Type::f32);
   p.Nk = (std::int64_t{1} << 34) + 1;
-  EXPECT_EQ(simt::vector_steps(p, target).reason,
+  EXPECT_EQ(ladder::vector_steps(p, target).reason,
             "Nq is 4096 and Nk is 17179869185; this rung counts up to 17179869184 tokens");
-  EXPECT_EQ(simt::naive_steps(p, target).reason, "");
+  EXPECT_EQ(ladder::naive_steps(p, target).reason, "");
   p = api::plain_problem(Pass::backward, Type::f32, {1, 1});
   p.Nq = most_tokens, p.Hq = 1 << 10, p.Hk = 1, p.B = 1;
-  EXPECT_EQ(simt::naive_steps(p, target).reason,
+  EXPECT_EQ(ladder::naive_steps(p, target).reason,
             "the workspace would take more than 2^56 bytes, which no process can have");
 }
 

@@ -1,7 +1,7 @@
 // A multiprocessor on the host: the threads of a block as fibers, in random order, and what they do together: barriers,
 // exchanges within a warp, asynchronous copies, products of warpgroups. Device text compiled by the host's compiler
 // runs on it; the headers beside this file stand in for those of the same name in src/. Included by
-// the tests in tests/sm90 and tests/simt that run a kernel's text.
+// the tests in tests/sm90 and tests/ladder that run a kernel's text.
 #pragma once
 
 #include <cstring>

@@ -14,7 +14,7 @@
 #include "cuda/device.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/jit/nvrtc.hpp"
-#include "simt/ladder.hpp"
+#include "ladder/ladder.hpp"
 #include "tests/support/support.hpp"
 
 namespace tessera::test {
@@ -27,7 +27,7 @@ inline constexpr const char* early_rungs[] = {"warp", "tiled", "naive"};  // tak
 // Best first.
 inline std::vector<std::string> all_rungs() {
   std::vector<std::string> names;
-  for (const gpu::Algorithm& rung : simt::algorithms()) names.push_back(rung.name);
+  for (const gpu::Algorithm& rung : ladder::algorithms()) names.push_back(rung.name);
   return names;
 }
 // Those that take everything.

@@ -254,7 +254,7 @@ TEST(Keys, CoverIncludedFilesAndTheirIncludes) {
   };
   EXPECT_TRUE(reads("gpu/kernel/delta.cuh"));
   EXPECT_TRUE(reads("math/types.hpp"));
-  EXPECT_FALSE(reads("simt/kernel/naive_forward.cuh"));
+  EXPECT_FALSE(reads("ladder/kernel/naive_forward.cuh"));
 }
 
 // Writes the device text into a folder, with one more line in one file, and lets this process read it there.
@@ -277,7 +277,7 @@ TEST_F(NewProcess, EditedTextIsNotServedFromThePack) {
 TEST_F(NewProcess, EditingAnotherKernelChangesNothing) {
   REQUIRE_EMBEDDED_PACK();
   expect_in_new_process([&] {
-    edit_device_text(folder, "simt/kernel/naive_forward.cuh");
+    edit_device_text(folder, "ladder/kernel/naive_forward.cuh");
     return find_in_packs(unit_key(common_unit())).has_value();
   });
 }

@@ -13,9 +13,9 @@
 #include "core/check.hpp"
 #include "cuda/jit/compile.hpp"
 #include "gpu/params.hpp"
-#include "simt/ladder.hpp"
+#include "ladder/ladder.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 namespace {
 
 struct Lengths {
@@ -235,4 +235,4 @@ TEST(Alignment, CompilerContractsNothing) {
 }
 
 }  // namespace
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -9,7 +9,7 @@
 namespace tessera::pictures {
 namespace {
 
-constexpr int count = 8, keys = 32;  // lanes of a row, and keys of a tile: simt/rungs/tiled.cpp
+constexpr int count = 8, keys = 32;  // lanes of a row, and keys of a tile: ladder/rungs/tiled.cpp
 constexpr std::int64_t row = 0;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }

@@ -1,6 +1,6 @@
 // Device text on the host: the kernels' own functions, called thread by thread, so that pictures show what the kernels
 // do and not what somebody remembers of them. Every 16-byte access is recorded, and lanes can exchange numbers.
-// Included by the pictures of the GPU kernels, before anything else of src/simt/kernel.
+// Included by the pictures of the GPU kernels, before anything else of src/ladder/kernel.
 #pragma once
 
 #include <barrier>
@@ -84,6 +84,6 @@ inline Number __shfl_xor_sync(unsigned, Number x, int distance) {
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #pragma GCC diagnostic ignored "-Wsign-compare"
 #include "gpu/kernel/scores.cuh"
-#include "simt/kernel/product.cuh"
-#include "simt/kernel/rows.cuh"
+#include "ladder/kernel/product.cuh"
+#include "ladder/kernel/rows.cuh"
 #pragma GCC diagnostic pop

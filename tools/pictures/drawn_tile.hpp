@@ -7,7 +7,7 @@
 
 namespace tessera::pictures {
 
-inline constexpr simt::Config drawn_tile{.threads = 128,
+inline constexpr ladder::Config drawn_tile{.threads = 128,
                                          .D = 64,
                                          .Dv = 64,
                                          .block_rows = 128,
@@ -20,8 +20,8 @@ inline constexpr simt::Config drawn_tile{.threads = 128,
 
 inline void check_drawn_tile() {
   const gpu::Step planned = step_of(steps_of("vector", drawn_problem(Pass::forward)), "vector_forward");
-  const simt::Function function{"vector_forward", "vector_forward", "ForwardParams"};
-  if (planned.unit != simt::step(function, drawn_tile, 1).unit)
+  const ladder::Function function{"vector_forward", "vector_forward", "ForwardParams"};
+  if (planned.unit != ladder::step(function, drawn_tile, 1).unit)
     throw std::runtime_error("drawn_tile.hpp: the planner has come to choose another tile");
 }
 

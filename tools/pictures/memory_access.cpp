@@ -8,7 +8,7 @@
 namespace tessera::pictures {
 namespace {
 
-using namespace simt;
+using namespace ladder;
 
 constexpr int keys = drawn_tile.block_cols, D = drawn_tile.D, warp = 32;
 constexpr int sector = 32;  // bytes that memory delivers at once

@@ -19,7 +19,7 @@ const char* const buffers[] = {"q",    "k",    "v",    "O",    "LSE", "dO", "del
                                "lse2", "dQ *", "dK *", "dV *", "dQ",  "dK", "dV"};
 constexpr std::size_t workspace_begin = 6, workspace_end = 11;
 
-// What a kernel does with each buffer; src/simt/kernel says the same in its parameters.
+// What a kernel does with each buffer; src/ladder/kernel says the same in its parameters.
 using Uses = std::map<std::string, Use>;
 Uses uses_of(const std::string& kernel, const gpu::Accumulators& a) {
   const auto with = [](Uses base, const Uses& more) {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "api/units.hpp"
-#include "simt/ladder.hpp"
+#include "ladder/ladder.hpp"
 
 namespace tessera::pictures {
 
@@ -20,7 +20,7 @@ inline Problem drawn_problem(Pass pass, std::int64_t N = 1024) {
 }
 
 inline gpu::Steps steps_of(const std::string& rung, const Problem& problem) {
-  for (const gpu::Algorithm& one : simt::algorithms())
+  for (const gpu::Algorithm& one : ladder::algorithms())
     if (rung == one.name) return one.plan(problem, cuda::target_named(drawn_architecture));
   throw std::runtime_error("there is no rung " + rung);
 }

@@ -38,7 +38,7 @@ void stamp_before(std::string& text, const std::string& from, Event event) {
 
 // The unit of a step with stamps. Lane 0 of each warp writes stamps[block][warp][tile][event]; after those of all
 // blocks come the numbers of the blocks' multiprocessors.
-constexpr const char* traced_file = "simt/kernel/vector_forward.cuh";
+constexpr const char* traced_file = "ladder/kernel/vector_forward.cuh";
 
 std::string traced_unit(const gpu::Step& step, Int64 tiles) {
   std::string kernel;
@@ -60,7 +60,7 @@ std::string traced_unit(const gpu::Step& step, Int64 tiles) {
   replace_once(unit, "ForwardParams p)", "ForwardParams p, unsigned long long* stamps)");
   replace_once(unit, "<config>(p)", "<config>(p, stamps)");
   const std::string trace = text(
-      "namespace tessera::simt {\n__device__ inline void trace(unsigned long long* stamps, int event, Int64 tile) {",
+      "namespace tessera::ladder {\n__device__ inline void trace(unsigned long long* stamps, int event, Int64 tile) {",
       "\n  constexpr int warps = ", step.threads / warp, ", events = ", event_count, ", tiles = ", tiles,
       ";\n  if (threadIdx.x % 32 != 0) return;\n  unsigned long long now, sm;",
       "\n  asm volatile(\"mov.u64 %0, %%clock64;\" : \"=l\"(now) : : \"memory\");",
@@ -68,7 +68,7 @@ std::string traced_unit(const gpu::Step& step, Int64 tiles) {
       "\n  if (threadIdx.x != 0 || tile != 0 || event != 0) return;",
       "\n  asm volatile(\"{ .reg .u32 s; mov.u32 s, %%smid; cvt.u64.u32 %0, s; }\" : \"=l\"(sm));",
       "\n  stamps[Int64(gridDim.x) * warps * tiles * events + blockIdx.x] = sm;\n}\n}\n");
-  return "#include \"simt/kernel/product.cuh\"\n#include \"gpu/kernel/scores.cuh\"\n" + trace + kernel + unit;
+  return "#include \"ladder/kernel/product.cuh\"\n#include \"gpu/kernel/scores.cuh\"\n" + trace + kernel + unit;
 }
 
 // The stamps of a whole launch.
@@ -167,7 +167,7 @@ Timeline record() {
                              missing);
   }
   const cuda::Properties& gpu = cuda::properties(0);
-  const gpu::Step step = step_of(simt::vector_steps(p, gpu), "vector_forward");
+  const gpu::Step step = step_of(ladder::vector_steps(p, gpu), "vector_forward");
   const Int64 tiles = length / setting_of(step, "block_cols");
   const Device device{DeviceType::cuda, 0};
   const cuda::CurrentDevice current(0);

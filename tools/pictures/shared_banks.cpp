@@ -8,7 +8,7 @@
 namespace tessera::pictures {
 namespace {
 
-using namespace simt;
+using namespace ladder;
 
 constexpr int warp = 32, banks = 32, phase_lanes = 8;  // a warp's 16-byte load is served eight lanes at a time
 constexpr double cell = 17, left = 132, block_height = 24;

@@ -9,7 +9,7 @@
 namespace tessera::pictures {
 namespace {
 
-using namespace simt;
+using namespace ladder;
 
 constexpr double unit = 0.3;  // of a picture's length per query or key
 constexpr double top = 96;

@@ -8,7 +8,7 @@
 namespace tessera::cuda {
 
 struct SourceFile {
-  std::string name;  // "math/mask.hpp", "simt/kernel/vector_forward.cuh"
+  std::string name;  // "math/mask.hpp", "ladder/kernel/vector_forward.cuh"
   std::string text;
 };
 

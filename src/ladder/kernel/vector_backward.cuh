@@ -6,9 +6,9 @@
 
 #include "gpu/kernel/delta.cuh"
 #include "gpu/kernel/scores.cuh"
-#include "simt/kernel/product.cuh"
+#include "ladder/kernel/product.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 template <Config config, Side side>
 struct VectorBackward {
@@ -225,4 +225,4 @@ __device__ void vector_backward_keys(const BackwardParams& p) {
   }
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

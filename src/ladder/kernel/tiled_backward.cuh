@@ -3,9 +3,9 @@
 // element. `convert` writes dK and dV from there. Device code; implements docs/algorithm.md, "Backward".
 #pragma once
 
-#include "simt/kernel/tiled.cuh"
+#include "ladder/kernel/tiled.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 template <Config config>
 struct TiledBackward : TiledThread<config> {
@@ -125,4 +125,4 @@ __device__ void tiled_backward(const BackwardParams& p) {
   }
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -1,15 +1,15 @@
 // `vector`: the general rung, with every option of the contract: tiles in shared memory, 16-byte vector loads, cp.async
-// prefetch, register blocking, TF32 tensor cores. `vector_fma` is the same without tensor cores. See simt/ladder.hpp;
-// the kernels are simt/kernel/vector_*.cuh.
+// prefetch, register blocking, TF32 tensor cores. `vector_fma` is the same without tensor cores. See ladder/ladder.hpp;
+// the kernels are ladder/kernel/vector_*.cuh.
 #include <algorithm>
 #include <optional>
 #include <span>
 
 #include "core/failure.hpp"
 #include "core/limits.hpp"
-#include "simt/ladder.hpp"
+#include "ladder/ladder.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 namespace {
 
 constexpr Function forward{"vector_forward", "vector_forward", "ForwardParams"};
@@ -182,4 +182,4 @@ void add_bias_gradient(Steps& steps, const Problem& p, const cuda::Target& targe
 
 Steps vector_fma_steps(const Problem& p, const cuda::Target& target) { return plan(p, target, false); }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

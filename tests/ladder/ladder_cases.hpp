@@ -10,9 +10,9 @@
 #include "core/check.hpp"
 #include "core/kernel.hpp"
 #include "gpu/step.hpp"
-#include "simt/ladder.hpp"
+#include "ladder/ladder.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 inline Call call_of(cases::CaseData& data, Pass pass) {
   Call call{};
@@ -81,4 +81,4 @@ inline std::vector<cases::Case> ladder_cases() {
   return all;
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

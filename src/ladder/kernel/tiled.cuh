@@ -2,9 +2,9 @@
 // forward and backward share, and loading K and V. Device code; included by tiled_forward.cuh and tiled_backward.cuh.
 #pragma once
 
-#include "simt/kernel/rows.cuh"
+#include "ladder/kernel/rows.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 // In every product a thread has one column of the result (and every block_cols-th after it), and several rows.
 template <Config config>
@@ -68,4 +68,4 @@ __device__ void load_keys(Shared& shared, const Question& x, const QueryPlace& p
                                                     is_used);
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -1,6 +1,6 @@
 # Tests of the ladder without a GPU: its own text on an emulated machine (tests/emulated). Included by
 # tests/CMakeLists.txt, which defines tessera_test.
-add_executable(ladder_units simt/units_main.cpp)
+add_executable(ladder_units ladder/units_main.cpp)
 target_link_libraries(ladder_units PRIVATE tessera_cases)
 set(units_folder ${CMAKE_CURRENT_BINARY_DIR}/ladder_units_text)
 add_custom_command(OUTPUT ${units_folder}/ladder_units.hpp
@@ -8,7 +8,7 @@ add_custom_command(OUTPUT ${units_folder}/ladder_units.hpp
   COMMAND ladder_units ${units_folder}/new.hpp
   COMMAND ${CMAKE_COMMAND} -E copy_if_different ${units_folder}/new.hpp ${units_folder}/ladder_units.hpp
   DEPENDS ladder_units)
-tessera_test(NAME ladder_test SOURCES simt/ladder_test.cpp ${units_folder}/ladder_units.hpp)
+tessera_test(NAME ladder_test SOURCES ladder/ladder_test.cpp ${units_folder}/ladder_units.hpp)
 target_include_directories(ladder_test PRIVATE ${units_folder})
 target_include_directories(ladder_test BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
 # Device text says `#pragma unroll`, and leaves out members that are 0.

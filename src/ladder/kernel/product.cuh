@@ -2,10 +2,10 @@
 // other over a tile's columns (O = P V, dQ = dS K). Device code; included by the vector kernels.
 #pragma once
 
-#include "simt/kernel/product_fma.cuh"
-#include "simt/kernel/product_tensor.cuh"
+#include "ladder/kernel/product_fma.cuh"
+#include "ladder/kernel/product_tensor.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 template <bool tensor_cores, Config config>
 struct ProductOf {
@@ -41,4 +41,4 @@ __device__ inline void store_row(const Product& product, const float (&row)[outs
   }
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -2,9 +2,9 @@
 // operand read from global memory each time. No atomics, so deterministic. Device code; docs/algorithm.md, "Backward".
 #pragma once
 
-#include "simt/kernel/naive.cuh"
+#include "ladder/kernel/naive.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 // Unroll factor of loops over a row's elements. Full unrolling lets the compiler keep the row in registers. A row of
 // more than 128 elements lives in local memory either way, and full unrolling would only cost seconds of compile time.
@@ -103,4 +103,4 @@ __device__ void naive_backward_keys(const BackwardParams& p) {
   }
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

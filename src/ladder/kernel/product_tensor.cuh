@@ -3,9 +3,9 @@
 // need one product. Device code; included by product.cuh, which says what a product must offer.
 #pragma once
 
-#include "simt/kernel/tile.cuh"
+#include "ladder/kernel/tile.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 // PTX ISA, "mma.m16n8k8", TF32: c += a b. Fragment layout: with g = lane / 4 and t = lane % 4, a lane holds
 //   a: rows g, g + 8 (a[0], a[1]) at k = t, and again (a[2], a[3]) at k = t + 4
@@ -172,4 +172,4 @@ struct TensorProduct {
   }
 };
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

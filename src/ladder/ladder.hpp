@@ -1,5 +1,5 @@
 // The ladder: kernels for any NVIDIA GPU, one optimisation after another, from a thread per row (`naive`) to the
-// general one (`vector`). Each kernel is a rung and plans its launches. Included by src/simt and, for the list of
+// general one (`vector`). Each kernel is a rung and plans its launches. Included by src/ladder and, for the list of
 // algorithms, by src/api/kernels.cpp. docs/adding_a_kernel.md walks through a rung.
 #pragma once
 
@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "gpu/step.hpp"
-#include "simt/config.hpp"
+#include "ladder/config.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 std::vector<Algorithm> algorithms();  // best first
 
@@ -23,7 +23,7 @@ Config config_of(const Problem& problem, int threads);
 
 // A device function template of a rung, and which parameters it takes.
 struct Function {
-  const char* file;        // "naive_forward": of simt/kernel
+  const char* file;        // "naive_forward": of ladder/kernel
   const char* name;        // "naive_forward"
   const char* parameters;  // "ForwardParams"
 };
@@ -43,4 +43,4 @@ Steps warp_steps(const Problem& problem, const cuda::Target& target);
 Steps vector_steps(const Problem& problem, const cuda::Target& target);
 Steps vector_fma_steps(const Problem& problem, const cuda::Target& target);
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -1,11 +1,11 @@
 // `warp`: each warp owns rows, with butterfly reductions by warp shuffles. Backward is FlashAttention-2's loop order,
-// without its atomics. See simt/ladder.hpp; the kernels are simt/kernel/warp_*.cuh.
+// without its atomics. See ladder/ladder.hpp; the kernels are ladder/kernel/warp_*.cuh.
 #include <algorithm>
 
 #include "core/limits.hpp"
-#include "simt/ladder.hpp"
+#include "ladder/ladder.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 namespace {
 
 constexpr Function forward{"warp_forward", "warp_forward", "ForwardParams"};
@@ -64,4 +64,4 @@ Steps warp_steps(const Problem& p, const cuda::Target&) {
   return steps;
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

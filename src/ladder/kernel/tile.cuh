@@ -3,9 +3,9 @@
 #pragma once
 
 #include "gpu/kernel/common.cuh"
-#include "simt/config.hpp"
+#include "ladder/config.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 // PTX ISA, "cp.async": copies 16 bytes asynchronously; `bytes` = 0 writes zeros instead. Before sm_80 the copy is
 // synchronous.
@@ -95,4 +95,4 @@ __device__ inline void load_tile(float (&to)[rows][pitch], const TileRows<elemen
     }
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -1,9 +1,9 @@
 // `tiled`: tiles in shared memory, __syncthreads() between steps. Its backward pass accumulates dK and dV with float
-// atomics. See simt/ladder.hpp; the kernels are simt/kernel/tiled_*.cuh.
+// atomics. See ladder/ladder.hpp; the kernels are ladder/kernel/tiled_*.cuh.
 #include "core/limits.hpp"
-#include "simt/ladder.hpp"
+#include "ladder/ladder.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 namespace {
 
 constexpr Function forward{"tiled_forward", "tiled_forward", "ForwardParams"};
@@ -63,4 +63,4 @@ Steps tiled_steps(const Problem& p, const cuda::Target& target) {
   return steps;
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -5,7 +5,7 @@
 
 #include "gpu/config.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 using namespace gpu;  // the layer below
 
@@ -141,4 +141,4 @@ constexpr int warp_backward_shared_bytes(const Config& c) {
   return 4 * c.block_rows * (warp_width(c.D) * (1 + c.threads / 32) + warp_width(c.Dv) + 2);
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "gpu/kernel/common.cuh"
-#include "simt/config.hpp"
+#include "ladder/config.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 // The rows that the threads of this warp own. `row` is this thread's; the tensor has `rows`.
 __device__ inline Range rows_of_warp(Int64 row, Int64 rows) {
@@ -13,4 +13,4 @@ __device__ inline Range rows_of_warp(Int64 row, Int64 rows) {
   return {first, lesser(first + 32, rows)};
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -4,10 +4,10 @@
 
 #include "gpu/kernel/common.cuh"
 #include "gpu/kernel/lanes.cuh"
+#include "ladder/config.hpp"
 #include "math/compensated.hpp"
-#include "simt/config.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 // The most terms that go into one accumulator. Longer sums drift when their terms have one sign (docs/numerics.md,
 // "Where rounding happens"), so they are made of partial sums.
@@ -89,4 +89,4 @@ struct SoftmaxRow {
   __device__ float lse() const { return natural_lse(m, l); }
 };
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

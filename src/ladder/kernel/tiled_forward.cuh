@@ -2,9 +2,9 @@
 // every step. Device code; implements docs/algorithm.md, "Online softmax".
 #pragma once
 
-#include "simt/kernel/tiled.cuh"
+#include "ladder/kernel/tiled.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 template <Config config>
 struct TiledForward : TiledThread<config> {
@@ -110,4 +110,4 @@ __device__ void tiled_forward(const ForwardParams& p) {
   kernel.finish(p, place);
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

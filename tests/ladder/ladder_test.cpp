@@ -7,16 +7,16 @@
 #include <map>
 
 #include "tests/emulated/machine.hpp"
-#include "tests/simt/ladder_cases.hpp"
+#include "tests/ladder/ladder_cases.hpp"
 #include "tests/support/support.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 alignas(16) unsigned char memory[emulated::Machine::memory_bytes];
 }
 
 #include "ladder_units.hpp"  // written while this is built
 
-namespace tessera::simt {
+namespace tessera::ladder {
 namespace {
 
 // As GpuPlan::run of gpu/backend.cpp.
@@ -84,4 +84,4 @@ INSTANTIATE_TEST_SUITE_P(Rungs, Ladder, testing::Values("vector_fma", "warp", "t
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

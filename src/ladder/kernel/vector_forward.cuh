@@ -5,9 +5,9 @@
 
 #include "gpu/kernel/lanes.cuh"
 #include "gpu/kernel/scores.cuh"
-#include "simt/kernel/product.cuh"
+#include "ladder/kernel/product.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 template <Config config>
 struct VectorForward {
@@ -124,4 +124,4 @@ __device__ void vector_forward(const ForwardParams& p) {
   kernel.finish(p, place);
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -3,9 +3,9 @@
 // text; included by product.cuh, which says what a product must offer.
 #pragma once
 
-#include "simt/kernel/tile.cuh"
+#include "ladder/kernel/tile.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 __device__ inline float dot4(float4 a, float4 b, float sum) {
   sum = fmaf(a.x, b.x, sum);
@@ -97,4 +97,4 @@ struct FmaProduct {
   }
 };
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

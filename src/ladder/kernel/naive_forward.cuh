@@ -2,10 +2,10 @@
 // time. The baseline. Device code; implements docs/algorithm.md, "Online softmax".
 #pragma once
 
+#include "ladder/kernel/naive.cuh"
 #include "math/compensated.hpp"
-#include "simt/kernel/naive.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 template <Config config>
 __device__ void naive_forward(const ForwardParams& p) {
@@ -50,4 +50,4 @@ __device__ void naive_forward(const ForwardParams& p) {
   if (p.lse.data) *number_of(p.lse, place.b, s.q_begin + i, place.h) = natural_lse(m, double(l) - double(lost));
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

@@ -1,8 +1,8 @@
 // `naive`: one thread per row, no shared memory: every other operand is read from global memory each time. The
-// baseline. See simt/ladder.hpp; the kernels are simt/kernel/naive_*.cuh.
-#include "simt/ladder.hpp"
+// baseline. See ladder/ladder.hpp; the kernels are ladder/kernel/naive_*.cuh.
+#include "ladder/ladder.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 namespace {
 
 constexpr Function forward{"naive_forward", "naive_forward", "ForwardParams"};
@@ -29,4 +29,4 @@ Steps naive_steps(const Problem& p, const cuda::Target&) {
   return steps;
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

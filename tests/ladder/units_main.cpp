@@ -5,7 +5,7 @@
 #include <iostream>
 #include <set>
 
-#include "tests/simt/ladder_cases.hpp"
+#include "tests/ladder/ladder_cases.hpp"
 
 using namespace tessera;
 
@@ -18,16 +18,16 @@ static std::string between(const std::string& text, const std::string& before, c
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   std::set<std::string> units, files;
-  for (const cases::Case& spec : simt::ladder_cases()) {
+  for (const cases::Case& spec : ladder::ladder_cases()) {
     cases::CaseData data = cases::build(spec);
     for (const Pass pass : {Pass::forward, Pass::backward})
-      for (const gpu::Algorithm& rung : simt::emulated_rungs())
+      for (const gpu::Algorithm& rung : ladder::emulated_rungs())
         for (const gpu::Step& step :
-             rung.plan(simt::problem_of(simt::call_of(data, pass), pass), simt::emulated_target()).list)
+             rung.plan(ladder::problem_of(ladder::call_of(data, pass), pass), ladder::emulated_target()).list)
           units.insert(step.unit), files.insert(between(step.unit, "#include \"", "\""));
   }
   std::ofstream out(argv[1]);
-  out << "// Units of the ladder for the cases of tests/simt/ladder_cases.hpp. Written by units_main.cpp.\n";
+  out << "// Units of the ladder for the cases of tests/ladder/ladder_cases.hpp. Written by units_main.cpp.\n";
   for (const std::string& file : files) out << "#include \"" << file << "\"\n";
   out << "inline const std::map<std::string, void (*)(const void*)> ladder_units{\n";
   for (const std::string& unit : units)

@@ -5,9 +5,9 @@
 // docs/algorithm.md, "Backward".
 #pragma once
 
-#include "simt/kernel/rows.cuh"
+#include "ladder/kernel/rows.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 template <Config config>
 struct WarpBackward {
@@ -195,4 +195,4 @@ __device__ void warp_backward(const BackwardParams& p) {
   }
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

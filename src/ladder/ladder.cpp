@@ -1,11 +1,11 @@
 // The list of rungs and what they share; see ladder.hpp.
-#include "simt/ladder.hpp"
+#include "ladder/ladder.hpp"
 
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
 #include "gpu/unit.hpp"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 namespace {
 
 Algorithm rung(const char* name, Steps (*steps)(const Problem&, const cuda::Target&)) {
@@ -49,10 +49,10 @@ Config config_of(const Problem& p, int threads) {
 }
 
 Step step(const Function& function, const Config& c, std::int64_t blocks, int shared_bytes) {
-  const UnitText unit{.file = text("simt/kernel/", function.file, ".cuh"),
-                      .function = text("tessera::simt::", function.name, "<config>"),
+  const UnitText unit{.file = text("ladder/kernel/", function.file, ".cuh"),
+                      .function = text("tessera::ladder::", function.name, "<config>"),
                       .parameters = text("tessera::gpu::", function.parameters),
-                      .config = text("tessera::simt::Config config", spelled(c)),
+                      .config = text("tessera::ladder::Config config", spelled(c)),
                       .launch_bounds = "config.threads, config.blocks_per_sm"};
   return {
       .name = function.name, .unit = unit.str(), .blocks = blocks, .threads = c.threads, .shared_bytes = shared_bytes};
@@ -70,4 +70,4 @@ std::string early_refusal(const Problem& p) {
   return "";
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

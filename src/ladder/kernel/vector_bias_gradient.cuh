@@ -3,10 +3,10 @@
 // docs/algorithm.md, "Backward".
 #pragma once
 
+#include "ladder/kernel/vector_backward.cuh"
 #include "math/compensated.hpp"
-#include "simt/kernel/vector_backward.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 // The range of one dimension that a block of dBias reduces over: its own tile, or all of it if the bias was broadcast.
 constexpr Range terms_of(bool broadcast, Int64 first, Int64 block, Int64 length) {
@@ -95,4 +95,4 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
   store_bias_tile<config>(p, sums, b0, h0, i0, j0);
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder

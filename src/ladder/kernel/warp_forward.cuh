@@ -3,9 +3,9 @@
 // dims; warp shuffles broadcast P. Device code; implements docs/algorithm.md, "Online softmax".
 #pragma once
 
-#include "simt/kernel/rows.cuh"
+#include "ladder/kernel/rows.cuh"
 
-namespace tessera::simt {
+namespace tessera::ladder {
 
 template <Config config>
 struct WarpForward {
@@ -126,4 +126,4 @@ __device__ void warp_forward(const ForwardParams& p) {
   kernel.finish(p, place);
 }
 
-}  // namespace tessera::simt
+}  // namespace tessera::ladder
