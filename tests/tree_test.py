@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # tree_test.py [COMPILER]: the tree keeps its shape. Include directions, self-contained headers, file lengths, comment
 # at the top, no loose ends, a test's sentence for every sentence of the checks, a reason for every folder of tests,
-# documents that name what is there, figures that are up to date. Python's standard library only. Run by ctest.
-# Implements the rules of docs/architecture.md.
+# documents that name what is there, figures that are up to date, mutants that fit. Python's standard library only.
+# Run by ctest. Implements the rules of docs/architecture.md.
 import re
 import subprocess
 import sys
@@ -138,22 +138,37 @@ def check_text():
 
 
 def compiles_alone(header):
-    name = header.relative_to(ROOT / "include" if header.is_relative_to(ROOT / "include") else ROOT / "src")
     standard, language = ("c99", "c") if header.suffix == ".h" else ("c++20", "c++")
     command = [COMPILER, "-x", language, f"-std={standard}", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
                "-I", ROOT / "include", "-I", ROOT / "src", "-"]
-    # Twice: a header must also bear being included again.
-    done = subprocess.run(command, input=f'#include "{name}"\n#include "{name}"\n', capture_output=True, text=True)
+    done = subprocess.run(command, input=f'#include "{included_as(header)}"\n', capture_output=True, text=True)
     if done.returncode:
         fail(header, 0, "does not compile alone:\n" + done.stderr)
 
 
+def included_as(header):
+    base = ROOT / "include" if header.is_relative_to(ROOT / "include") else ROOT / "src"
+    return header.relative_to(base).as_posix()
+
+
 def check_headers():
+    """Every header compiles alone, and bears being included again. The build has shown the first of those that some
+    source file includes before anything else."""
     headers = [h for h in files({".h", ".hpp"}, "include", "src")
                if "src/cpu/kernel/" not in h.as_posix()  # parts of a target region
                and h.name not in ["region.hpp", "score_rule.hpp"]]  # included inside namespaces
+    compiled = (ROOT / "src/CMakeLists.txt").read_text()
+    first = set()
+    for path in files({".cpp"}, "src"):
+        include = re.search(r'^#\s*include ["<]([^">]+)', path.read_text(), re.M)
+        if include and path.relative_to(ROOT / "src").as_posix() in compiled:
+            first.add(include[1])
+    for header in headers:
+        guard = r"^#pragma once$" if header.suffix == ".hpp" else r"^#ifndef (\w+)\n#define \1$"
+        if not re.search(guard, header.read_text(), re.M):
+            fail(header, 0, "has no guard against being included again")
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(compiles_alone, headers))
+        list(pool.map(compiles_alone, [h for h in headers if included_as(h) not in first]))
 
 
 def literals(text):
@@ -341,6 +356,13 @@ def check_results():
         fail("tools/benchmarks.py --check", 0, (done.stdout + done.stderr).strip())
 
 
+def check_mutants():
+    """Every deliberate fault of tools/mutants/ still fits the tree: its text is there, and the test that it names."""
+    done = subprocess.run([sys.executable, "-B", ROOT / "tools/mutants.py", "--check"], capture_output=True, text=True)
+    if done.returncode:
+        fail("tools/mutants.py --check", 0, (done.stdout + done.stderr).strip())
+
+
 def check_commits():
     """Commits that are not on main yet have a subject of at most 65 characters and a body (CONTRIBUTING.md)."""
     command = ["git", "-C", ROOT, "log", "--no-merges", "--format=%h%x01%s%x01%b%x02", "main..HEAD"]
@@ -360,7 +382,7 @@ def check_commits():
 def main():
     for check in [check_includes, check_text, check_headers, check_sentences, check_environment, check_c_abi,
                   check_test_folders, check_links, check_named_files, check_references, check_tour, check_results,
-                  check_commits]:
+                  check_mutants, check_commits]:
         before = len(failures)
         check()
         print(f"{check.__name__}: {'ok' if len(failures) == before else f'{len(failures) - before} failures'}")

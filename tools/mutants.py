@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # Do the tests notice? Applies each fault of tools/mutants/*.toml to a copy of the tree, one at a time, rebuilds what
-# the test named beside it needs, and expects that test to fail. Usage: tools/mutants.py [--list] [NAME...]
-# Called by `make mutants`; Python's standard library only. See docs/architecture.md, "Tests".
+# the test named beside it needs, and expects that test to fail. Usage: tools/mutants.py [--check | --list] [NAME...]
+# Called by `make mutants`, and with --check by tests/tree_test.py; Python's standard library only. See docs/architecture.md, "Tests".
 import argparse
 import filecmp
+import fnmatch
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,18 +30,33 @@ def read_list():
     return mutants
 
 
+def known_tests():
+    """Names of test programs, and of GoogleTest tests without parameters, by their text: nothing is built for it."""
+    registered = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.cmake"))
+    written = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.cpp"))
+    tests = re.findall(r"^TEST(?:_F)?\((\w+), (\w+)\)", written, re.M)
+    return set(re.findall(r"\b\w+_test\b", registered)), [f"{suite}.{name}" for suite, name in tests]
+
+
 def text_errors(mutants):
-    """A fault must fit the tree: its old text is there exactly once, and every field is given."""
+    """A fault must fit the tree: every field is given, its old text is there exactly once, and so is its test."""
+    programs, tests = known_tests()
     for m in mutants:
         missing = {"name", "file", "old", "new", "test", "why"} - m.keys()
         if missing:
             yield f"{m.get('name', m)}: lacks {', '.join(sorted(missing))}"
             continue
-        found = (ROOT / m["file"]).read_text().count(m["old"])
+        path = ROOT / m["file"]
+        found = path.read_text().count(m["old"]) if path.is_file() else 0
         if found != 1:
             yield f"{m['name']}: its old text is {found} times in {m['file']}; must be once: {m['old']}"
         if m["old"] == m["new"]:
             yield f"{m['name']}: changes nothing"
+        program, _, chosen = m["test"].partition(":")
+        if program not in programs:
+            yield f"{m['name']}: there is no test program {program}"
+        elif re.fullmatch(r"\w+\.[\w*]+", chosen) and not fnmatch.filter(tests, chosen):
+            yield f"{m['name']}: there is no test {chosen}"
     names = [m["name"] for m in mutants if "name" in m]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield f"{name}: is there twice"
@@ -128,6 +145,7 @@ def baseline(mutants):
 def main():
     parser = argparse.ArgumentParser(description="Applies deliberate faults, one at a time; a test must notice each.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    parser.add_argument("--check", action="store_true", help="only check that the faults fit the tree; builds nothing")
     parser.add_argument("--list", action="store_true", help="show the faults and the tests that must notice them")
     arguments = parser.parse_args()
 
@@ -137,6 +155,8 @@ def main():
     errors += [f"{name}: is not in the list" for name in sorted(unknown)]
     if errors:
         sys.exit("\n".join(errors))
+    if arguments.check:
+        return 0
     if arguments.names:
         mutants = [m for m in mutants if m["name"] in arguments.names]
     if arguments.list:
