@@ -1,5 +1,5 @@
 // Fuzz target of the C ABI: valid calls, judged by the rule of docs/numerics.md and repeated with other threads, and
-// damaged ones, which must be refused with a sentence or give the same bits again. See docs/architecture.md, "Fuzzing".
+// damaged ones, which must be refused with a sentence or give the same bits again. See docs/testing.md, "Fuzzing".
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -2,7 +2,7 @@
 # tree_test.py [COMPILER]: the tree keeps its shape. Include directions, self-contained headers, file lengths, comment
 # at the top, no loose ends, a test's sentence for every sentence of the checks, a reason for every folder of tests,
 # documents that name what is there, figures that are up to date, mutants that fit. Python's standard library only.
-# Run by ctest. Implements the rules of docs/architecture.md.
+# Run by ctest. Implements docs/testing.md, "Rules of the tree".
 import re
 import subprocess
 import sys
@@ -249,13 +249,13 @@ def check_c_abi():
 
 
 def check_test_folders():
-    """Every test lies in a folder, and docs/architecture.md says of every folder what belongs there."""
-    section = re.search(r"### The folders of tests/\n(.*?)\n#", (ROOT / "docs/architecture.md").read_text(), re.S)
+    """Every test lies in a folder, and docs/testing.md says of every folder what belongs there."""
+    section = re.search(r"## The folders of tests/\n(.*?)\n#", (ROOT / "docs/testing.md").read_text(), re.S)
     documented = set(re.findall(r"^- `tests/(\w+)`:", section[1] if section else "", re.M))
     tracked = {p for p in (ROOT / "tests").iterdir() if p.name != "__pycache__"}
     folders = {p.name for p in tracked if p.is_dir()}
     for name in sorted(folders ^ documented):
-        fail(f"tests/{name}", 0, 'is a folder without a line in docs/architecture.md, "The folders of tests/", or a line '
+        fail(f"tests/{name}", 0, 'is a folder without a line in docs/testing.md, "The folders of tests/", or a line '
                                  "without a folder")
     for path in sorted(tracked):
         if path.is_file() and path.name not in {"CMakeLists.txt", "tree_test.py"}:

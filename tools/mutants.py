@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Do the tests notice? Applies each fault of tools/mutants/*.toml to a copy of the tree, one at a time, rebuilds what
 # the test named beside it needs, and expects that test to fail. Usage: tools/mutants.py [--check | --list] [NAME...]
-# Called by `make mutants`, and with --check by tests/tree_test.py; Python's standard library only. See docs/architecture.md, "Tests".
+# Called by `make mutants`, and with --check by tests/tree_test.py; Python's standard library only. See docs/testing.md.
 import argparse
 import filecmp
 import fnmatch

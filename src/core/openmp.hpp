@@ -1,4 +1,4 @@
-// The threads of an OpenMP runtime that is in the process anyway, PyTorch's for one; docs/architecture.md, "Threads".
+// The threads of an OpenMP runtime that is in the process anyway, PyTorch's for one; docs/cpu_kernels.md, "Threads".
 // Included by core/parallel.cpp.
 #pragma once
 

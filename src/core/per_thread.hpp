@@ -1,6 +1,6 @@
 // A value of each thread's own, without thread_local: that takes memory behind our back, for the thread's copy where
 // the library was opened by dlopen and for its destructor, and ends the process where there is none.
-// Included by api, core/openmp.cpp and sm90/tensor_map.cpp. See docs/architecture.md, "Memory that runs out, forks".
+// Included by api, core/openmp.cpp and sm90/tensor_map.cpp. See docs/cpu_kernels.md, "Memory that runs out, forks".
 #pragma once
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-// Waiting for another thread that is at work and will soon be done; docs/architecture.md, "Threads".
+// Waiting for another thread that is at work and will soon be done; docs/cpu_kernels.md, "Threads".
 // Included by core/parallel.cpp and cpu/run.cpp.
 #pragma once
 

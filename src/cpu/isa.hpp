@@ -1,6 +1,6 @@
 // Which instruction sets are compiled in, and which this processor has.
 // Included by cpu/*.cpp.
-// Implements docs/architecture.md, "CPU kernels".
+// Implements docs/cpu_kernels.md.
 #pragma once
 
 #include <string>

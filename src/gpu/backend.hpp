@@ -1,5 +1,5 @@
 // An algorithm's plans as kernels of the library: compiled, loaded and launched on a GPU. Included by src/api only.
-// Implements docs/architecture.md, "The GPU layer".
+// Implements docs/gpu_kernels.md, "The GPU layer".
 #pragma once
 
 #include "core/kernel.hpp"

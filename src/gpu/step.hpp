@@ -1,7 +1,7 @@
 // A plan for a GPU as data: which launches answer a problem on a GPU of which only the Target is known. Nothing here
 // needs a GPU, so the compile gate and `tessera pack` ask the same planners as a real call. A launch is described in
 // terms that all families share: no family's configuration is visible here.
-// Included by the families' planners and src/api. docs/architecture.md, "The GPU layer".
+// Included by the families' planners and src/api. docs/gpu_kernels.md, "The GPU layer".
 #pragma once
 
 #include <cstddef>

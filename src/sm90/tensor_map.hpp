@@ -1,5 +1,5 @@
 // Tensor maps: what the copy engine (TMA) is told of a tensor. Made by the driver at each call, and kept.
-// Included by src/sm90/steps.cpp and the tests. docs/architecture.md, "Hopper".
+// Included by src/sm90/steps.cpp and the tests. docs/gpu_kernels.md, "Hopper".
 #pragma once
 
 #include "sm90/params.hpp"

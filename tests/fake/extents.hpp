@@ -1,6 +1,6 @@
 // What the launches of one call address, from their parameters alone: every pointer with the sizes and strides beside
 // it must stay inside the tensor or the part of the workspace that it stands for. Included by tests/fake.
-// Implements docs/architecture.md, "Tests".
+// Implements docs/testing.md.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 # Tests on GPUs that are not there: a fake libcuda and a fake libnvrtc with the real ones' names. Programs that link
 # them have them loaded, and so the library's dlopen by name finds them. Included by tests/CMakeLists.txt, which defines
-# tessera_test. See docs/architecture.md, "Tests".
+# tessera_test. See docs/testing.md.
 function(fake_library name soname)
   add_library(${name} SHARED ${ARGN})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src

@@ -1,5 +1,5 @@
 // What the GPU tests share: the skip where there is no GPU, a built case on the GPU with its plans, streams.
-// Included by the tests in this folder; each of them uses a fixture below. Implements docs/architecture.md, "Tests".
+// Included by the tests in this folder; each of them uses a fixture below. Implements docs/testing.md.
 #pragma once
 
 #include <gtest/gtest.h>

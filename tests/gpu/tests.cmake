@@ -1,6 +1,6 @@
 # Tests that need a GPU, with the label `gpu`: `ctest -L gpu -j 14`. Without one they are skipped, and ctest says so
 # (tests/support/main.cpp).
-# Included by tests/CMakeLists.txt, which defines tessera_test. See docs/architecture.md, "Tests".
+# Included by tests/CMakeLists.txt, which defines tessera_test. See docs/testing.md.
 tessera_test(NAME gpu_cases_test SOURCES gpu/gpu_cases_test.cpp SHARDS 14 LABELS gpu)
 tessera_test(NAME gpu_invariance_test SOURCES gpu/gpu_invariance_test.cpp SHARDS 6 LABELS gpu)
 tessera_test(NAME gpu_memory_test SOURCES gpu/gpu_memory_test.cpp SHARDS 14 LABELS gpu)

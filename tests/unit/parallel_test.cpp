@@ -1,6 +1,6 @@
 // The pool behind parallel_for: every index once, errors come back, calls inside calls and beside each other.
 // Run under ThreadSanitizer by `make tsan` (label threads).
-// Uses src/core/parallel.hpp alone; see docs/architecture.md, "Threads".
+// Uses src/core/parallel.hpp alone; see docs/cpu_kernels.md, "Threads".
 #include "core/parallel.hpp"
 
 #include <gtest/gtest.h>

@@ -9,10 +9,10 @@ namespace tessera::pictures {
 Sheet mask_tiles();       // docs/algorithm.md, "Mask"
 Sheet online_softmax();   // docs/algorithm.md, "Online softmax"
 Sheet backward_groups();  // docs/algorithm.md, "Backward, tile by tile"
-Sheet score_tile();       // docs/architecture.md, "CPU kernels"
+Sheet score_tile();       // docs/cpu_kernels.md
 Sheet ancestor_b_bug();   // docs/numerics.md, "The story of ancestor B's O"
 
-// docs/architecture.md, "GPU kernels"
+// docs/gpu_kernels.md
 Sheet pass_flow();
 Sheet thread_blocks();
 Sheet memory_access();

@@ -1,5 +1,5 @@
 // Rings of pipeline stages in shared memory, between producers and consumers. Device text; included by all Hopper
-// kernels. docs/architecture.md, "Hopper".
+// kernels. docs/gpu_kernels.md, "Hopper".
 #pragma once
 
 #include "sm90/ptx/barrier.cuh"
