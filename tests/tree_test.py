@@ -33,7 +33,7 @@ MAY_INCLUDE = {
     "bench": CASES + ["bench"],
     "fuzz": CASES + CORE + ["cli", "fuzz"],
 }
-# The GPU layer, and the families that live on it: host files beside device text (kernel/), which sees shared text and
+# The GPU layer, and the families that live on it: host files beside device code (kernel/), which sees shared text and
 # nothing of the host. Families do not see each other; src/api/kernels.cpp is the only file that lists them.
 MAY_INCLUDE["src/gpu"] = CORE + ["src/cuda", "src/gpu"]
 MAY_INCLUDE["src/gpu/kernel"] = MATH + ["src/gpu", "src/gpu/kernel"]

@@ -1,5 +1,5 @@
 // What every GPU kernel is given, whatever its family: plain data, pointers with their shapes, strides in elements. And
-// which block of a grid has which rows. Shared by host and device text, so it includes nothing but math.
+// which block of a grid has which rows. Shared by host and device code, so it includes nothing but math.
 #pragma once
 
 #include "math/mask.hpp"

@@ -10,13 +10,13 @@ namespace tessera::gpu {
 
 inline constexpr const char* kernel_symbol = "tessera_kernel";
 
-// As device text writes them.
+// As device code writes them.
 std::string spelled(Element element);
 const char* spelled(bool value);
 std::string spelled(const ScoreConfig& options);
 std::string spelled(const RowConfig& config);
 
-// What a unit says, all of it as device text.
+// What a unit says, all of it as device code.
 struct UnitText {
   std::string file;           // "ladder/kernel/vector_forward.cuh"
   std::string function;       // "tessera::ladder::vector_forward<config>"

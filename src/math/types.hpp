@@ -1,5 +1,5 @@
 // Number formats and small integer helpers: exact conversions between f16, bf16 and f32, as constexpr text.
-// Included by host code, SIMD code and device text, so it includes nothing but itself; see docs/architecture.md.
+// Included by host code, SIMD code and device code, so it includes nothing but itself; see docs/architecture.md.
 // Rounding is to nearest, ties to even, as the contract's "each output rounded to its type" means it.
 #pragma once
 

@@ -1,5 +1,5 @@
 // What the compiler must know to specialise a Hopper backward kernel, and how its shared memory is laid out. Shared by
-// host and device text. The rows' operands X and Y stay, the columns' x and y stream past.
+// host and device code. The rows' operands X and Y stay, the columns' x and y stream past.
 #pragma once
 
 #include "sm90/config.hpp"

@@ -1,5 +1,5 @@
 // What the compiler must know to specialise a Hopper kernel, and how its shared memory is laid out. Shared by host and
-// device text. docs/gpu_kernels.md, "Hopper", says why it is laid out so.
+// device code. docs/gpu_kernels.md, "Hopper", says why it is laid out so.
 #pragma once
 
 #include "gpu/config.hpp"

@@ -1,5 +1,5 @@
 // What the compiler must know to specialise the Hopper kernel that makes all three gradients in one pass, and how its
-// shared memory is laid out. Shared by host and device text.
+// shared memory is laid out. Shared by host and device code.
 #pragma once
 
 #include "sm90/config.hpp"

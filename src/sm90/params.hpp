@@ -1,5 +1,5 @@
 // What a Hopper kernel is given: tensor maps for the tiles it copies, and what every family's kernels are given.
-// Shared by host and device text.
+// Shared by host and device code.
 #pragma once
 
 #include "gpu/params.hpp"

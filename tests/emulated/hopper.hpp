@@ -1,5 +1,5 @@
 // A case of the tables on the emulated machine: planned like a call, run by the Hopper forward kernel's own text,
-// judged like a result of a GPU. Device text needs constants, so the tiles that may come out of the planner are a list.
+// judged like a result of a GPU. Device code needs constants, so the tiles that may come out of the planner are a list.
 // Included by tests/sm90/sm90_machine_test.cpp, whose include path puts tests/emulated before src.
 #pragma once
 
@@ -16,7 +16,7 @@
 #include "sm90/unit.hpp"
 #include "tests/emulated/machine.hpp"
 #include "tests/support/support.hpp"
-// The machine comes first: device text needs it.
+// The machine comes first: device code needs it.
 #include "sm90/kernel/forward.cuh"
 
 namespace tessera::sm90 {

@@ -1,5 +1,5 @@
 // A multiprocessor on the host: the threads of a block as fibers, in random order, and what they do together: barriers,
-// exchanges within a warp, asynchronous copies, products of warpgroups. Device text compiled by the host's compiler
+// exchanges within a warp, asynchronous copies, products of warpgroups. Device code compiled by the host's compiler
 // runs on it; the headers beside this file stand in for those of the same name in src/. Included by
 // the tests in tests/sm90 and tests/ladder that run a kernel's text.
 #pragma once
@@ -163,7 +163,7 @@ class Machine {
 
 }  // namespace tessera::emulated
 
-// --- CUDA's functions that device text calls
+// --- CUDA's functions that device code calls
 
 inline void __syncthreads() {
   auto& m = tessera::emulated::Machine::here();

@@ -1,5 +1,5 @@
 // Writes headers of the tiles that the planner gives to the cases of cases.hpp and backward_cases.hpp: constants, since
-// device text is specialised by them. Run while the tests of the emulated machine are built, so that they follow the
+// device code is specialised by them. Run while the tests of the emulated machine are built, so that they follow the
 // planner.
 #include <fstream>
 #include <iostream>

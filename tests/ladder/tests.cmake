@@ -11,6 +11,6 @@ add_custom_command(OUTPUT ${units_folder}/ladder_units.hpp
 tessera_test(NAME ladder_test SOURCES ladder/ladder_test.cpp ${units_folder}/ladder_units.hpp)
 target_include_directories(ladder_test PRIVATE ${units_folder})
 target_include_directories(ladder_test BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
-# Device text says `#pragma unroll`, and leaves out members that are 0.
+# Device code says `#pragma unroll`, and leaves out members that are 0.
 target_compile_options(ladder_test PRIVATE -Wno-unknown-pragmas -Wno-missing-field-initializers -O1)
 set_target_properties(ladder_test PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)

@@ -1,5 +1,5 @@
 // Writes a header with the units that the ladder's planners give to the cases of ladder_cases.hpp, as functions for the
-// emulated machine: device text is specialised by constants. Run while ladder_test is built, so that it follows the
+// emulated machine: device code is specialised by constants. Run while ladder_test is built, so that it follows the
 // planners. See tests/emulated/machine.hpp.
 #include <fstream>
 #include <iostream>

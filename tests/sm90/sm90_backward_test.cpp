@@ -14,7 +14,7 @@
 #include "tests/emulated/backward.hpp"
 #include "tests/emulated/machine.hpp"
 #include "tests/support/senseless.hpp"
-// The machine comes first: device text needs it.
+// The machine comes first: device code needs it.
 #include "sm90/kernel/backward.cuh"
 
 namespace tessera::sm90 {

@@ -14,7 +14,7 @@
 #include "tests/emulated/backward.hpp"
 #include "tests/emulated/machine.hpp"
 #include "tests/support/senseless.hpp"
-// The machine comes first: device text needs it.
+// The machine comes first: device code needs it.
 #include "sm90/kernel/finish.cuh"
 #include "sm90/kernel/one_pass.cuh"
 #include "sm90/kernel/prepare.cuh"

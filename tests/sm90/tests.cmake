@@ -23,7 +23,7 @@ tessera_test(NAME sm90_one_pass_test SHARDS 2 SOURCES sm90/sm90_one_pass_test.cp
 foreach(test sm90_machine_test sm90_backward_test sm90_one_pass_test)
   target_include_directories(${test} PRIVATE ${tiles_folder})
   target_include_directories(${test} BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
-  # Device text says `#pragma unroll`, and leaves out members that are 0.
+  # Device code says `#pragma unroll`, and leaves out members that are 0.
   target_compile_options(${test} PRIVATE -Wno-unknown-pragmas -Wno-missing-field-initializers -O2)
   set_target_properties(${test} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)  # of another level of optimisation
 endforeach()

@@ -257,8 +257,8 @@ TEST(Keys, CoverIncludedFilesAndTheirIncludes) {
   EXPECT_FALSE(reads("ladder/kernel/naive_forward.cuh"));
 }
 
-// Writes the device text into a folder, with one more line in one file, and lets this process read it there.
-void edit_device_text(const path& folder, const std::string& edited) {
+// Writes the device code into a folder, with one more line in one file, and lets this process read it there.
+void edit_device_code(const path& folder, const std::string& edited) {
   for (const char* const* p = embedded_sources; *p; p += 2) {
     create_directories((folder / p[0]).parent_path());
     std::ofstream(folder / p[0]) << p[1] << (p[0] == edited ? "// one more line\n" : "");
@@ -269,7 +269,7 @@ void edit_device_text(const path& folder, const std::string& edited) {
 TEST_F(NewProcess, EditedTextIsNotServedFromThePack) {
   REQUIRE_EMBEDDED_PACK();
   expect_in_new_process([&] {
-    edit_device_text(folder, "math/types.hpp");
+    edit_device_code(folder, "math/types.hpp");
     return !find_in_packs(unit_key(common_unit()));
   });
 }
@@ -277,7 +277,7 @@ TEST_F(NewProcess, EditedTextIsNotServedFromThePack) {
 TEST_F(NewProcess, EditingAnotherKernelChangesNothing) {
   REQUIRE_EMBEDDED_PACK();
   expect_in_new_process([&] {
-    edit_device_text(folder, "ladder/kernel/naive_forward.cuh");
+    edit_device_code(folder, "ladder/kernel/naive_forward.cuh");
     return find_in_packs(unit_key(common_unit())).has_value();
   });
 }

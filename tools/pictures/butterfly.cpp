@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cases/ancestor_b.hpp"
-#include "tools/pictures/device_text.hpp"
+#include "tools/pictures/device_code.hpp"
 #include "tools/pictures/pictures.hpp"
 
 namespace tessera::pictures {

@@ -1,8 +1,8 @@
 // The tile of `vector_forward` whose memory accesses are drawn, as a constant for templates; checked against the plan.
-// Included by the pictures of memory, after device_text.hpp.
+// Included by the pictures of memory, after device_code.hpp.
 #pragma once
 
-#include "tools/pictures/device_text.hpp"
+#include "tools/pictures/device_code.hpp"
 #include "tools/pictures/plans.hpp"
 
 namespace tessera::pictures {

@@ -2,7 +2,7 @@
 // and which they mask: a causal problem, asked of the planner and of the kernels' own functions. See pictures.hpp.
 #include <algorithm>
 
-#include "tools/pictures/device_text.hpp"
+#include "tools/pictures/device_code.hpp"
 #include "tools/pictures/pictures.hpp"
 #include "tools/pictures/plans.hpp"
 

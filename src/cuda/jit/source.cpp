@@ -21,7 +21,7 @@ std::string read_text(const std::string& path) {
   std::optional<std::string> content = read_file(path, reason);
   if (!content)
     throw Failure(TESSERA_DEVICE_ERROR,
-                  text("device text ", path, " cannot be read: ", reason, "; see TESSERA_DEVICE_SOURCE"));
+                  text("device code ", path, " cannot be read: ", reason, "; see TESSERA_DEVICE_SOURCE"));
   return *std::move(content);
 }
 

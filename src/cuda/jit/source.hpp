@@ -1,5 +1,5 @@
-// Sources of device code ("device text"): files embedded in the library by the build, under the path with which device
-// code includes them. Included by src/cuda/jit. cmake/embed.cmake writes the table.
+// Sources of device code: files embedded in the library by the build, under the path with which device code includes
+// them. Included by src/cuda/jit. cmake/embed.cmake writes the table.
 #pragma once
 
 #include <string>

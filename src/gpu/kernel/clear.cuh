@@ -1,6 +1,6 @@
 // What a backward pass finds at 0. `clear`: gradient rows that no sequence uses (padding behind used lengths, gaps
 // between packed sequences), a warp per row and head; the other kernels write the rows that are used. `clear_sums`: the
-// accumulators in the workspace. Device text; docs/algorithm.md, "Backward, tile by tile".
+// accumulators in the workspace. Device code; docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
 #include "gpu/kernel/common.cuh"

@@ -1,5 +1,5 @@
 // What the kernels of all families share: elements of any type as f32, addresses of rows, the place of a block.
-// Device text: sees math, config and params, nothing else.
+// Device code: sees math, config and params, nothing else.
 #pragma once
 
 #include "gpu/config.hpp"

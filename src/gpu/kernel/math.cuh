@@ -1,4 +1,4 @@
-// Single instructions of the PTX ISA that kernels of all families use. Device text.
+// Single instructions of the PTX ISA that kernels of all families use. Device code.
 #pragma once
 
 namespace tessera::gpu {

@@ -1,5 +1,5 @@
 // From one product q.k to a score, and the dropout factor: softcap, ALiBi, bias, mask, each only if configured. The
-// rule is math/score_rule.hpp, the mask math/mask.hpp, as on the CPU. Device text; implements docs/algorithm.md,
+// rule is math/score_rule.hpp, the mask math/mask.hpp, as on the CPU. Device code; implements docs/algorithm.md,
 // "Scores" and "Dropout".
 #pragma once
 

@@ -1,5 +1,5 @@
 // dSink_h = - sum over sequences and queries of exp(sink_h - LSE_i) delta_i: a block per head, terms dealt out to
-// threads and summed in a fixed order, so deterministic. Device text; implements docs/algorithm.md, equation (14).
+// threads and summed in a fixed order, so deterministic. Device code; implements docs/algorithm.md, equation (14).
 #pragma once
 
 #include "gpu/kernel/common.cuh"

@@ -1,5 +1,5 @@
 // dQ from the sums that the one-pass backward kernel leaves in memory: a warpgroup for each part of a tile. Where sums
-// begin with the first block of keys, a tile that no key sees has none; its dQ is 0. Device text.
+// begin with the first block of keys, a tile that no key sees has none; its dQ is 0. Device code.
 #pragma once
 
 #include "sm90/kernel/one_pass_work.cuh"

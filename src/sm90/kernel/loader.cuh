@@ -1,5 +1,5 @@
 // The producer of the Hopper forward kernel: one thread, which copies tiles of Q, K and V into their rings by TMA.
-// Device text.
+// Device code.
 #pragma once
 
 #include "sm90/kernel/shared.cuh"

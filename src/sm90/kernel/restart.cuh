@@ -1,4 +1,4 @@
-// Sets the count of tiles taken to 0, before the kernel whose blocks take them; that one starts meanwhile. Device text.
+// Sets the count of tiles taken to 0, before the kernel whose blocks take them; that one starts meanwhile. Device code.
 #pragma once
 
 #include "sm90/params.hpp"

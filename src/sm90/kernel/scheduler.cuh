@@ -1,5 +1,5 @@
 // The scheduler of the Hopper forward kernel: one thread, which describes the block's tiles of queries ahead of time,
-// for the producer and the consumers alike. Device text.
+// for the producer and the consumers alike. Device code.
 #pragma once
 
 #include "sm90/kernel/shared.cuh"

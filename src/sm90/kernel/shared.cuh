@@ -1,5 +1,5 @@
 // The shared memory of the Hopper kernels: rings of tiles, descriptions of work, and the barriers that say what is full
-// and what is empty. Device text.
+// and what is empty. Device code.
 #pragma once
 
 #include "sm90/kernel/work.cuh"

@@ -1,6 +1,6 @@
 // What a block of the Hopper kernels works on: tiles of queries of one head, and the tiles of keys that each sees. One
 // thread, the scheduler, finds them out ahead of time and describes them in shared memory, for the loader and the
-// consumers alike: they cannot disagree, and none of them waits for the arithmetic. Device text.
+// consumers alike: they cannot disagree, and none of them waits for the arithmetic. Device code.
 #pragma once
 
 #include "gpu/kernel/common.cuh"

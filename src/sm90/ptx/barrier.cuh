@@ -1,5 +1,5 @@
 // Barriers in shared memory (mbarrier), named barriers, and the registers that roles hand to each other. Thin: one
-// function, one instruction of the PTX ISA, whose section each comment names. Device text.
+// function, one instruction of the PTX ISA, whose section each comment names. Device code.
 #pragma once
 
 #include "math/types.hpp"

@@ -1,4 +1,4 @@
-// Pairs of 16-bit numbers in one register: one function, one instruction of the PTX ISA. Device text.
+// Pairs of 16-bit numbers in one register: one function, one instruction of the PTX ISA. Device code.
 #pragma once
 
 #include "gpu/kernel/math.cuh"

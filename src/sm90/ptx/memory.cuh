@@ -1,5 +1,5 @@
 // Counts in global memory by which blocks wait for each other. Thin: one function, one instruction of the PTX ISA,
-// whose section each comment names. Device text.
+// whose section each comment names. Device code.
 #pragma once
 
 #include "math/types.hpp"

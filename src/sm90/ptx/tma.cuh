@@ -1,5 +1,5 @@
 // Tensor copies from global to shared memory (TMA): whole tiles, swizzled on the way, rows beyond the tensor filled
-// with zeros. Thin: one function, one instruction of the PTX ISA. Device text.
+// with zeros. Thin: one function, one instruction of the PTX ISA. Device code.
 #pragma once
 
 #include "sm90/layout.hpp"

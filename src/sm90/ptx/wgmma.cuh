@@ -1,5 +1,5 @@
 // Products on the tensor cores by a warpgroup of 128 threads (wgmma). They are asynchronous: issued between
-// begin_products and commit_products, awaited by wait_products. Device text.
+// begin_products and commit_products, awaited by wait_products. Device code.
 #pragma once
 
 #include "sm90/config.hpp"

@@ -1,4 +1,4 @@
-// What the four neighbouring lanes that share a row of an accumulator do together. Device text.
+// What the four neighbouring lanes that share a row of an accumulator do together. Device code.
 #pragma once
 
 #include "math/types.hpp"

@@ -1,4 +1,4 @@
-// Rings of pipeline stages in shared memory, between producers and consumers. Device text; included by all Hopper
+// Rings of pipeline stages in shared memory, between producers and consumers. Device code; included by all Hopper
 // kernels. docs/gpu_kernels.md, "Hopper".
 #pragma once
 
