@@ -235,6 +235,16 @@ class Replacing(Case):
         return result, os.path.exists(self.report)
 
 
+def a_test_for_each(*kinds):
+    """Gives a class a test for each kind of system call."""
+    def extend(tests):
+        for kind in kinds:
+            setattr(tests, f"test_{kind}", lambda self, kind=kind: self.check_kind(kind))
+        return tests
+    return extend
+
+
+@a_test_for_each("open", "write", "short", "fsync", "close", "rename", "link", "mkdir", "flock")
 class Faults(Replacing):
     # Of these some are survived: what only keeps others out, keeps the old version or frees a descriptor.
     SURVIVED = {"flock", "link", "close", "short", "open"}
@@ -263,34 +273,8 @@ class Faults(Replacing):
         self.assertTrue(survivals == 0 or kind in self.SURVIVED, survivals)
         self.assertTrue(failures > 0 or kind in self.SURVIVED)
 
-    def test_open(self):
-        self.check_kind("open")
 
-    def test_write(self):
-        self.check_kind("write")
-
-    def test_short_writes(self):
-        self.check_kind("short")
-
-    def test_fsync(self):
-        self.check_kind("fsync")
-
-    def test_close(self):
-        self.check_kind("close")
-
-    def test_rename(self):
-        self.check_kind("rename")
-
-    def test_link(self):
-        self.check_kind("link")
-
-    def test_mkdir(self):
-        self.check_kind("mkdir")
-
-    def test_flock(self):
-        self.check_kind("flock")
-
-
+@a_test_for_each("open", "write", "fsync", "close", "rename", "link", "unlink")
 class Kills(Replacing):
     """Killed before any system call: the next run finds everything as before, or everything done, and leaves no trace."""
 
@@ -314,27 +298,6 @@ class Kills(Replacing):
                 self.assertEqual(tessera(*self.arguments).returncode, 0, where)
                 self.assertEqual(content_of(self.path("work")), self.states[state + (2 if done else 1)], where)
         self.assertGreater(kills, 0)
-
-    def test_open(self):
-        self.check_kind("open")
-
-    def test_write(self):
-        self.check_kind("write")
-
-    def test_fsync(self):
-        self.check_kind("fsync")
-
-    def test_close(self):
-        self.check_kind("close")
-
-    def test_rename(self):
-        self.check_kind("rename")
-
-    def test_link(self):
-        self.check_kind("link")
-
-    def test_unlink(self):
-        self.check_kind("unlink")
 
 
 if __name__ == "__main__":
