@@ -11,7 +11,7 @@
 namespace tessera::fuzz {
 namespace {
 
-constexpr std::int64_t most_bytes = 1 << 19;  // for one tensor
+constexpr std::int64_t most_bytes = 1 << 21;  // for one tensor
 constexpr const char* names[] = {
     "q",   "k", "v",   "bias", "mask",  "slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
     "rng", "o", "lse", "d_o",  "d_lse", "dq",     "dk",    "dv",           "dbias",        "dsinks"};

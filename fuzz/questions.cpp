@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "cases/generator.hpp"
 #include "tessera/tessera.hpp"
@@ -14,6 +15,7 @@ namespace {
 using cases::Case;
 
 constexpr double usual_cost = 1e5, rare_cost = 2e6;
+constexpr double most_elements = 1 << 15;  // with gaps, steps and 8 bytes each they are below call.cpp's most_bytes
 
 std::int64_t length(Bytes& in) {
   const std::uint8_t n = in.byte();
@@ -40,6 +42,19 @@ double cost(const Case& c) {
   return pairs * static_cast<double>(c.Hq) * static_cast<double>(c.D + c.dim_v());
 }
 
+// Elements of the largest tensor: rows of queries or keys, or a bias.
+double elements(const Case& c) {
+  double Nq = static_cast<double>(c.Nq), Nk = static_cast<double>(c.Nk), tokens = static_cast<double>(c.B) * (Nq + Nk);
+  if (c.packed()) {
+    Nq = *std::max_element(c.packed_q.begin(), c.packed_q.end());
+    Nk = *std::max_element(c.packed_k.begin(), c.packed_k.end());
+    const auto sum = [](const auto& n) { return std::accumulate(n.begin(), n.end(), std::int64_t{0}); };
+    tokens = static_cast<double>(sum(c.packed_q) + sum(c.packed_k) + c.front_q + c.front_k + c.tail_q + c.tail_k);
+  }
+  const double pairs = static_cast<double>(c.B) * Nq * Nk, dim = static_cast<double>(std::max(c.D, c.dim_v()));
+  return static_cast<double>(c.Hq) * std::max(tokens * dim, pairs);
+}
+
 void shapes(Bytes& in, Case& c) {
   constexpr std::int64_t dims[] = {64, 80, 96, 111, 128, 192, 256, 512, 576};
   constexpr std::int64_t ratios[] = {1, 2, 3, 1, 4, 5, 7, 8};
@@ -54,13 +69,16 @@ void shapes(Bytes& in, Case& c) {
   if (in.rarely()) c.B = 0;
   if (c.B > 0 && in.flag()) {
     c.packed_q = lengths(in, c.B), c.packed_k = lengths(in, c.B);
-    c.tail_q = in.below(20), c.tail_k = in.below(20);
+    const std::uint8_t around_q = in.byte(), around_k = in.byte();
+    c.front_q = around_q / 20, c.tail_q = around_q % 20;
+    c.front_k = around_k / 20, c.tail_k = around_k % 20;
   }
   const double limit = in.rarely() ? rare_cost : usual_cost;
-  while (cost(c) > limit) {
+  while (cost(c) > limit || elements(c) > most_elements) {
     c.Nq = (c.Nq + 1) / 2, c.Nk = (c.Nk + 1) / 2;
     for (auto& n : c.packed_q) n /= 2;
     for (auto& n : c.packed_k) n /= 2;
+    for (auto* n : {&c.front_q, &c.front_k, &c.tail_q, &c.tail_k}) *n /= 2;
     if (c.Hq > c.Hk) c.Hq -= c.Hk;
   }
   if (in.flag()) c.used_q = used(in, c, c.packed_q, c.Nq);
