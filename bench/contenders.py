@@ -5,6 +5,7 @@ Used by the programs beside this file. Tessera's package loads its library when 
 """
 import copy
 import importlib
+import importlib.util
 import math
 import os
 import sys
@@ -17,11 +18,12 @@ except ImportError as error:
     sys.exit(f"PyTorch is needed: {error}")
 
 DEVICE = "cuda"
+PACKAGE = Path(__file__).resolve().parents[1] / "python" / "tessera"
 
 
 def open_library(path):
     """Tessera's shared library, for the Python package of this repository."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+    sys.path.insert(0, str(PACKAGE.parent))
     os.environ["TESSERA_LIBRARY"] = str(Path(path).resolve())
     try:
         importlib.import_module("tessera")
@@ -29,6 +31,20 @@ def open_library(path):
         sys.exit(f"{error}; --library names it")
     if DEVICE == "cuda" and not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU")
+
+
+def open_beside(name, path):
+    """Another build of the library: the package once more, under the name that is returned."""
+    alias = f"tessera_{name}"
+    os.environ["TESSERA_LIBRARY"] = str(Path(path).resolve())
+    spec = importlib.util.spec_from_file_location(alias, PACKAGE / "__init__.py",
+                                                  submodule_search_locations=[str(PACKAGE)])
+    module = sys.modules[alias] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        sys.exit(f"--beside {name}: {error}")
+    return alias
 
 
 # --- problems --------------------------------------------------------------------------------------------------------
@@ -139,10 +155,12 @@ def exact(data, dtype):
 # backward() gives dQ, dK, dV; all in the layout of the inputs.
 
 class Tessera:
-    def __init__(self, data, kernel=None, deterministic=True):
-        from tessera._options import Settings
+    def __init__(self, data, kernel=None, deterministic=True, package="tessera"):
+        self.package = package
+        self.planned_pass = importlib.import_module(f"{package}._measure").PlannedPass
+        settings = importlib.import_module(f"{package}._options").Settings
         problem, q = data.problem, data.q
-        self.settings = Settings(causal=int(problem.causal), kernel=kernel, deterministic=int(deterministic),
+        self.settings = settings(causal=int(problem.causal), kernel=kernel, deterministic=int(deterministic),
                                  **({} if problem.window is None else {"window_left": problem.window}),
                                  **({"max_seqlen_q": data.longest, "max_seqlen_k": data.longest}
                                     if problem.lengths else {}))
@@ -157,13 +175,12 @@ class Tessera:
 
     def planned(self, backward):
         """The pass, planned lazily, at its first use."""
-        from tessera._measure import PlannedPass
         if backward not in self.passes:
             results = {"o": self.o, "lse": self.lse}
             if backward:
                 self.gradients = [torch.full_like(self.inputs[name], math.nan) for name in "qkv"]
                 results.update(d_o=self.d_o, **dict(zip(("dq", "dk", "dv"), self.gradients)))
-            self.passes[backward] = PlannedPass(self.settings, **self.inputs, **results)
+            self.passes[backward] = self.planned_pass(self.settings, **self.inputs, **results)
         return self.passes[backward]
 
     def forward(self):
@@ -172,8 +189,7 @@ class Tessera:
 
     def prepare(self):
         # O and LSE from the planner's choice: a kernel that is forced may exist for the backward pass alone.
-        from tessera._measure import PlannedPass
-        PlannedPass(self.settings._replace(kernel=None), **self.inputs, o=self.o, lse=self.lse)()
+        self.planned_pass(self.settings._replace(kernel=None), **self.inputs, o=self.o, lse=self.lse)()
 
     def backward(self):
         self.planned(True)()
@@ -247,17 +263,33 @@ class Differentiated:
         return list(torch.autograd.grad(self.saved, self.leaves, self.data.d_o, retain_graph=True))
 
 
-class Flash3(Differentiated):
-    def attention(self, q, k, v):
-        data, module = self.data, importlib.import_module("flash_attn_interface")
-        window = (-1, -1) if data.problem.window is None else (data.problem.window, 0)
-        how = {"causal": data.problem.causal, "window_size": window}
+class Flash3:
+    """FlashAttention-3 by its operators, as flash_attn_interface registers them: no autograd around a launch."""
+
+    def __init__(self, data):
+        importlib.import_module("flash_attn_interface")
+        self.data, window = data, data.problem.window
+        self.how = {"is_causal": data.problem.causal}
+        if window is not None:
+            self.how.update(window_size_left=window, window_size_right=0)
         if data.problem.lengths:
-            o = module.flash_attn_varlen_func(q, k, v, cu_seqlens_q=data.cu_seqlens, cu_seqlens_k=data.cu_seqlens,
-                                              max_seqlen_q=data.longest, max_seqlen_k=data.longest, **how)
-        else:
-            o = module.flash_attn_func(q, k, v, **how)
-        return o[0] if isinstance(o, tuple) else o
+            self.how.update(cu_seqlens_q=data.cu_seqlens, cu_seqlens_k=data.cu_seqlens, max_seqlen_q=data.longest,
+                            max_seqlen_k=data.longest)
+
+    def forward(self):
+        return self._forward()[0]
+
+    def _forward(self):
+        return torch.ops.flash_attn_3.fwd(self.data.q, self.data.k, self.data.v, num_splits=1, **self.how)
+
+    def prepare(self):
+        self.saved = self._forward()[:2]
+        self.gradients = [torch.empty_like(t) for t in (self.data.q, self.data.k, self.data.v)]
+
+    def backward(self):
+        data = self.data
+        torch.ops.flash_attn_3.bwd(data.d_o, data.q, data.k, data.v, *self.saved, *self.gradients, **self.how)
+        return self.gradients
 
 
 class Flex(Differentiated):

@@ -258,8 +258,8 @@ def main():
     except ImportError as error:
         sys.exit(f"cpu_peers.py: {error}")
     torch.set_num_threads(arguments.threads)
-    _measure.SHORTEST_BURST = SHORTEST_BURST
-    measure = lambda calls: _measure.measure(calls, "cpu", arguments.rounds)
+    pace = _measure.Pace(arguments.rounds, 0.0, SHORTEST_BURST)
+    measure = lambda calls: _measure.measure(calls, "cpu", pace)
     report = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "rows": [],
               "threads": arguments.threads, "load_before": os.getloadavg()[0], "disturbed": arguments.disturb}
     print(f"PyTorch {report['torch']} ({report['capability']}), {arguments.threads} threads, B=1\n")

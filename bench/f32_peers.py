@@ -5,9 +5,10 @@
 
 Both read the same numbers, each in the memory layout that it takes without a copy: PyTorch's kernel takes views
 [B,H,N,D] of contiguous [B,N,H,D] tensors, which is also what Tessera calls contiguous. Time is measured with CUDA
-events on PyTorch's stream: warm-up, then interleaved rounds, medians. PyTorch's backward pass alone is
-torch.autograd.grad over a kept graph; Tessera's is its backward call. Errors are relative (Frobenius) against the same
-formulas in float64 by PyTorch on the GPU, at a smaller N. Needs PyTorch with CUDA; Tessera is called through its C ABI.
+events on PyTorch's stream, in rounds with a warm-up before each turn (python/tessera/_rounds.py); medians. PyTorch's
+backward pass alone is torch.autograd.grad over a kept graph; Tessera's is its backward call. Errors are relative
+(Frobenius) against the same formulas in float64 by PyTorch on the GPU, at a smaller N. Needs PyTorch with CUDA; Tessera
+is called through its C ABI.
 """
 import argparse
 import itertools
@@ -18,7 +19,6 @@ from contenders import Data, Differentiated, Problem, Tessera, exact, results_of
 
 BATCH, HEADS, TOKENS, DIMS = 2, 16, 4096, (64, 128)
 ERROR_TOKENS = 1024
-ROUNDS = 25
 
 
 class Efficient(Differentiated):
@@ -48,7 +48,7 @@ def measure_speed(kernel):
             for solver in solvers.values():
                 results_of(solver, backward)  # O and LSE for the backward pass, PyTorch's graph
             times = measure({name: solver.backward if backward else solver.forward for name, solver in solvers.items()},
-                            contenders.DEVICE, ROUNDS)
+                            contenders.DEVICE)
             rate = {name: problem.operations(backward) / t / 1e12 for name, t in times.items()}
             row = {"D": problem.dim, "pass": "backward" if backward else "forward", "causal": problem.causal,
                    "kernel": solvers["tessera"].planned(backward).kernel, "seconds": times, "tflops": rate,

@@ -1,4 +1,4 @@
-// `tessera bench --suite ladder` and `--suite gpu`: GPU kernels timed with CUDA events, in interleaved rounds. See
+// `tessera bench --suite ladder` and `--suite gpu`: GPU kernels timed with CUDA events, in turn. See
 // cli/bench.hpp. Method: docs/benchmarks.md. Inputs are normally distributed: zeros would be faster and mean nothing.
 #include <algorithm>
 #include <cmath>
@@ -9,6 +9,7 @@
 #include "cli/gpu.hpp"
 #include "cli/progress.hpp"
 #include "cli/timing.hpp"
+#include "cli/turns.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -16,9 +17,6 @@ namespace {
 constexpr const char* control = "naive";                        // the baseline
 constexpr const char* over_control = "speedup_over_naive";      // as JSON names it
 constexpr double wanted_speedup = 8.5, wanted_over_full = 1.7;  // of the best kernel
-constexpr int least_rounds = 11, most_rounds = 200;
-constexpr double least_seconds = 0.5;    // of measured time in a row's rounds
-constexpr double shortest_burst = 2e-3;  // several calls per measurement: the overhead of the events must not show
 
 // One kernel on one pass of one shape.
 struct Contender {
@@ -26,11 +24,16 @@ struct Contender {
   bool causal;
   bool deterministic;
   GpuPass pass;
-  int calls = 1;  // per measurement
+  double estimate = 0;  // seconds of a call
   std::vector<double> times{};
 
-  void enqueue() const {
-    for (int call = 0; call < calls; ++call) pass.enqueue();
+  // Of one call, from as many as take so many seconds.
+  double measure(const GpuTimer& timer, double budget) {
+    const int calls = estimate > 0 ? std::max(1, static_cast<int>(std::ceil(budget / estimate))) : 1;
+    estimate = timer.seconds([&] {
+      for (int call = 0; call < calls; ++call) pass.enqueue();
+    }) / calls;
+    return estimate;
   }
   double seconds() const { return median(times); }
 };
@@ -92,25 +95,15 @@ class Arena {
   std::vector<std::unique_ptr<GpuAttention>> tensors;  // full, causal
 };
 
-// Interleaved rounds: a GPU that throttles its clock slows all kernels down alike.
 void measure(std::vector<Contender>& all, int repeat) {
   const GpuTimer timer;
-  for (Contender& one : all) {
-    one.enqueue();
-    const double guess = timer.seconds([&] { one.enqueue(); });
-    one.calls = std::clamp(static_cast<int>(shortest_burst / std::max(guess, 1e-6)), 1, 100);
-  }
-  double sum = 0;
-  const auto enough = [&](int rounds) {
-    if (repeat > 0) return rounds >= repeat;
-    return (rounds >= least_rounds && sum >= least_seconds) || rounds >= most_rounds;
-  };
-  for (int round = 0; !enough(round); ++round)
-    for (Contender& one : all) {
-      const double seconds = timer.seconds([&] { one.enqueue(); });
-      one.times.push_back(seconds / one.calls);
-      sum += seconds;
-    }
+  for (Contender& one : all)
+    for (int call = 0; call < 2; ++call) one.measure(timer, 0);  // the first call compiles, the second is an estimate
+  Pace pace = gpu_pace;
+  if (repeat > 0) pace.rounds = repeat;
+  const auto times =
+      take_turns(all.size(), pace, [&](std::size_t n, double budget) { return all[n].measure(timer, budget); });
+  for (std::size_t n = 0; n < all.size(); ++n) all[n].times = times[n];
 }
 
 const Contender* find(const std::vector<Contender>& all, const std::string& kernel, bool causal) {
@@ -218,8 +211,11 @@ Json print_verdict(const char* what, const Json& rows, const std::string& kernel
 
 void print_method(const BenchShape& shape) {
   std::printf(
-      "\nB=%lld H=%lld N=%lld. Medians by CUDA events, kernels and masks in turn. Operations: 4 B H N N D forward, 2.5 "
-      "times\nthat backward, half of it causal. \"vs full\": how much less time causal takes than full.\n",
+      "\nB=%lld H=%lld N=%lld. Medians by CUDA events; kernels and masks in turn, each after 80 ms of warm-up. "
+      "Operations:\n"
+      "4 B H N N D forward, 2.5 times that backward, half of it causal. \"vs full\": how much less time causal takes "
+      "than\n"
+      "full.\n",
       static_cast<long long>(shape.B), static_cast<long long>(shape.H), static_cast<long long>(shape.N));
 }
 

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGES, HEADLINES = ROOT / "bench" / "results", ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md"
 sys.path.insert(0, str(ROOT / "bench"))
-from flash3 import bar  # noqa: E402: bench/ is no package
+from tables import PASSES, bar, build_of, is_ours, load_cell, points  # noqa: E402: bench/ is no package
 
 TORCH_PEERS = {"cuDNN": "sdpa cudnn", "FA2": "sdpa flash"}
 
@@ -61,43 +61,76 @@ def geometric_mean(values):
 
 # --- bench/peers.py --------------------------------------------------------------------------------------------------
 
-def points(figures, short):
-    """[(row, {peer: TFLOP/s})] of one pass, a point each."""
-    found = {}
-    for row in figures:
-        if short in row:
-            found.setdefault((row["what"], row["D"], row["causal"], row["N"]), (row, {}))[1][row["peer"]] = row[short]
-    return list(found.values())
-
-
-def peers_machine(figures):
+def peers_machine(figures, timed=True):
+    """Where the figures come from and, if they are times, how they were taken."""
     machine = figures[0]
     cudnn = f"{machine['cudnn'] // 10000}.{machine['cudnn'] // 100 % 100}"
+    how = ""
+    if timed and "warm" in machine:
+        how = (f" Measured on {machine['date']}, {machine['rounds']} round{'s' if machine['rounds'] > 1 else ''}, each "
+               f"contender warmed up for {machine['warm'] * 1e3:.0f} ms and timed for {machine['seconds'] * 1e3:.0f} ms "
+               "in each")
+        how += ", alone." if machine["sustained"] else ", the order rotated and reversed between rounds."
+    elif timed:
+        how = " Taken without a warm-up before each timing, on older kernels: too high (benchmarks.md says by how much)."
     return [f"{machine['gpu']}, CUDA {machine['cuda']}, PyTorch {version(machine)}, cuDNN {cudnn}: "
-            f"`{machine['command']}`", ""]
+            f"`{machine['command']}`.{how}", ""]
+
+
+# Columns: heading, contender. Other builds of ours follow under their own names.
+CONTENDERS = {"Tessera": "tessera", "any order": "tessera-fast", "cuDNN": "cudnn", "FA3": "fa3", "FA2": "fa2",
+              "FlexAttention": "flex"}
+
+
+def contenders_of(names):
+    """{heading: contender} of those that are there, in the order of the tables."""
+    builds = {name.removeprefix("tessera").replace("-fast", "any order ").replace("@", ""): name
+              for name in names if is_ours(name) and build_of(name)}
+    return {**{head: who for head, who in CONTENDERS.items() if who in names}, **builds}
+
+
+def mean_sentence(what, ratios):
+    return (f"{what} geometric mean {geometric_mean(ratios):.3f}, least {min(ratios):.3f}; "
+            f"{sum(ratio >= 1 for ratio in ratios)} of {len(ratios)} points at 1 or above.")
 
 
 def peers_table(name, short):
-    """Every point of one pass, and over how many of them Tessera is at least as fast as the best peer."""
+    """Every point of one pass, with ratios to cuDNN, to the best peer (of the grid, where FlashAttention-3 is among
+    them) and to other builds."""
     figures = load(name)
     found = points(figures, short)
     extras = any(row["what"] != "grid" for row, _ in found)
-    peers = {"Tessera": "tessera", "any order": "tessera-fast", "cuDNN": "cudnn", "FA2": "fa2", "FlexAttention": "flex"}
-    peers = {head: who for head, who in peers.items() if any(who in rates for _, rates in found)}
-    rows, ratios = [], []
+    heads = contenders_of({who for _, rates in found for who in rates})
+    over = {"over cuDNN": lambda rates: rates.get("cudnn")}
+    if extras or "FA3" in heads:
+        over["over the best peer" if extras else "over the better of cuDNN and FA3"] = bar
+    builds = {head: who for head, who in heads.items() if build_of(who) and "fast" not in who}
+    over.update({f"over {head}": lambda rates, who=who: rates.get(who) for head, who in builds.items()})
+    rows, ratios = [], {head: [] for head in over}
     for row, rates in found:
         dims = row["what"].removeprefix("dims ") if row["what"].startswith("dims ") else row["D"]
-        best = bar(row, rates, short)
-        ratios.append(rates["tessera"] / best)
-        over = f"{rates['tessera'] / rates['cudnn']:.2f}" if "cudnn" in rates else ""
-        cells = [f"{rates[who]:.0f}" if who in rates else "" for who in peers.values()]
-        rows.append([*([row["what"]] if extras else []), dims, mask_text(row["causal"]), row["N"], *cells, over,
-                     f"{ratios[-1]:.2f}"])
-    best = "over the best peer" if extras else "over the better of cuDNN and FA3"
-    heads = [*(["problem"] if extras else []), "D", "mask", "N", *peers, "over cuDNN", best]
-    return [*peers_machine(figures), *table(heads, rows), "",
-            f"Geometric mean of the last column {geometric_mean(ratios):.3f}, least {min(ratios):.3f}; "
-            f"{sum(ratio >= 1 for ratio in ratios)} of {len(ratios)} points at 1 or above."]
+        cells = [f"{rates[who]:.0f}" if who in rates else "" for who in heads.values()]
+        for head, other in over.items():
+            ratio = rates["tessera"] / other(rates) if other(rates) else None
+            ratios[head] += [ratio] if ratio else []
+            cells.append(f"{ratio:.2f}" if ratio else "")
+        rows.append([*([row["what"]] if extras else []), dims, mask_text(row["causal"]), row["N"], *cells])
+    columns = [*(["problem"] if extras else []), "D", "mask", "N", *heads, *over]
+    return [*peers_machine(figures), *table(columns, rows), "",
+            " ".join(mean_sentence(head[0].upper() + head[1:] + ":", values) for head, values in ratios.items())]
+
+
+def sustained_table(name):
+    """Each contender alone: TFLOP/s, MHz, W, J/TFLOP; several rounds follow each other in a cell."""
+    figures = load(name)
+    found = {}
+    for row in figures:
+        if row["kind"] == "sustained":
+            key = (PASSES[row["pass"]], row["D"], mask_text(row["causal"]), row["N"])
+            found.setdefault(key, {}).setdefault(row["peer"], []).append(load_cell(row))
+    heads = contenders_of({who for cells in found.values() for who in cells})
+    rows = [[*key, *("; ".join(cells.get(who, [])) for who in heads.values())] for key, cells in found.items()]
+    return [*peers_machine(figures), *table(["pass", "D", "mask", "N", *heads], rows)]
 
 
 def step_table(name):
@@ -117,7 +150,7 @@ def errors_table(name):
              *(f"{row[tensor]:.2e}" if tensor in row else "" for tensor in tensors)]
             for row in figures if row["kind"] == "errors" and row["peer"] != "tessera-fast"]
     worst = [row for row in figures if row["kind"] == "summary" and row["peer"] == "tessera"]
-    return [*peers_machine(figures), *table(["type", "data", "D", "mask", "who", "O", "dQ", "dK", "dV"], rows), "",
+    return [*peers_machine(figures, timed=False), *table(["type", "data", "D", "mask", "who", "O", "dQ", "dK", "dV"], rows), "",
             "Tessera's error over the least of the peers', at most: "
             + ", ".join(f"{row['tensor']} {row['largest_ratio']:.3f}" for row in worst) + "."]
 
@@ -213,6 +246,8 @@ MACHINES = {
          "h200-backward.json", "bwd"),
         ("Backward, other shapes", "cuDNN had no packed backward pass here.", peers_table, "h200-backward-extras.json",
          "bwd"),
+        ("Alone for a second", "TFLOP/s, MHz, W and J/TFLOP of calls without pauses or flushes. A card at its power limit "
+         "is as fast as it spends energy sparingly.", sustained_table, "h200-sustained.json"),
         ("A training step", "Forward and backward through the C ABI, host time included.", step_table,
          "h200-step.json"),
         ("Errors", "Relative, in the Frobenius norm, against float64, B=2 H=8 N=2048.", errors_table,
@@ -253,10 +288,9 @@ def page(machine):
     title, sections = MACHINES[machine]
     lines = [f"# {title}", "", "Written by `tools/benchmarks.py` from `bench/results/`; the method is in "
              "[benchmarks.md](../benchmarks.md)."]
-    if machine == "h200":
-        lines += ["", "These figures were taken without a warm-up before each timing, on older kernels; where "
-                  "FlashAttention-3 is named it was estimated. benchmarks.md says how far they can be trusted."]
     for heading, sentences, write, *arguments in sections:
+        if not (RESULTS / arguments[0]).exists():
+            continue
         lines += ["", f"## {heading}", "", *([sentences, ""] if sentences else []), *write(*arguments), "",
                   f"[{arguments[0]}](../../bench/results/{arguments[0]})"]
         figures = load(arguments[0])
@@ -267,20 +301,20 @@ def page(machine):
 
 def hopper_headline():
     """Per head dim and mask: the longest sequence's rates, and the geometric means over all lengths."""
-    rows = {}
+    rows, heads = {}, ["D", "mask"]
     for name, short in (("h200-forward.json", "fwd"), ("h200-backward.json", "bwd")):
+        found = points(load(name), short)
+        peers = [who for who in ("cudnn", "fa3", "fa2") if any(who in rates for _, rates in found)]
+        over = {"over cuDNN": lambda rates: rates["cudnn"], **({"over the best": bar} if "fa3" in peers else {})}
+        heads += [PASSES[short], *(head for head, who in CONTENDERS.items() if who in peers), *over]
         groups = {}
-        for row, rates in points(load(name), short):
+        for row, rates in found:
             groups.setdefault((row["D"], mask_text(row["causal"])), []).append((row, rates))
         for key, members in groups.items():
             _, last = max(members, key=lambda point: point[0]["N"])
-            over = [geometric_mean(rates["tessera"] / other(row, rates) for row, rates in members)
-                    for other in (lambda row, rates: rates["cudnn"], lambda row, rates: bar(row, rates, short))]
-            rows.setdefault(key, []).extend([*(f"{last[who]:.0f}" for who in ("tessera", "cudnn", "fa2")),
-                                             *(f"{value:.2f}" for value in over)])
-    heads = ["D", "mask"]
-    for which in ("forward", "backward"):
-        heads += [which, "cuDNN", "FA2", "over cuDNN", "over the best"]
+            means = [geometric_mean(rates["tessera"] / other(rates) for _, rates in members) for other in over.values()]
+            rows.setdefault(key, []).extend([*(f"{last[who]:.0f}" for who in ("tessera", *peers)),
+                                             *(f"{value:.2f}" for value in means)])
     return table(heads, [[*key, *cells] for key, cells in rows.items()])
 
 
@@ -316,8 +350,9 @@ def headlines(text):
 def pages():
     """{path: text} of everything that this program writes."""
     used = {section[3] for _, sections in MACHINES.values() for section in sections}
-    if used != {path.name for path in RESULTS.iterdir()}:
-        sys.exit(f"bench/results/ and tools/benchmarks.py differ: {sorted(used ^ {p.name for p in RESULTS.iterdir()})}")
+    unused = sorted({path.name for path in RESULTS.iterdir()} - used)
+    if unused:  # a file that is missing makes its page differ
+        sys.exit(f"tools/benchmarks.py has no section for these of bench/results/: {unused}")
     return {HEADLINES: headlines(HEADLINES.read_text()), **{PAGES / f"{name}.md": page(name) for name in MACHINES}}
 
 

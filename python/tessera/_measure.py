@@ -1,21 +1,22 @@
-"""How bench.py and the programs in bench/ measure: medians over rounds in which all contenders take turns.
+"""How bench.py and the programs in bench/ measure: medians over rounds in which all contenders take turns (_rounds.py).
 
 `measure` times bursts of calls, on a GPU by events, on the CPU by the clock. `measure_cold` times GPU work alone, with
 nothing of the inputs left in the L2 cache. PlannedPass is a pass of Tessera without a front end around it.
 """
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from . import _call
 from ._abi import CUDA
 from ._arrays import view
 from ._options import Settings
+from ._rounds import CPU_PACE, GPU_PACE, Pace, Timer, take_turns
 
-WARM_UP, ROUNDS, SHORTEST_BURST = 3, 15, 5e-3  # calls, measurements, seconds that a measurement lasts at least
-COLD_WARM_UP = 40e-3  # seconds of each contender before the first measurement
+WARM_UP = 3  # calls before the first is timed
 FLUSH_BYTES = 256 << 20  # several times any L2 cache
 GRAPH_CALLS = 8  # at least, so that the gap between two replays does not count
 
@@ -63,16 +64,24 @@ def _seconds_cuda(call: Call, count: int) -> float:
     return float(start.elapsed_time(stop)) * 1e-3 / count
 
 
-def measure(calls: dict[str, Call], device: str, rounds: int = ROUNDS) -> dict[str, float]:
+class Burst:
+    """Calls one after another, with whatever the host does for them."""
+
+    def __init__(self, call: Call, device: str) -> None:
+        self._call, self._seconds = call, _seconds_cuda if device == "cuda" else _seconds_cpu
+        self._seconds(call, WARM_UP)
+        self._estimate = self._seconds(call, 1)
+
+    def seconds(self, budget: float) -> float:
+        """Of one call: the mean of a burst."""
+        self._estimate = self._seconds(self._call, max(1, math.ceil(budget / self._estimate)))
+        return self._estimate
+
+
+def measure(calls: dict[str, Call], device: str, pace: Optional[Pace] = None) -> dict[str, float]:
     """Median seconds of each call."""
-    seconds = _seconds_cuda if device == "cuda" else _seconds_cpu
-    for call in calls.values():
-        seconds(call, WARM_UP)
-    counts = {name: max(1, round(SHORTEST_BURST / seconds(call, 1))) for name, call in calls.items()}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            times[name].append(seconds(call, counts[name]))
+    timers: dict[str, Timer] = {name: Burst(call, device) for name, call in calls.items()}
+    times = take_turns(timers, pace or (GPU_PACE if device == "cuda" else CPU_PACE))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -103,8 +112,8 @@ class Flushed:
         return float(statistics.median(start.elapsed_time(stop) for start, stop in self._events[:count])) * 1e-3
 
     def seconds(self, budget: float) -> float:
-        """Of one launch: the median of as many as take about `budget` seconds."""
-        self._estimate = self._median(max(1, round(budget / self._estimate)))
+        """Of one launch: the median of as many as take `budget` seconds, flushes not counted."""
+        self._estimate = self._median(max(1, math.ceil(budget / self._estimate)))
         return self._estimate
 
 
@@ -131,15 +140,14 @@ class Graphed:
         self._estimate = _seconds_cuda(self._graph.replay, 2)
 
     def seconds(self, budget: float) -> float:
-        """Of one call, over replays that take about `budget` seconds."""
-        self._graph.replay()
-        self._estimate = _seconds_cuda(self._graph.replay, max(1, round(budget / self._estimate)))
+        """Of one call, over replays that take `budget` seconds."""
+        self._estimate = _seconds_cuda(self._graph.replay, max(1, math.ceil(budget / self._estimate)))
         return self._estimate / self._count
 
 
-def measure_cold(calls: dict[str, Sequence[Call]], graphs: bool, rounds: int,
-                 seconds: float) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Seconds of each contender's call in each round, each round `seconds` long, and how it was timed.
+def measure_cold(calls: dict[str, Sequence[Call]], graphs: bool,
+                 pace: Pace = GPU_PACE) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds of each contender's call in each round, and how it was timed.
 
     A contender is the same call over several sets of buffers. With `graphs` it is captured; where it cannot be, and
     without `graphs`, its launches are flushed.
@@ -155,9 +163,4 @@ def measure_cold(calls: dict[str, Sequence[Call]], graphs: bool, rounds: int,
                 torch.cuda.synchronize()
         if name not in timers:
             timers[name] = Flushed(variants[0], room.zero_)
-        timers[name].seconds(COLD_WARM_UP)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, timer in timers.items():
-            times[name].append(timer.seconds(seconds))
-    return times, {name: timer.method for name, timer in timers.items()}
+    return take_turns(timers, pace), {name: timer.method for name, timer in timers.items()}

@@ -15,7 +15,8 @@ SMALL = ["--dtype", "float32", "--batch", "1", "--heads", "1", "--dims", "16"]
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_comparison(tmp_path, capsys, monkeypatch, device):
-    monkeypatch.setattr("tessera._measure.SHORTEST_BURST", 1e-5)
+    for name in ("CPU_PACE", "GPU_PACE"):
+        monkeypatch.setattr(f"tessera._measure.{name}", _measure.Pace(2, 1e-5, 1e-5))
     picture = tmp_path / "speed.png"
     draw = ["--png", str(picture)]
     try:
@@ -69,7 +70,7 @@ def test_cold_measurements(graphs):
     """A matrix product of eight times the work takes longer."""
     small, large = (torch.randn(n, n, device="cuda") for n in (1024, 2048))
     calls = {"small": [lambda: small @ small] * 2, "large": [lambda: large @ large]}
-    times, methods = _measure.measure_cold(calls, graphs, rounds=2, seconds=1e-3)
+    times, methods = _measure.measure_cold(calls, graphs, _measure.Pace(2, 1e-3, 1e-3))
     assert set(methods.values()) == {"graph" if graphs else "flushed"}
     assert all(len(values) == 2 and min(values) > 0 for values in times.values())
     assert 2 * min(times["small"]) < min(times["large"])

@@ -1,6 +1,7 @@
 # Tests of the command line. Included by tests/CMakeLists.txt.
 if(TARGET tessera_cli)
   tessera_test(NAME npy_test SOURCES cli/npy_test.cpp LIBRARIES tessera_cli_parts)
+  tessera_test(NAME turns_test SOURCES cli/turns_test.cpp)
 
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   foreach(group Run Errors Commands Terminal)

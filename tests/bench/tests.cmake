@@ -1,0 +1,8 @@
+# Tests of the programs in bench/ and of the tables that are made of their figures. Included by tests/CMakeLists.txt.
+# Python cannot load a library that needs a sanitizer.
+if(NOT TESSERA_SANITIZE)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  add_test(NAME bench_test
+           COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/bench_test.py $<TARGET_FILE:tessera>)
+  set_tests_properties(bench_test PROPERTIES TIMEOUT ${test_timeout})
+endif()
