@@ -56,8 +56,9 @@ class Search {
   bool finds(std::int64_t target, std::size_t k = 0) {
     if (target < 0 || target > reach[k]) return false;
     if (k == steps.count) return true;
-    if (target % divisor[k] != 0) return false;
+    // Counted before the divisor's test: a loop over numbers that all fail it may be as long as a tensor.
     if (++tries > most_tries) return true;
+    if (target % divisor[k] != 0) return false;
     const auto [step, last] = steps.list[k];
     const std::int64_t least = std::max<std::int64_t>(0, (target - reach[k + 1] + step - 1) / step);
     for (std::int64_t x = least; x <= std::min(last, target / step); ++x)

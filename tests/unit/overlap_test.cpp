@@ -95,6 +95,15 @@ TEST(Overlap, LargeViewsOfOneBuffer) {
   EXPECT_FALSE(overlaps_itself(view(address, Type::f64, {{2, most}})));
 }
 
+// Strides that are nearly the same, so that a search finds no end: it is bounded, and undecided means yes. Numbers that
+// fail the test of divisibility count, too; millions of them would be tried here, and hours would pass with three.
+TEST(Overlap, ASearchEnds) {
+  const std::int64_t N = 1 << 26, step = 1 << 27;
+  EXPECT_TRUE(overlaps_itself(view(4096, Type::f32, {{N, step + 1}, {N, step}})));
+  EXPECT_TRUE(
+      overlaps_itself(view(4096, Type::f32, {{1 << 20, 8 * step + 18}, {1 << 20, 8 * step + 6}, {1 << 20, 8 * step}})));
+}
+
 // Addresses at both ends of the address space: a reach ends there.
 TEST(Overlap, AtTheEndsOfTheAddressSpace) {
   const Tensor top = view(-8, Type::f64, {{1, 1}}), last = view(-8, Type::f64, {{4, 1}}),
