@@ -48,8 +48,7 @@ void check_qkv(const Inputs& in, Problem& p) {
   p.Nk = dim(in.k, token_dim), p.Hk = dim(in.k, token_dim + 1);
   p.Dv = dim(in.v, token_dim + 2);
 
-  if (p.D < 1 || p.D > most_dims) invalid("q: head_dim is ", p.D, "; must be from 1 to ", most_dims);
-  if (p.Dv < 1 || p.Dv > most_value_dims) invalid("v: head_dim is ", p.Dv, "; must be from 1 to ", most_value_dims);
+  check_head_dim("q", p.D, most_dims), check_head_dim("v", p.Dv, most_value_dims);
   if (dim(in.k, token_dim + 2) != p.D)
     invalid("k: head_dim is ", dim(in.k, token_dim + 2), " but q has ", p.D, "; q and k must agree in head_dim");
   if (!p.packed && dim(in.k, 0) != p.B)

@@ -5,6 +5,7 @@
 
 #include "core/check.hpp"
 #include "core/failure.hpp"
+#include "core/limits.hpp"
 #include "core/overlap.hpp"
 #include "core/rules.hpp"
 #include "core/tensor.hpp"
@@ -144,6 +145,11 @@ void check_partial(const std::string& name, const Outputs& part, const Tensor& l
     invalid(o, ": has shape ", shape_text(part.o), "; must be [batch, tokens, heads, dim] or [tokens, heads, dim]");
   if (part.o.ndim != like.ndim || part.o.shape != like.shape)
     invalid(o, ": has shape ", shape_text(part.o), " but the merged o has ", shape_text(like), "; all must agree");
+  const int token_dim = like.ndim - 3;
+  check_head_dim(o.c_str(), dim(part.o, token_dim + 2), most_value_dims);
+  if (like.ndim == 4) check_count(o.c_str(), dim(part.o, 0), "sequences", most_sequences);
+  check_count(o.c_str(), dim(part.o, token_dim), "tokens", most_tokens);
+  check_count(o.c_str(), dim(part.o, token_dim + 1), "heads", most_heads);
   check_rows(o.c_str(), part.o);
   check_data(o.c_str(), part.o);
   if (lse_required) check_given(lse.c_str(), part.lse);

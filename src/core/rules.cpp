@@ -92,6 +92,10 @@ void check_type(const char* name, const Tensor& t, Type expected) {
   if (t.type != expected) invalid(name, ": has type ", name_of(t.type), "; must be ", name_of(expected));
 }
 
+void check_head_dim(const char* name, std::int64_t dims, std::int64_t most) {
+  if (dims < 1 || dims > most) invalid(name, ": head_dim is ", dims, "; must be from 1 to ", most);
+}
+
 void check_count(const char* name, std::int64_t count, const char* what, std::int64_t most) {
   if (count > most) invalid(name, ": has ", count, " ", what, "; at most ", most, " are allowed");
 }

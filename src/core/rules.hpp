@@ -22,6 +22,7 @@ void check_rows(const char* name, const Tensor& t);  // the last dimension has s
 void check_type(const char* name, const Tensor& t, Type expected);
 void check_follows(const char* name, Type type, const char* leader, Type leader_type);  // the leader's type, or f32
 void check_single(const char* name, const Tensor& t, Type q_type);                      // f32; f64 beside f64 inputs
+void check_head_dim(const char* name, std::int64_t dims, std::int64_t most);
 void check_count(const char* name, std::int64_t count, const char* what, std::int64_t most);
 void check_data(const char* name, const Tensor& t);  // there, and aligned to its elements
 
