@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -49,6 +50,13 @@ int run_chosen(const std::vector<std::pair<CLI::App*, Action>>& actions) {
 void occupy_standard_descriptors() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (fcntl(descriptor, F_GETFD) == -1) open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
+// SIGPIPE (the reader of standard output is gone) and SIGXFSZ (a file exceeds its size limit) would kill the program
+// while it replaces files. Ignored, they become errors of the system call, and the files are rolled back.
+void turn_signals_into_errors() {
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 // Flushes standard output: write errors of buffered text appear only now.
@@ -112,6 +120,7 @@ int guarded(Body body) {
 
 int main(int argc, char** argv) {
   occupy_standard_descriptors();
+  turn_signals_into_errors();
   const int status = guarded([&] { return run(argc, argv); });
   return guarded([&] { return end(status); });
 }

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import stat
@@ -156,6 +157,10 @@ class Printing(Case):
         arguments = self.files() + ["--do", self.path("do.npy"), "--accumulate"]
         before = content_of(self.folder)
         for _ in range(2):
+            reader, pipe = os.pipe()
+            os.close(reader)
+            self.assert_told(["run", *arguments], "Broken pipe", stdout=pipe)
+            os.close(pipe)
             with open("/dev/full", "w") as full:
                 self.assert_told(["run", *arguments], "No space left on device", stdout=full)
             self.assert_told(["run", *arguments], "Bad file descriptor", preexec_fn=lambda: os.close(1))
@@ -164,6 +169,14 @@ class Printing(Case):
             self.assertEqual(content_of(self.folder), before)
             self.assertEqual(tessera("run", *arguments).returncode, 0)
             before = content_of(self.folder)
+
+
+    def test_files_beyond_their_size_limit(self):
+        arguments = self.files(shape=(1, 50, 2, 30)) + ["--do", self.path("do.npy")]
+        before = content_of(self.folder)
+        result = tessera("run", *arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)))
+        self.assert_sentence(result, 1, "File too large")
+        self.assertEqual(content_of(self.folder), before)
 
 
 class Privileges(Case):
