@@ -3,6 +3,9 @@
 #include "cli/flags.hpp"
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdlib>
+#include <type_traits>
 
 #include "cli/report.hpp"
 
@@ -46,8 +49,30 @@ CLI::Option* styled(CLI::Option* option, const FlagStyle& style) {
 }
 
 template <class T>
+bool fits(const std::string& text) {
+  if (text.empty()) return false;
+  if constexpr (std::is_floating_point_v<T>) return true;  // whatever CLI11 can read
+  errno = 0;
+  if (std::is_unsigned_v<T> && text.front() != '-') return std::strtoull(text.c_str(), nullptr, 0), errno == 0;
+  const long long value = std::strtoll(text.c_str(), nullptr, 0);
+  return errno == 0 && (std::is_unsigned_v<T> || static_cast<long long>(static_cast<T>(value)) == value);
+}
+
+// CLI11 takes an empty text for 0, and a number beyond 64 bits for the largest: both are refused here.
+template <class T>
+CLI::Validator number() {
+  const auto sentence = [](const std::string& text) {
+    if (fits<T>(text)) return std::string();
+    if (std::is_floating_point_v<T>) return format("'%s' is not a number", text.c_str());
+    return format("'%s' is not an integer of %zu bits", text.c_str(), 8 * sizeof(T));
+  };
+  return CLI::Validator(sentence, "");
+}
+
+template <class T>
 void add_value(CLI::App& command, const char* flag, const std::string& help, T& value, const FlagStyle& style) {
-  styled(command.add_option(flag, value, help), style);
+  CLI::Option* option = styled(command.add_option(flag, value, help), style);
+  if constexpr (std::is_arithmetic_v<T>) option->check(number<T>());
 }
 
 template <class T>
@@ -55,6 +80,7 @@ void add_list(CLI::App& command, const char* flag, const std::string& help, T& v
   CLI::Option* option = command.add_option(flag, values, help)->delimiter(',');
   if (style.count > 0) option->expected(style.count);
   styled(option, style);
+  if constexpr (std::is_arithmetic_v<typename T::value_type>) option->check(number<typename T::value_type>());
 }
 
 }  // namespace

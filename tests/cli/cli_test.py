@@ -210,6 +210,18 @@ class Errors(Case):
         self.assertEqual(Array.load(os.path.join(self.out, "o.npy")).values, before)
         self.assertEqual(sorted(os.listdir(self.out)), ["lse.npy", "o.npy"])
 
+    def test_numbers_that_do_not_fit(self):
+        """CLI11 alone would take the largest number, or 0 for nothing."""
+        most, least = 2**64 - 1, -2**63
+        for flag, value in (("--seed", most + 1), ("--seed", least - 1), ("--row0", 2**63), ("--row0", least - 1),
+                            ("--window", f"{2**63},0"), ("--max-seqlen-q", 2**64), ("--nq", 10**30),
+                            ("--q-shape", f"1,{2**64 + 3},1,8"), ("--seed", ""), ("--nq", "")):
+            text = next(part for part in str(value).split(",") if part == "" or abs(int(part)) > 1000)
+            self.assert_sentence(tessera("plan", flag, value), 2, f"{flag}: '{text}' is not an integer of 64 bits")
+        self.assert_sentence(tessera("plan", "--dropout", ""), 2, "--dropout: '' is not a number")
+        for value in (most, least, -1, 0):
+            self.assertEqual(tessera("plan", "--dropout", "0.5", "--seed", value).returncode, 0)
+
     def test_usage(self):
         for line in (
             "nonsense",
