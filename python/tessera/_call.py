@@ -67,7 +67,7 @@ class Call:
                                         for name, _ in group._fields_ if name in self.tensors}) for group in groups]
         self._options = options(settings)
         self._execution = make(_abi.Execution, device_type=device[0], device_id=device[1], threads=settings.threads,
-                               kernel=text("kernel", settings.kernel) if settings.kernel else None)
+                               kernel=None if settings.kernel is None else text("kernel", settings.kernel))
         self._seed = NO_SEED  # as in the options
         self._run = lib.tessera_plan_run_backward if backward else lib.tessera_plan_run_forward
         self._plan = ctypes.c_void_p()

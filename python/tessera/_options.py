@@ -212,6 +212,8 @@ GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sinks": "dsinks"
 
 def gradient_names(gradients: Iterable[str], tensors: Mapping[str, Any]) -> tuple[str, ...]:
     """Read once, so that a generator will do. Each must be known, and its tensor be given."""
+    if not isinstance(gradients, Iterable):
+        raise TypeError(f"gradients: is {gradients!r}; must be names of {', '.join(GRADIENTS.values())}")
     names = (gradients,) if isinstance(gradients, str) else tuple(gradients)
     for name in names:
         if name not in GRADIENTS.values():

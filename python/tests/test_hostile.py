@@ -153,6 +153,8 @@ def test_kernels():
     for value in (b"reference", 3, ["reference"]):
         with pytest.raises(TypeError, match="kernel: is .*; must be a kernel's name"):
             tessera.attention(X, X, X, kernel=value)
+    with pytest.raises(ValueError, match="kernel: is ''; must be one of "):  # None is what leaves the choice open
+        tessera.attention(X, X, X, kernel="")
 
 
 # --- things that can be read once
@@ -168,6 +170,8 @@ def test_generators():
         tessera.backward(d_o, q, k, v, o, lse, gradients=(name for name in ("dq", "dx")))
     with pytest.raises(ValueError, match="gradients: holds 3; must be of "):
         tessera.backward(d_o, q, k, v, o, lse, gradients=[3])
+    with pytest.raises(TypeError, match="gradients: is None; must be names of dq, dk, dv, dbias, dsinks"):
+        tessera.backward(d_o, q, k, v, o, lse, gradients=None)
 
     merged = tessera.merge(part for part in [(o, lse), (o, lse)])
     np.testing.assert_array_equal(merged[0], tessera.merge([(o, lse), (o, lse)])[0])
