@@ -132,7 +132,8 @@ class Model {
     for (std::thread& other : others) other.join();
     // Identical rows have identical rounding errors, which add up linearly instead of averaging out. The same holds for
     // rows whose scores are all about 0.
-    const bool copies = c.style == Style::broadcast || c.endless_k > 0 || c.distribution == Distribution::structured;
+    const bool copies = c.style == Style::broadcast || c.endless_k > 0 || c.distribution == Distribution::structured ||
+                        c.distribution == Distribution::identity;
     if (!copies && c.scale() != 0 && c.distribution != Distribution::small) return;
     const auto squared = [](double x) { return x * x; };
     std::transform(dbias_spread.begin(), dbias_spread.end(), dbias.variance.begin(), squared);

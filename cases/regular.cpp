@@ -60,6 +60,17 @@ std::vector<Case> regular() {
                   .Hk = 1,
                   .D = 4,
                   .distribution = Distribution::identity});
+  // Rows repeat, and so do their roundings: dSink adds them up with one sign. The fuzzer found the seed.
+  rows.push_back({.name = "repeated_one_hot_rows",
+                  .Nq = 74,
+                  .Nk = 23,
+                  .Hq = 1,
+                  .Hk = 1,
+                  .D = 8,
+                  .type = Type::bf16,
+                  .sinks = Sinks::finite,
+                  .distribution = Distribution::identity,
+                  .seed = 18944});
   rows.push_back({.name = "ancestor_c_random_128x64", .Nq = 128, .Nk = 128, .Hq = 1, .Hk = 1, .D = 64, .seed = 42});
   return rows;
 }
