@@ -146,8 +146,8 @@ struct Model : test::ProtocolModel {
     }
     void release_work(int number) { program.push_back(give(m.work[std::size_t(number % work_slots)])); }
 
-    // The softmax of a tile begins with giving back what its S was made of.
-    void after_QK(int number, int tile) {
+    // Once S has been collected, what it was made of is released.
+    void after_S(int number, int tile) {
       release_K();
       if (m.rings.q_stages == 1 && tile + 1 == own(number).end) release_Q();
     }
@@ -156,13 +156,13 @@ struct Model : test::ProtocolModel {
       take_Q(number);
       pass_K(own(number).begin);
       take_K();
-      after_QK(number, own(number).begin);
+      after_S(number, own(number).begin);
       pass_V(own(number).begin);
       while (!own(number).empty()) {
         const int next = next_work();
         for (int n = own(number).begin + 1; n < own(number).end; ++n) {
           take_K(), take_V();
-          after_QK(number, n);
+          after_S(number, n);
           release_V();
         }
         if (m.rings.q_stages > 1) release_Q();
@@ -173,7 +173,7 @@ struct Model : test::ProtocolModel {
           pass_K(own(next).begin);
           passed += own(next).begin;
           take_K(), take_V();
-          after_QK(next, own(next).begin);
+          after_S(next, own(next).begin);
           release_V();
         } else {
           take_V(), release_V();

@@ -57,6 +57,13 @@ __device__ inline void hide(float (&S)[n / 2], int thread, Int32 low, Int32 high
   }
 }
 
+// A thread's two rows, each times its factor.
+template <int values>
+__device__ inline void scale_rows(float (&d)[values], float first, float second) {
+#pragma unroll
+  for (int n = 0; n < values; ++n) d[n] *= n / 2 % 2 == 0 ? first : second;
+}
+
 // One of a thread's two rows, r, to memory; `count` columns of the accumulator's n exist. All lanes of a quad call it
 // together; `exists`: the row is one to write.
 template <Element element, int n>
