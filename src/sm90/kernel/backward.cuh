@@ -76,6 +76,22 @@ struct BackwardConsumer {
       return shorter_y;
   }
   __device__ void advance() { x.advance(), shorter_y.advance(); }
+  __device__ void release_x(int stage) { arrive_as_warp(shared.x().empty(stage)); }
+  __device__ void release_y(int stage) { arrive_as_warp(shared.y().empty(stage)); }
+
+  // Skips stages that only other warpgroups see. All threads wait for `full` before one of them releases the stage, or
+  // a late one would miss a phase of the same parity (see forward.cuh).
+  __device__ void pass(Int32 count) {
+    for (; count > 0; --count, advance()) {
+      shared.x().wait_full(x), shared.y().wait_full(y());
+      sync_warpgroup();
+      release_x(x.stage), release_y(y().stage);
+    }
+  }
+
+  // The tiles in work.
+  __device__ UInt32 x_tile() const { return shared.x().tile(x.stage); }
+  __device__ UInt32 y_tile() const { return shared.y().tile(y().stage); }
 
   // What P and dS need of value n's query.
   __device__ float lse2_of(int n) const {
@@ -102,18 +118,20 @@ struct BackwardConsumer {
   template <class Unused>
   __device__ void clear_columns(int first, Unused unused) {
     shared.y().wait_full(y());
-    clear_rows<columns, config.D>(shared.x().tile(x.stage), thread, first, unused);
-    clear_rows<columns, config.Dv>(shared.y().tile(y().stage), thread, first, unused);
+    clear_rows<columns, config.D>(x_tile(), thread, first, unused);
+    clear_rows<columns, config.Dv>(y_tile(), thread, first, unused);
     publish_shared();
     sync_warpgroup();
   }
 
-  // Issues S = X x^T and dP = Y y^T. Waits for halves of S only.
-  __device__ void begin_S() {
-    begin_products();
+  // --- The products: issued here, awaited in `sum`
+
+  // S = X x^T, but halves of S are waited for and added.
+  __device__ void begin_S(UInt32 X, UInt32 x) {
     constexpr int steps = config.D / 16;
-    multiply_S<0, config.halves_S ? steps / 2 : steps>(S);
-    if constexpr (config.halves_S) multiply_S<steps / 2, steps>(dP);
+    begin_products();
+    multiply_S<0, config.halves_S ? steps / 2 : steps>(S, X, x);
+    if constexpr (config.halves_S) multiply_S<steps / 2, steps>(dP, X, x);
     commit_products();
     if constexpr (config.halves_S) {
       wait_products<0>();
@@ -123,17 +141,29 @@ struct BackwardConsumer {
     }
   }
   template <int first, int end>
-  __device__ void multiply_S(float (&sums)[columns / 2]) {
-    multiply_along_rows<columns, config.element, config.halves_S, first, end>(sums, along_rows(shared.X(own)),
-                                                                              along_rows(shared.x().tile(x.stage)));
+  __device__ void multiply_S(float (&sums)[columns / 2], UInt32 X, UInt32 x) {
+    multiply_along_rows<columns, config.element, config.halves_S, first, end>(sums, along_rows(X), along_rows(x));
   }
-  __device__ void begin_dP() {
-    shared.y().wait_full(y());
+  // dP = Y y^T
+  __device__ void begin_dP(UInt32 Y, UInt32 y) {
     begin_products();
-    multiply_along_rows<columns, config.element, config.halves_S, 0, config.Dv / 16>(
-        dP, along_rows(shared.Y(own)), along_rows(shared.y().tile(y().stage)));
+    multiply_along_rows<columns, config.element, config.halves_S, 0, config.Dv / 16>(dP, along_rows(Y), along_rows(y));
     commit_products();
   }
+  // dY += P y
+  __device__ void begin_dY(UInt32 y) {
+    begin_products();
+    multiply_over_rows<config.Dv, config.element, columns>(dY, packed_P, over_rows(y, columns), true);
+    commit_products();
+  }
+  // dX += dS x
+  __device__ void begin_dX(UInt32 x) {
+    begin_products();
+    multiply_over_rows<config.D, config.element, columns>(dX, packed_dS, over_rows(x, columns), true);
+    commit_products();
+  }
+
+  // --- P and dS of a tile
 
   // P, in the place of S.
   __device__ void exponentiate(Int32 tile) {
@@ -145,8 +175,13 @@ struct BackwardConsumer {
     for (int n = 0; n < columns / 2; ++n) S[n] = exp2_of(fmaf(S[n], p.factor, -lse2_of(n)));
   }
 
-  // With options. In the place of S comes what dS is a multiple of, P times the softcap's derivative, and negative
-  // where dropout takes the key away: so one number is all that dS needs. `head` of the query.
+  __device__ void pack_P() {
+#pragma unroll
+    for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
+  }
+
+  // With options, P is packed at once. In the place of S comes what dS is a multiple of, P times the softcap's
+  // derivative, and negative where dropout takes the key away: so one number is all that dS needs. `head` of the query.
   __device__ void exponentiate_one_by_one(Int32 head, Int32 tile) {
     const Int32 row = w.row(own, 0), column = tile * columns;
     const gpu::DeviceSequence s{0, 0, queries ? w.rows : w.columns, queries ? w.columns : w.rows, w.shift, {}};
@@ -182,6 +217,10 @@ struct BackwardConsumer {
     if constexpr (!config.options.dropout) return S[n] * (dP[n] - delta_of(n));
     return fabsf(S[n]) * ((S[n] < 0 ? 0 : dP[n] * p.call.x.keep_scale) - delta_of(n));
   }
+  __device__ void pack_dS() {
+#pragma unroll
+    for (int n = 0; n < columns / 2; n += 2) packed_dS[n / 2] = packed<config.element>(dS_of(n), dS_of(n + 1));
+  }
 
   // From one half of a pair to the other.
   __device__ void give_P() {
@@ -205,92 +244,70 @@ struct BackwardConsumer {
     slot.advance();
   }
 
-  // Issues dY += P y and dX += dS x.
-  __device__ void begin_dY() {
-    if constexpr (!config.general)
-#pragma unroll
-      for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
-    if constexpr (!wants_dX) shared.y().wait_full(y());  // dP has not waited for it
-    begin_products();
-    multiply_over_rows<config.Dv, config.element, columns>(dY, packed_P, over_rows(shared.y().tile(y().stage), columns),
-                                                           true);
-    commit_products();
-  }
-  __device__ void begin_dX() {
-#pragma unroll
-    for (int n = 0; n < columns / 2; n += 2) packed_dS[n / 2] = packed<config.element>(dS_of(n), dS_of(n + 1));
-    begin_products();
-    multiply_over_rows<config.D, config.element, columns>(dX, packed_dS, over_rows(shared.x().tile(x.stage), columns),
-                                                          true);
-    commit_products();
-  }
-
-  // The gradient products of a tile may overlap with the scores of the next one: the stages that they read, at
-  // `before`, are released when they have ended. What only scores read is released before.
-  __device__ void release_summed(int before) {
-    static_assert(in_step || !wants_dY, "one stage stands for both rings");
-    if (before < 0) return;
-    if constexpr (wants_dX) arrive_as_warp(shared.x().empty(before));
-    if constexpr (wants_dY) arrive_as_warp(shared.y().empty(before));
-  }
-
-  __device__ void sum_tile(Int32 head, Int32 tile, int& before) {
-    shared.x().wait_full(x);
-    clear_unused(tile);
-    if constexpr (computes_S) begin_S();
-    if constexpr (wants_dX) begin_dP();
-    if constexpr (!config.drains) {
-      wait_products<computes_S + wants_dX>();
-      release_summed(before);
-    }
-    if constexpr (computes_S) {
-      wait_products<wants_dX ? 1 : 0>();
-      arrived(S);
-      if constexpr (config.general)
-        exponentiate_one_by_one(head, tile);
-      else
-        exponentiate(tile);
-      if constexpr (part == Part::P) give_P();
-      if constexpr (wants_dY) begin_dY();
-    } else {
-      take_P();
-    }
-    if constexpr (wants_dX) {
-      wait_products<wants_dY ? 1 : 0>();
-      arrived(dP);
-      if constexpr (!wants_dY) arrive_as_warp(shared.y().empty(y().stage));
-      begin_dX();
-    } else {
-      arrive_as_warp(shared.x().empty(x.stage));
-    }
-    before = x.stage;
-    if constexpr (config.drains) {
-      wait_products<0>();
-      release_summed(before);
-    }
-    advance();
-  }
-
-  // Skips stages that only other warpgroups see. All threads wait for `full` before one of them releases the stage, or
-  // a late one would miss a phase of the same parity (see forward.cuh).
-  __device__ void pass(Int32 count) {
-    for (; count > 0; --count, advance()) {
-      shared.x().wait_full(x), shared.y().wait_full(y());
-      sync_warpgroup();
-      arrive_as_warp(shared.x().empty(x.stage)), arrive_as_warp(shared.y().empty(y().stage));
-    }
-  }
+  // --- The pipeline
 
   __device__ void sum() {
     if constexpr (queries) read_numbers_of_rows();
     if (w.begin >= w.end) return;
     shared.rows_full(own).wait(0);
+
+    // The gradient products of a tile overlap with the scores of the next one, unless the kernel drains: the stages
+    // that they read, at `before`, are released when they have ended.
     int before = -1;
+    static_assert(in_step || !wants_dY, "one stage stands for both rings");
+    const auto release_summed = [&] {
+      if (before < 0) return;
+      if constexpr (wants_dX) release_x(before);
+      if constexpr (wants_dY) release_y(before);
+    };
     const Int32 end = w.own_end[own];  // in a register: shared memory is busy
     for (Int32 head = 0; head < w.heads; ++head) {
       pass(w.own_begin[own] - w.begin);
-      for (Int32 tile = w.own_begin[own]; tile < end; ++tile)
-        sum_tile(queries ? w.row_head : w.head + head, tile, before);
+      for (Int32 tile = w.own_begin[own]; tile < end; ++tile) {
+        shared.x().wait_full(x);
+        clear_unused(tile);
+        if constexpr (computes_S) begin_S(shared.X(own), x_tile());
+        if constexpr (wants_dX) {
+          shared.y().wait_full(y());
+          begin_dP(shared.Y(own), y_tile());
+        }
+        if constexpr (!config.drains) {
+          wait_products<computes_S + wants_dX>();
+          release_summed();
+        }
+
+        if constexpr (computes_S) {
+          wait_products<wants_dX ? 1 : 0>();
+          arrived(S);
+          if constexpr (config.general)
+            exponentiate_one_by_one(queries ? w.row_head : w.head + head, tile);
+          else
+            exponentiate(tile);
+        }
+        if constexpr (part == Part::P) give_P();
+        if constexpr (part == Part::dS) take_P();
+        if constexpr (wants_dY) {
+          if constexpr (!config.general) pack_P();
+          if constexpr (!wants_dX) shared.y().wait_full(y());  // dP has not waited for it
+          begin_dY(y_tile());
+        }
+
+        if constexpr (wants_dX) {
+          wait_products<wants_dY ? 1 : 0>();
+          arrived(dP);
+          if constexpr (!wants_dY) release_y(y().stage);  // which only dP reads
+          pack_dS();
+          begin_dX(x_tile());
+        } else {
+          release_x(x.stage);  // which only S reads
+        }
+        before = x.stage;
+        if constexpr (config.drains) {
+          wait_products<0>();
+          release_summed();
+        }
+        advance();
+      }
       pass(w.end - end);
     }
     wait_products<0>();
