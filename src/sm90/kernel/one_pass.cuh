@@ -43,6 +43,17 @@ struct OnePassConsumer {
   __device__ void arrive_by_warp(Barrier& barrier) const {
     if (thread % 32 == 0) barrier.arrive();
   }
+  __device__ void release_Q(int stage) const { arrive_by_warp(shared.Q().empty(stage)); }
+  __device__ void release_dO(int stage) const { arrive_by_warp(shared.dO().empty(stage)); }
+  __device__ void release_dS(int stage) const { arrive_by_warp(shared.dS().empty(stage)); }
+  __device__ void release_V() const { arrive_by_warp(shared.V_empty()); }
+  __device__ void release_work(int slot) const { arrive_by_warp(shared.work_empty(slot)); }  // and its K
+
+  // The tiles in work: this warpgroup's 64 keys, and the queries in `place`.
+  __device__ UInt32 K() const { return shared.K(slot.stage, warpgroup); }
+  __device__ UInt32 V() const { return shared.V(warpgroup); }
+  __device__ UInt32 Q() const { return shared.Q().tile(place.stage); }
+  __device__ UInt32 dO() const { return shared.dO().tile(place.stage); }
 
   // Rows of K or V that are others', or nobody's, count as 0 in dQ. Memory may hold NaN there.
   template <int columns>
@@ -58,8 +69,8 @@ struct OnePassConsumer {
     const float* lse2 = shared.numbers(place.stage);
     if (lse2[blind_at(config)] == 0) return;
     const auto blind = [&](int n) { return lse2[n] == -minus_infinity<float>; };
-    clear_rows<queries, config.D>(shared.Q().tile(place.stage), thread, 0, blind);
-    clear_rows<queries, config.Dv>(shared.dO().tile(place.stage), thread, 0, blind);
+    clear_rows<queries, config.D>(Q(), thread, 0, blind);
+    clear_rows<queries, config.Dv>(dO(), thread, 0, blind);
     publish_shared();
     sync_warpgroup();
   }
@@ -70,46 +81,41 @@ struct OnePassConsumer {
     shared.dO().wait_full(place);
     clear_blind_queries();
   }
-  // S = K Q^T. This and the next four issue their products and do not wait.
-  __device__ void begin_S() {
+
+  // --- The products: issued here, awaited in `sum` and `consume`
+
+  // S = K Q^T
+  __device__ void begin_S(UInt32 K, UInt32 Q) {
     begin_products();
-    multiply_along_rows<queries, config.element, false, 0, config.D / 16>(
-        S, along_rows(shared.K(slot.stage, warpgroup)), along_rows(shared.Q().tile(place.stage)));
+    multiply_along_rows<queries, config.element, false, 0, config.D / 16>(S, along_rows(K), along_rows(Q));
     commit_products();
   }
   // dP = V dO^T
-  __device__ void begin_dP() {
+  __device__ void begin_dP(UInt32 V, UInt32 dO) {
     begin_products();
-    multiply_along_rows<queries, config.element, false, 0, config.Dv / 16>(dP, along_rows(shared.V(warpgroup)),
-                                                                           along_rows(shared.dO().tile(place.stage)));
+    multiply_along_rows<queries, config.element, false, 0, config.Dv / 16>(dP, along_rows(V), along_rows(dO));
     commit_products();
   }
   // dV += P dO
-  __device__ void begin_dV() {
+  __device__ void begin_dV(UInt32 dO) {
     begin_products();
-    multiply_over_rows<config.Dv, config.element, queries>(dV, packed_P,
-                                                           over_rows(shared.dO().tile(place.stage), queries), true);
+    multiply_over_rows<config.Dv, config.element, queries>(dV, packed_P, over_rows(dO, queries), true);
     commit_products();
   }
   // dK += dS Q
-  __device__ void begin_dK() {
+  __device__ void begin_dK(UInt32 Q) {
     begin_products();
-    multiply_over_rows<config.D, config.element, queries>(dK, packed_dS,
-                                                          over_rows(shared.Q().tile(place.stage), queries), true);
+    multiply_over_rows<config.D, config.element, queries>(dK, packed_dS, over_rows(Q, queries), true);
     commit_products();
   }
-  // This warpgroup's part of dQ = dS^T K, over the keys of both, of the tile before the one in `place`. If there is
-  // none, of whatever the memory holds.
-  __device__ void begin_dQ() {
-    const RingPlace<config.stages> late = place.before();
-    shared.dS().wait_full(late);
-    publish_shared();  // dS, of both
+  // This warpgroup's part of dQ = dS^T K, over the keys of both.
+  __device__ void begin_dQ(UInt32 dS, int K_slot) {
     using Product = Wgmma<64, config.element>;
-    const Operand rows = along_rows(shared.dS().tile(late.stage) + part_row(config, warpgroup) * panel_row_bytes);
+    const Operand rows = along_rows(dS + part_row(config, warpgroup) * panel_row_bytes);
     begin_products();
 #pragma unroll
     for (int g = 0; g < one_pass_warpgroups; ++g) {
-      const UInt32 panel = shared.K(late_slot, g) + part_column(config, warpgroup) * panel_row_bytes;
+      const UInt32 panel = shared.K(K_slot, g) + part_column(config, warpgroup) * panel_row_bytes;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const Operand a = rows.plus(step_along_rows(queries, 4 * g + k));
@@ -119,6 +125,17 @@ struct OnePassConsumer {
     }
     commit_products();
   }
+
+  // Of the tile before the one in `place`, once both warpgroups' dS is there. Before the very first tile there is none:
+  // the wait ends at once, and the product is of whatever the memory holds.
+  __device__ void begin_late_dQ() {
+    const RingPlace<config.stages> before = place.before();
+    shared.dS().wait_full(before);
+    publish_shared();
+    begin_dQ(shared.dS().tile(before.stage), late_slot);
+  }
+
+  // --- P, dS and dQ of a tile
 
   // Scores that the mask or the ends of the sequence leave out become -inf.
   __device__ void mask(const Work& w, Int32 tile) {
@@ -180,48 +197,50 @@ struct OnePassConsumer {
     out.advance();
   }
 
-  // The pipeline over a work's tiles. The tensor cores overlap with everything else: dP with P, dV with dS, the next
-  // tile's S with dQ's way out. And while one warpgroup makes P, the other multiplies: they work half a tile apart. So
-  // that neither has to wait for the other's dS, dQ is multiplied a tile late, the last tile's in the next work's
-  // first. In the very first tile that dQ has no meaning, after the last tile S has none, and they are not used: a
-  // branch around products would make the compiler wait for them one by one. For the same reason nothing is under way
-  // at the loop's end.
+  // --- The pipeline
+
+  // The loop over a work's tiles; S of the first is here. The tensor cores overlap with everything else: dP with P, dV
+  // with dS, the next tile's S with dQ's way out. And while one warpgroup makes P, the other multiplies: they work half
+  // a tile apart. So that neither has to wait for the other's dS, dQ is multiplied a tile late, the last tile's in the
+  // next work's first. In the very first tile that dQ has no meaning, after the last tile S has none, and they are not
+  // used: a branch around products would make the compiler wait for them one by one. For the same reason nothing is
+  // under way at the loop's end.
   __device__ void sum(const Work& w) {
     if (!w.has_tiles()) return;
     wait_full(shared.V_full(), v);
     v.advance();
-    clear_absent_keys<config.Dv>(w, shared.V(warpgroup));
+    clear_absent_keys<config.Dv>(w, V());
     const auto [whole_begin, whole_end] = w.whole_tiles(first_key(w));
     for (TileWalk<config> at(w); at.has_more();) {
       const bool first = late_slot != slot.stage, late = late_slot != nowhere;
-      begin_dP();
+      begin_dP(V(), dO());
       if (at.tile < whole_begin || at.tile >= whole_end) mask(w, at.tile);
       if (first && warpgroup == 1) shared.ahead().wait(v.parity ^ 1);
       exponentiate();
       shared.dS().wait_empty(place);
       pack_P();
-      begin_dV();
+      begin_dV(dO());
       if (first && warpgroup == 0) arrive_by_warp(shared.ahead());
       wait_products<1>();
       arrived(dP);
       differentiate();
       __syncwarp();
       arrive_by_warp(shared.dS().full(place.stage));
-      begin_dK();
+      begin_dK(Q());
       at.advance();
       wait_products<1>();
-      arrive_by_warp(shared.dO().empty(place.stage));
-      if (!at.has_more()) arrive_by_warp(shared.V_empty());
-      begin_dQ();
+      release_dO(place.stage);
+      if (!at.has_more()) release_V();
+      begin_late_dQ();
       const int stage = place.stage, late_stage = place.before().stage;
       place.advance();
       if (at.has_more()) wait_for_queries();
-      begin_S();
+      begin_S(K(), Q());
       wait_products<1>();
-      arrive_by_warp(shared.Q().empty(stage));
+      release_Q(stage);
       if (late) {
-        arrive_by_warp(shared.dS().empty(late_stage));
-        if (first) arrive_by_warp(shared.work_empty(late_slot));  // whose dK and dV have left
+        release_dS(late_stage);
+        if (first) release_work(late_slot);  // whose dK and dV have left
         wait_to_hand_over();
       }
       read_lse2();  // no sooner: a wait in a loop would wait for what is read, too
@@ -235,10 +254,10 @@ struct OnePassConsumer {
   // dQ of the last tile, where no work with tiles comes next. Until then that K stays, and so would the next but one's
   // work not come.
   __device__ void finish_dQ() {
-    begin_dQ();
+    begin_late_dQ();
     wait_products<0>();
-    arrive_by_warp(shared.dS().empty(place.before().stage));
-    arrive_by_warp(shared.work_empty(late_slot));
+    release_dS(place.before().stage);
+    release_work(late_slot);
     wait_to_hand_over();
     hand_over_dQ();
     late_slot = nowhere;
@@ -250,7 +269,7 @@ struct OnePassConsumer {
     const Work& w = shared.work(slot.stage);
     if (!w.has_tiles()) return;
     wait_full(shared.K_full(slot.stage), slot);
-    clear_absent_keys<config.D>(w, shared.K(slot.stage, warpgroup));
+    clear_absent_keys<config.D>(w, K());
     wait_for_queries();
     read_lse2();
   }
@@ -271,13 +290,14 @@ struct OnePassConsumer {
     }
   }
 
-  // dK and dV leave while the next work's first S is multiplied.
   __device__ void consume() {
     // A branch by warpgroups, for the compiler: it now takes it for certain that a warp's threads are of one warpgroup.
     // Otherwise what all of them share takes registers of each of them, more than there are.
     if (warpgroup == 1) __syncwarp();
+
+    // Prologue: the first work's first S.
     wait_for_work();
-    begin_S();
+    begin_S(K(), Q());
     wait_products<0>();
     arrived(S);
     while (!shared.work(slot.stage).is_end()) {
@@ -287,9 +307,11 @@ struct OnePassConsumer {
 #pragma unroll
       for (float& x : dV) x = 0;
       sum(w);
+
+      // Epilogue and the next prologue: dK and dV leave while the next work's first S is multiplied.
       slot.advance();
       wait_for_work();
-      begin_S();
+      begin_S(K(), Q());
       arrived(dK), arrived(dV);
       if (w.has_keys()) {
         write<config.dK, config.D>(w, dK, p.call.dk, p.D, p.call.x.scale);
@@ -297,7 +319,7 @@ struct OnePassConsumer {
       }
       __syncwarp();
       const bool more = shared.work(slot.stage).has_tiles();
-      if (!w.has_tiles()) arrive_by_warp(shared.work_empty(slot.before().stage));
+      if (!w.has_tiles()) release_work(slot.before().stage);
       wait_products<0>();
       arrived(S);
       if (late_slot != nowhere && !more) finish_dQ();
