@@ -46,13 +46,15 @@ std::vector<cuda::NamedUnit> units_of(const Arguments& a) {
 }
 
 void list(const Arguments& a, const std::vector<cuda::NamedUnit>& units) {
-  Json json = Json::array();
   const Table table({{"kernel", 26, true}, {"problem", 20, true}, {"GPU", 8, true}});
   std::printf("%s", table.heading().c_str());
-  for (const cuda::NamedUnit& u : units) {
+  for (const cuda::NamedUnit& u : units)
     std::printf("%s", table.row({u.kernel, u.variant, u.unit.architecture}).c_str());
+  if (a.json.empty()) return;
+
+  Json json = Json::array();
+  for (const cuda::NamedUnit& u : units)
     json.push_back({{"kernel", u.kernel}, {"problem", u.variant}, {"architecture", u.unit.architecture}});
-  }
   save_json(a.json, json);
 }
 

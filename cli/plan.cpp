@@ -2,6 +2,8 @@
 // Planning reads shapes and types only, so no memory is allocated for the tensors.
 #include <cstdio>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "cli/array.hpp"
 #include "cli/command.hpp"
@@ -84,17 +86,15 @@ int plan(Arguments& a) {
   const Question x = question(a);
   const Options options = a.attention.options();
   const Execution execution = a.execution.execution();
+  std::vector<std::pair<const char*, Plan>> plans;
+  if (a.pass != "backward") plans.emplace_back("forward", Plan::forward(x.inputs, x.outputs, options, execution));
+  if (a.pass != "forward")
+    plans.emplace_back("backward", Plan::backward(x.inputs, x.saved, x.gradients, options, execution));
+  for (const auto& [pass, plan] : plans) print(pass, plan);
+  if (a.json.empty()) return 0;
+
   Json json;
-  if (a.pass != "backward") {
-    const Plan plan = Plan::forward(x.inputs, x.outputs, options, execution);
-    print("forward", plan);
-    json["forward"] = to_json(plan);
-  }
-  if (a.pass != "forward") {
-    const Plan plan = Plan::backward(x.inputs, x.saved, x.gradients, options, execution);
-    print("backward", plan);
-    json["backward"] = to_json(plan);
-  }
+  for (const auto& [pass, plan] : plans) json[pass] = to_json(plan);
   save_json(a.json, json);
   return 0;
 }

@@ -10,7 +10,8 @@
 
 namespace tessera::cli {
 
-using Json = nlohmann::ordered_json;  // keeps insertion order
+// Keeps insertion order. Where memory runs out, its destructor ends the process: made only where --json asks for it.
+using Json = nlohmann::ordered_json;
 
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);

@@ -50,16 +50,27 @@ class Server:
         self.answers.close(), self.said.close()
 
 
+def count_allocations(server):
+    most = 1
+    while server.run(most, True)[1]:
+        most *= 2
+    least = most // 2
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if server.run(middle, True)[1] else (least, middle)
+    return least
+
+
 class Memory(Case):
-    def check(self, *arguments, expected, clean):
-        """expected(said): what a run leaves when nothing failed; clean(): removes it."""
+    def check(self, *arguments, expected, clean, last=None):
+        """expected(said): what a run leaves when nothing failed; clean(): removes it; last: only so many allocations."""
         server = Server(self.folder, *arguments)
         self.addCleanup(server.close)
         status, failed, said = server.run(0, False)
         self.assertEqual((status, failed), (0, False), said)
         whole, seen = expected(said), 0
         for all_after in (False, True):
-            n = 1
+            n = 1 if last is None else max(1, count_allocations(server) - last)
             while True:
                 clean()
                 status, failed, said = server.run(n, all_after)
@@ -98,6 +109,11 @@ class Memory(Case):
 
     def test_info(self):
         self.check("info", expected=plain, clean=lambda: None)
+
+    def test_other_commands(self):
+        """What is theirs comes last; before it they read the command line, as `run` does."""
+        for arguments in (["plan", "--nq", "64", "--with", "bias"], ["pack", "--list", "--dims", "64", "--types", "f32"]):
+            self.check(*arguments, expected=plain, clean=lambda: None, last=300)
 
 
 if __name__ == "__main__":
