@@ -1,5 +1,6 @@
 // What the compiler must know to specialise a Hopper backward kernel, and how its shared memory is laid out. Shared by
-// host and device code. The rows' operands X and Y stay, the columns' x and y stream past.
+// host and device code. The rows' operands stay, the columns' stream past. On either side QK is the one of Q and K that
+// lies there, and VO the one of V and dO: S = row_QK column_QK^T, dP = row_VO column_VO^T.
 #pragma once
 
 #include "sm90/config.hpp"
@@ -9,18 +10,18 @@ namespace tessera::sm90 {
 using gpu::Side;
 
 struct BackwardConfig {
-  Side side = Side::queries;        // X = Q, Y = dO, x = K, y = V; or X = K, Y = V, x = Q, y = dO
+  Side side = Side::queries;        // the rows: Q and dO, which see K and V; or K and V, which see Q and dO
   int D = 128, Dv = 128;            // multiples of 64: what the tensors lack is 0 in shared memory
   Element element = Element::bf16;  // of Q, K, V and dO
-  Element dX = Element::bf16;       // dQ, or dK; none where it is not wanted
-  Element dY = Element::none;       // dV
-  int warpgroups = 2;               // that compute, of 64 rows each unless they are paired; one more loads
-  int block_columns = 64;           // of a tile
-  int stages = 2, y_stages = 2;     // tiles of x, and of y, in shared memory
+  Element dQK = Element::bf16;      // of dQ, or dK: the gradient of row_QK; none where it is not wanted
+  Element dV = Element::none;
+  int warpgroups = 2;             // that compute, of 64 rows each unless they are paired; one more loads
+  int block_columns = 64;         // of a tile
+  int stages = 2, vo_stages = 2;  // tiles of column_QK, and of column_VO, in shared memory
   // A tile's sums end before the next tile's scores begin. That leaves registers for more columns.
   bool drains = false;
-  // Two warpgroups share 64 rows, where dX and dY together are more than a thread's registers: the first computes S and
-  // P and sums dY, the second computes dP and dS and sums dX. P goes from one to the other through shared memory.
+  // Two warpgroups share 64 rows, where dQK and dV together are more than a thread's registers: the first computes S
+  // and P and sums dV, the second computes dP and dS and sums dQK. P goes from one to the other through shared memory.
   bool paired = false;
   // S is the sum of two products, of half the dims each, as in the forward pass: P is the same then.
   bool halves_S = false;
@@ -39,11 +40,12 @@ constexpr int rows_of(const BackwardConfig& c) { return 64 * row_tiles(c); }
 constexpr int threads_of(const BackwardConfig& c) { return 128 * (c.warpgroups + 1); }
 
 // Tiles of columns that a warpgroup may pass over at either end, because only others see them, while its last sums keep
-// a place in the rings: what it waits for must find room. Sums of queries keep a tile of x. Those of keys also keep one
-// of y, and the end of one head's tiles is followed by the next one's beginning, and that by a tile of its own.
+// a place in the rings: what it waits for must find room. Sums of queries keep a tile of K. Those of keys keep one of
+// Q and one of dO, and the end of one head's tiles is followed by the next one's beginning, and that by a tile of its
+// own.
 constexpr int most_passed(const BackwardConfig& c) {
   if (owns_queries(c)) return c.stages - 1;
-  return ((c.stages < c.y_stages ? c.stages : c.y_stages) - 2) / 2;
+  return ((c.stages < c.vo_stages ? c.stages : c.vo_stages) - 2) / 2;
 }
 
 // Registers of a thread, by role (setmaxnreg).
@@ -55,27 +57,28 @@ constexpr int slots_of_P(const BackwardConfig& c) { return c.paired ? 2 : 0; }
 
 // Byte offsets. Tiles begin at multiples of 1024, as the 128-byte swizzle demands.
 struct BackwardLayout {
-  int X, Y, x, y, P, lse2, delta, blind, work, barriers, bytes;  // X, Y: one for each 64 rows
-  int X_bytes, Y_bytes, x_bytes, y_bytes, P_bytes;
+  int row_QK, row_VO, column_QK, column_VO, P, lse2, delta, blind, work, barriers,
+      bytes;  // row_QK, row_VO: one for each 64 rows
+  int row_QK_bytes, row_VO_bytes, column_QK_bytes, column_VO_bytes, P_bytes;
 };
 
 constexpr BackwardLayout layout_of(const BackwardConfig& c) {
   BackwardLayout l{};
-  l.X_bytes = 64 * c.D * 2, l.Y_bytes = 64 * c.Dv * 2;
-  l.x_bytes = c.block_columns * c.D * 2, l.y_bytes = c.block_columns * c.Dv * 2;
+  l.row_QK_bytes = 64 * c.D * 2, l.row_VO_bytes = 64 * c.Dv * 2;
+  l.column_QK_bytes = c.block_columns * c.D * 2, l.column_VO_bytes = c.block_columns * c.Dv * 2;
   l.P_bytes = 64 * c.block_columns * 4;
-  l.X = 0;
-  l.Y = l.X + row_tiles(c) * l.X_bytes;
-  l.x = l.Y + row_tiles(c) * l.Y_bytes;
-  l.y = l.x + c.stages * l.x_bytes;
-  l.P = l.y + c.y_stages * l.y_bytes;
+  l.row_QK = 0;
+  l.row_VO = l.row_QK + row_tiles(c) * l.row_QK_bytes;
+  l.column_QK = l.row_VO + row_tiles(c) * l.row_VO_bytes;
+  l.column_VO = l.column_QK + c.stages * l.column_QK_bytes;
+  l.P = l.column_VO + c.vo_stages * l.column_VO_bytes;
   // Of streamed queries, a row of numbers per stage, and whether one of them is to be left out.
   l.lse2 = l.P + slots_of_P(c) * l.P_bytes;
   l.delta = l.lse2 + c.stages * c.block_columns * 4;
   l.blind = l.delta + c.stages * c.block_columns * 4;
   l.work = l.blind + c.stages * 8;
   l.barriers = l.work + work_bytes;
-  l.bytes = l.barriers + 8 * (row_tiles(c) + 2 * (c.stages + c.y_stages + slots_of_P(c)));
+  l.bytes = l.barriers + 8 * (row_tiles(c) + 2 * (c.stages + c.vo_stages + slots_of_P(c)));
   return l;
 }
 

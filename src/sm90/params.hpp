@@ -28,9 +28,9 @@ struct RestartParams {
   UInt32* taken;
 };
 
-// One side of the backward pass: rows X and Y, columns x and y (sm90/backward_config.hpp).
+// One side of the backward pass: operands of rows and of columns (sm90/backward_config.hpp).
 struct BackwardParams {
-  TensorMap X, Y, x, y;
+  TensorMap row_QK, row_VO, column_QK, column_VO;
   gpu::BackwardParams call;
   Int32 D, Dv;   // the tensors' own
   float factor;  // of scores, as above

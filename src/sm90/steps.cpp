@@ -82,10 +82,10 @@ Step backward_step(const Problem& p, const BackwardPlan::Pass& pass, double scal
     const Tensor &q = given.call.inputs.q, &k = given.call.inputs.k, &v = given.call.inputs.v;
     const Tensor& d_o = given.call.saved.d_o;
     const bool queries = owns_queries(c);
-    return BackwardParams{.X = tensor_map(queries ? q : k, 64),
-                          .Y = tensor_map(queries ? d_o : v, 64),
-                          .x = tensor_map(queries ? k : q, c.block_columns),
-                          .y = tensor_map(queries ? v : d_o, c.block_columns),
+    return BackwardParams{.row_QK = tensor_map(queries ? q : k, 64),
+                          .row_VO = tensor_map(queries ? d_o : v, 64),
+                          .column_QK = tensor_map(queries ? k : q, c.block_columns),
+                          .column_VO = tensor_map(queries ? v : d_o, c.block_columns),
                           .call = given.backward(),
                           .D = static_cast<Int32>(D),
                           .Dv = static_cast<Int32>(Dv),

@@ -39,41 +39,41 @@ const AnyConfig* fitting(const Problem& p, std::span<const AnyConfig> tiles) {
 // The backward pass, by side: of the sizes that compile without spilling, the largest. At N=16384 they give 485 at
 // D=256 and 437 at 192/128 (docs/experiments.md, "Hopper's backward pass"); of other sizes none has been measured.
 constexpr BackwardConfig query_tiles[] = {
-    {.D = 64, .Dv = 64, .warpgroups = 3, .block_columns = 96, .stages = 4, .y_stages = 4, .drains = true},
-    {.D = 128, .Dv = 128, .block_columns = 112, .stages = 2, .y_stages = 2},
-    {.D = 192, .Dv = 128, .block_columns = 96, .stages = 2, .y_stages = 2, .drains = true},
-    {.D = 192, .Dv = 192, .block_columns = 80, .stages = 2, .y_stages = 2},
-    {.D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .y_stages = 1},
+    {.D = 64, .Dv = 64, .warpgroups = 3, .block_columns = 96, .stages = 4, .vo_stages = 4, .drains = true},
+    {.D = 128, .Dv = 128, .block_columns = 112, .stages = 2, .vo_stages = 2},
+    {.D = 192, .Dv = 128, .block_columns = 96, .stages = 2, .vo_stages = 2, .drains = true},
+    {.D = 192, .Dv = 192, .block_columns = 80, .stages = 2, .vo_stages = 2},
+    {.D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .vo_stages = 1},
 };
 constexpr BackwardConfig key_tiles[] = {
-    {.D = 64, .Dv = 64, .block_columns = 96, .stages = 4, .y_stages = 4},
-    {.D = 128, .Dv = 128, .block_columns = 64, .stages = 4, .y_stages = 4, .drains = true},
-    {.D = 192, .Dv = 128, .block_columns = 64, .stages = 3, .y_stages = 3, .paired = true},
-    {.D = 192, .Dv = 192, .block_columns = 64, .stages = 3, .y_stages = 3, .paired = true},
-    {.D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .y_stages = 2, .paired = true},
+    {.D = 64, .Dv = 64, .block_columns = 96, .stages = 4, .vo_stages = 4},
+    {.D = 128, .Dv = 128, .block_columns = 64, .stages = 4, .vo_stages = 4, .drains = true},
+    {.D = 192, .Dv = 128, .block_columns = 64, .stages = 3, .vo_stages = 3, .paired = true},
+    {.D = 192, .Dv = 192, .block_columns = 64, .stages = 3, .vo_stages = 3, .paired = true},
+    {.D = 256, .Dv = 256, .block_columns = 64, .stages = 2, .vo_stages = 2, .paired = true},
 };
 // One of dK and dV where both would take a pair.
 constexpr BackwardConfig one_gradient_tiles[] = {
-    {.D = 192, .Dv = 192, .block_columns = 64, .stages = 2, .y_stages = 2},
-    {.D = 256, .Dv = 256, .block_columns = 48, .stages = 2, .y_stages = 2},
+    {.D = 192, .Dv = 192, .block_columns = 64, .stages = 2, .vo_stages = 2},
+    {.D = 256, .Dv = 256, .block_columns = 48, .stages = 2, .vo_stages = 2},
 };
 
 // With options, which need registers.
 constexpr BackwardConfig general_query_tiles[] = {
-    {.D = 64, .Dv = 64, .block_columns = 64, .stages = 4, .y_stages = 4, .general = true},
-    {.D = 128, .Dv = 128, .block_columns = 64, .stages = 3, .y_stages = 3, .general = true},
-    {.D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .y_stages = 3, .general = true},
-    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .y_stages = 2, .general = true},
+    {.D = 64, .Dv = 64, .block_columns = 64, .stages = 4, .vo_stages = 4, .general = true},
+    {.D = 128, .Dv = 128, .block_columns = 64, .stages = 3, .vo_stages = 3, .general = true},
+    {.D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .vo_stages = 3, .general = true},
+    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .vo_stages = 2, .general = true},
 };
 constexpr BackwardConfig general_key_tiles[] = {
-    {.D = 64, .Dv = 64, .block_columns = 48, .stages = 4, .y_stages = 4, .general = true},
-    {.D = 128, .Dv = 128, .block_columns = 32, .stages = 4, .y_stages = 4, .drains = true, .general = true},
-    {.D = 192, .Dv = 192, .block_columns = 48, .stages = 3, .y_stages = 3, .paired = true, .general = true},
-    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 3, .y_stages = 3, .paired = true, .general = true},
+    {.D = 64, .Dv = 64, .block_columns = 48, .stages = 4, .vo_stages = 4, .general = true},
+    {.D = 128, .Dv = 128, .block_columns = 32, .stages = 4, .vo_stages = 4, .drains = true, .general = true},
+    {.D = 192, .Dv = 192, .block_columns = 48, .stages = 3, .vo_stages = 3, .paired = true, .general = true},
+    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 3, .vo_stages = 3, .paired = true, .general = true},
 };
 constexpr BackwardConfig general_one_gradient_tiles[] = {
-    {.D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .y_stages = 3, .general = true},
-    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .y_stages = 2, .general = true},
+    {.D = 192, .Dv = 192, .block_columns = 32, .stages = 3, .vo_stages = 3, .general = true},
+    {.D = 256, .Dv = 256, .block_columns = 32, .stages = 2, .vo_stages = 2, .general = true},
 };
 
 // How much the options of scores ask of registers: dropout the most.
@@ -119,8 +119,8 @@ std::optional<BackwardConfig> backward_tile(const Problem& p, Side side) {
   c.options = options;
   const auto element = [](const std::optional<Type>& type) { return type ? gpu::element_of(*type) : Element::none; };
   c.side = side, c.element = gpu::element_of(p.q_type), c.halves_S = halves_S(p);
-  c.dX = element(side == Side::queries ? p.dq : p.dk);
-  c.dY = element(side == Side::queries ? std::nullopt : p.dv);
+  c.dQK = element(side == Side::queries ? p.dq : p.dk);
+  c.dV = element(side == Side::queries ? std::nullopt : p.dv);
   return c;
 }
 

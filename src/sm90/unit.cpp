@@ -29,9 +29,9 @@ std::string config_text(const Config& c) {
 }
 std::string config_text(const BackwardConfig& c) {
   return text("tessera::sm90::BackwardConfig config{.side = tessera::gpu::Side::", owns_queries(c) ? "queries" : "keys",
-              ", .D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element), ", .dX = ", spelled(c.dX),
-              ", .dY = ", spelled(c.dY), ", .warpgroups = ", c.warpgroups, ", .block_columns = ", c.block_columns,
-              ", .stages = ", c.stages, ", .y_stages = ", c.y_stages, ", .drains = ", spelled(c.drains),
+              ", .D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element), ", .dQK = ", spelled(c.dQK),
+              ", .dV = ", spelled(c.dV), ", .warpgroups = ", c.warpgroups, ", .block_columns = ", c.block_columns,
+              ", .stages = ", c.stages, ", .vo_stages = ", c.vo_stages, ", .drains = ", spelled(c.drains),
               ", .paired = ", spelled(c.paired), ", .halves_S = ", spelled(c.halves_S),
               ", .general = ", spelled(c.general), ", .options = ", spelled(c.options), "}");
 }

@@ -220,8 +220,8 @@ void Addressed::hopper_backward(const sm90::BackwardParams& p) {
   backward(p.call);
   const bool queries = launch->kernel->unit.find("Side::queries") != std::string::npos;
   const Tensor &q = call.in.q, &k = call.in.k, &v = call.in.v, &d_o = call.saved.d_o;
-  map("X", p.X, queries ? q : k), map("Y", p.Y, queries ? d_o : v);
-  map("x", p.x, queries ? k : q), map("y", p.y, queries ? v : d_o);
+  map("row_QK", p.row_QK, queries ? q : k), map("row_VO", p.row_VO, queries ? d_o : v);
+  map("column_QK", p.column_QK, queries ? k : q), map("column_VO", p.column_VO, queries ? v : d_o);
 }
 
 void Addressed::one_pass(const sm90::OnePassMemory& memory, const gpu::BackwardParams& p) {

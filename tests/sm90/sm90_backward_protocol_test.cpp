@@ -24,11 +24,11 @@ struct ModelWork {
 struct Model : test::ProtocolModel {
   const BackwardConfig c;
   const ModelWork work;
-  std::vector<Slot> x, y, P;
+  std::vector<Slot> qk, vo, P;
 
   Model(const BackwardConfig& c, ModelWork w) :
-      c(c), work(std::move(w)), x(std::size_t(c.stages)), y(std::size_t(c.y_stages)), P(std::size_t(slots_of_P(c))) {
-    for (auto* ring : {&x, &y})
+      c(c), work(std::move(w)), qk(std::size_t(c.stages)), vo(std::size_t(c.vo_stages)), P(std::size_t(slots_of_P(c))) {
+    for (auto* ring : {&qk, &vo})
       for (Slot& s : *ring) s.full.count = 1, s.empty.count = c.warpgroups;
     for (Slot& s : P) s.full.count = s.empty.count = 1;
   }
@@ -37,11 +37,11 @@ struct Model : test::ProtocolModel {
 
   Program loader() {
     Program program;
-    Ring xs{x}, ys{y};
+    Ring qks{qk}, vos{vo};
     for (int head = 0; head < work.heads; ++head)
-      for (int tile = 0; tile < work.tiles; ++tile, ++xs.use, ++ys.use) {
-        program.push_back(fill(xs.slot(), xs.round(), name_of(head, tile)));
-        program.push_back(fill(ys.slot(), ys.round(), name_of(head, tile)));
+      for (int tile = 0; tile < work.tiles; ++tile, ++qks.use, ++vos.use) {
+        program.push_back(fill(qks.slot(), qks.round(), name_of(head, tile)));
+        program.push_back(fill(vos.slot(), vos.round(), name_of(head, tile)));
       }
     return program;
   }
@@ -51,42 +51,42 @@ struct Model : test::ProtocolModel {
     Model& m;
     const int w;
     const bool computes_S = !m.c.paired || w == 0;
-    const bool wants_dX = m.c.dX != Element::none && (!m.c.paired || w == 1);
-    const bool wants_dY = m.c.dY != Element::none && (!m.c.paired || w == 0);
+    const bool wants_dQK = m.c.dQK != Element::none && (!m.c.paired || w == 1);
+    const bool wants_dV = m.c.dV != Element::none && (!m.c.paired || w == 0);
     Program program{};
-    Ring xs{m.x}, ys{m.y}, slots{m.P};
-    Slot *before_x = nullptr, *before_y = nullptr;
+    Ring qks{m.qk}, vos{m.vo}, slots{m.P};
+    Slot *before_qk = nullptr, *before_vo = nullptr;
 
     void take(Ring& ring, int name) { program.push_back(ProtocolModel::take(ring.slot(), ring.round(), name)); }
     void give(Slot& slot) { program.push_back(ProtocolModel::give(slot)); }
 
     void release_summed() {
-      if (wants_dX && before_x) give(*before_x);
-      if (wants_dY && before_y) give(*before_y);
+      if (wants_dQK && before_qk) give(*before_qk);
+      if (wants_dV && before_vo) give(*before_vo);
     }
 
     void sum_tile(int name) {
-      take(xs, name);
-      if (wants_dX) take(ys, name);
+      take(qks, name);
+      if (wants_dQK) take(vos, name);
       if (computes_S) {
         if (!m.c.drains) release_summed();
         if (m.c.paired) program.push_back(m.fill(slots.slot(), slots.round(), name, false)), ++slots.use;
-        if (wants_dY && !wants_dX) take(ys, name);
+        if (wants_dV && !wants_dQK) take(vos, name);
       } else {
         take(slots, name), give(slots.slot()), ++slots.use;
       }
-      if (wants_dX && !computes_S) release_summed();
-      if (!wants_dY) give(ys.slot());
-      if (!wants_dX) give(xs.slot());
-      before_x = &xs.slot(), before_y = &ys.slot();
+      if (wants_dQK && !computes_S) release_summed();
+      if (!wants_dV) give(vos.slot());
+      if (!wants_dQK) give(qks.slot());
+      before_qk = &qks.slot(), before_vo = &vos.slot();
       if (m.c.drains) release_summed();
-      ++xs.use, ++ys.use;
+      ++qks.use, ++vos.use;
     }
 
     void pass(int head, int first, int end) {
-      for (int tile = first; tile < end; ++tile, ++xs.use, ++ys.use) {
-        take(xs, name_of(head, tile)), take(ys, name_of(head, tile));
-        give(xs.slot()), give(ys.slot());
+      for (int tile = first; tile < end; ++tile, ++qks.use, ++vos.use) {
+        take(qks, name_of(head, tile)), take(vos, name_of(head, tile));
+        give(qks.slot()), give(vos.slot());
       }
     }
 
@@ -132,7 +132,7 @@ std::vector<BackwardConfig> planned_tiles() {
 testing::Message named(const BackwardConfig& c) {
   return testing::Message() << (owns_queries(c) ? "queries" : "keys") << ", D=" << c.D << "/" << c.Dv << ", "
                             << c.warpgroups << (c.paired ? " paired" : "") << " warpgroups, " << c.stages << " and "
-                            << c.y_stages << " stages" << (c.drains ? ", drains" : "");
+                            << c.vo_stages << " stages" << (c.drains ? ", drains" : "");
 }
 
 // Each 64 rows see any tiles, or none, of which they pass over `most` at either end and take the rest for their own, as
@@ -185,10 +185,10 @@ TEST(BackwardProtocol, TheModelNoticesAMissingArrival) {
   std::mt19937 random(7);
   for (const BackwardConfig& c : planned_tiles()) {
     const ModelWork work{9, 1, std::vector<ModelWork::Own>(std::size_t(row_tiles(c)), {0, 9})};
-    Model no_x(c, work), no_y(c, work), no_P(c, work);
-    no_x.x[0].empty.count += 1, no_y.y[0].empty.count += 1;
-    EXPECT_FALSE(no_x.run(random)) << named(c);
-    EXPECT_FALSE(no_y.run(random)) << named(c);
+    Model no_qk(c, work), no_vo(c, work), no_P(c, work);
+    no_qk.qk[0].empty.count += 1, no_vo.vo[0].empty.count += 1;
+    EXPECT_FALSE(no_qk.run(random)) << named(c);
+    EXPECT_FALSE(no_vo.run(random)) << named(c);
     if (!c.paired) continue;
     no_P.P[0].empty.count += 1;
     EXPECT_FALSE(no_P.run(random)) << named(c);
@@ -199,8 +199,8 @@ TEST(BackwardProtocol, TheModelNoticesAMissingArrival) {
 TEST(BackwardProtocol, TheModelNoticesMorePassedOverThanTheRingHolds) {
   std::mt19937 random(7);
   for (const Side side : {Side::queries, Side::keys}) {
-    BackwardConfig c{.side = side, .dX = Element::bf16, .dY = side == Side::keys ? Element::bf16 : Element::none};
-    c.stages = c.y_stages = 3;
+    BackwardConfig c{.side = side, .dQK = Element::bf16, .dV = side == Side::keys ? Element::bf16 : Element::none};
+    c.stages = c.vo_stages = 3;
     int stuck = 0;
     for (int round = 0; round < 300; ++round)
       stuck += !Model(c, random_work(c, most_passed(c) + 1, random)).run(random);

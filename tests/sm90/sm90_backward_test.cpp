@@ -68,10 +68,10 @@ void run_backward(cases::CaseData& data) {
   emulated::clear_unused(data);
   for (const auto& [c, blocks] : plan.passes) {
     const bool queries = owns_queries(c);
-    const BackwardParams p{.X = emulated_map(queries ? call.inputs.q : call.inputs.k, 64),
-                           .Y = emulated_map(queries ? call.saved.d_o : call.inputs.v, 64),
-                           .x = emulated_map(queries ? call.inputs.k : call.inputs.q, c.block_columns),
-                           .y = emulated_map(queries ? call.inputs.v : call.saved.d_o, c.block_columns),
+    const BackwardParams p{.row_QK = emulated_map(queries ? call.inputs.q : call.inputs.k, 64),
+                           .row_VO = emulated_map(queries ? call.saved.d_o : call.inputs.v, 64),
+                           .column_QK = emulated_map(queries ? call.inputs.k : call.inputs.q, c.block_columns),
+                           .column_VO = emulated_map(queries ? call.inputs.v : call.saved.d_o, c.block_columns),
                            .call = params,
                            .D = Int32(problem.D),
                            .Dv = Int32(problem.Dv),

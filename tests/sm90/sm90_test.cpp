@@ -291,12 +291,13 @@ TEST(BackwardPlan, EveryOptionIsTakenAndItsTilesFit) {
       const BackwardConfig& c = pass.config;
       const BackwardLayout l = layout_of(c);
       ASSERT_LE(l.bytes, room) << name;
-      for (const int offset : {l.X, l.Y, l.x, l.y, l.P, l.X_bytes, l.Y_bytes, l.x_bytes, l.y_bytes, l.P_bytes})
+      for (const int offset : {l.row_QK, l.row_VO, l.column_QK, l.column_VO, l.P, l.row_QK_bytes, l.row_VO_bytes,
+                               l.column_QK_bytes, l.column_VO_bytes, l.P_bytes})
         ASSERT_EQ(offset % 1024, 0) << name;
       ASSERT_EQ(c.block_columns % 16, 0) << name << ": columns are contracted 16 at a time";
       // One tile's sums may be multiplied together with the next one's scores.
-      ASSERT_TRUE(c.stages >= 2 && (c.y_stages >= 2 || c.dY == Element::none)) << name;
-      const bool whole = c.warpgroups == 2 && c.dX != Element::none && c.dY != Element::none;
+      ASSERT_TRUE(c.stages >= 2 && (c.vo_stages >= 2 || c.dV == Element::none)) << name;
+      const bool whole = c.warpgroups == 2 && c.dQK != Element::none && c.dV != Element::none;
       ASSERT_TRUE(whole || !c.paired) << name << ": half a pair";
       ASSERT_EQ(c.halves_S, p.q_type == Type::f16 && p.D > 128) << name << ": P would not be the forward pass's";
       ASSERT_FALSE(c.paired && c.drains) << name << ": pairs have no such text";
@@ -335,8 +336,8 @@ TEST(BackwardPlan, OnlyWhatIsAskedForIsComputed) {
   ASSERT_EQ(backward_plan(p).passes.size(), 1u);
   const BackwardConfig keys = backward_plan(p).passes[0].config;
   EXPECT_EQ(keys.side, Side::keys);
-  EXPECT_EQ(keys.dX, Element::bf16);
-  EXPECT_EQ(keys.dY, Element::f32);
+  EXPECT_EQ(keys.dQK, Element::bf16);
+  EXPECT_EQ(keys.dV, Element::f32);
   p.dk.reset(), p.dv.reset();
   EXPECT_TRUE(backward_plan(p).passes.empty());
   const auto names = [&] {

@@ -27,8 +27,8 @@ struct BackwardConsumer {
   static constexpr int columns = config.block_columns;
   static constexpr bool queries = owns_queries(config);
   static constexpr bool computes_S = part != Part::dS;
-  static constexpr bool wants_dX = config.dX != Element::none && part != Part::P;
-  static constexpr bool wants_dY = config.dY != Element::none && part != Part::dS;
+  static constexpr bool wants_dQK = config.dQK != Element::none && part != Part::P;
+  static constexpr bool wants_dV = config.dV != Element::none && part != Part::dS;
 
   const BackwardParams& p;
   const BackwardShared<config>& shared;
@@ -36,15 +36,15 @@ struct BackwardConsumer {
   const int warpgroup, thread = threadIdx.x % 128;
   const int own = config.paired ? 0 : warpgroup;  // which 64 rows
   // Places in the two rings: one for both, where they are equally long.
-  static constexpr bool in_step = config.stages == config.y_stages;
-  RingPlace<config.stages> x;
-  RingPlace<in_step ? 1 : config.y_stages> shorter_y;
+  static constexpr bool in_step = config.stages == config.vo_stages;
+  RingPlace<config.stages> qk_place;
+  RingPlace<in_step ? 1 : config.vo_stages> shorter_vo_place;
   RingPlace<config.paired ? slots_of_P(config) : 1> slot;
   float S[columns / 2];
-  float dP[wants_dX || config.halves_S ? columns / 2 : 1];  // before that, the other half of S
-  // Operands of the products that sum: P has a place of its own only if dY needs it.
-  UInt32 packed_P[wants_dY ? columns / 4 : 1], packed_dS[wants_dX ? columns / 4 : 1];
-  float dX[wants_dX ? config.D / 2 : 1] = {}, dY[wants_dY ? config.Dv / 2 : 1] = {};
+  float dP[wants_dQK || config.halves_S ? columns / 2 : 1];  // before that, the other half of S
+  // Operands of the products that sum: P has a place of its own only if dV needs it.
+  UInt32 packed_P[wants_dV ? columns / 4 : 1], packed_dS[wants_dQK ? columns / 4 : 1];
+  float dQK[wants_dQK ? config.D / 2 : 1] = {}, dV[wants_dV ? config.Dv / 2 : 1] = {};
   float lse2[2], delta[2];  // of queries that are rows
 
   __device__ BackwardConsumer(const BackwardParams& p, const BackwardShared<config>& shared,
@@ -69,38 +69,40 @@ struct BackwardConsumer {
     }
   }
 
-  __device__ const auto& y() const {
+  __device__ const auto& vo_place() const {
     if constexpr (in_step)
-      return x;
+      return qk_place;
     else
-      return shorter_y;
+      return shorter_vo_place;
   }
-  __device__ void advance() { x.advance(), shorter_y.advance(); }
-  __device__ void release_x(int stage) { arrive_as_warp(shared.x().empty(stage)); }
-  __device__ void release_y(int stage) { arrive_as_warp(shared.y().empty(stage)); }
+  __device__ void advance() { qk_place.advance(), shorter_vo_place.advance(); }
+  __device__ void release_QK(int stage) { arrive_as_warp(shared.column_QK().empty(stage)); }
+  __device__ void release_VO(int stage) { arrive_as_warp(shared.column_VO().empty(stage)); }
 
   // Skips stages that only other warpgroups see. All threads wait for `full` before one of them releases the stage, or
   // a late one would miss a phase of the same parity (see forward.cuh).
   __device__ void pass(Int32 count) {
     for (; count > 0; --count, advance()) {
-      shared.x().wait_full(x), shared.y().wait_full(y());
+      shared.column_QK().wait_full(qk_place), shared.column_VO().wait_full(vo_place());
       sync_warpgroup();
-      release_x(x.stage), release_y(y().stage);
+      release_QK(qk_place.stage), release_VO(vo_place().stage);
     }
   }
 
   // The tiles in work.
-  __device__ UInt32 x_tile() const { return shared.x().tile(x.stage); }
-  __device__ UInt32 y_tile() const { return shared.y().tile(y().stage); }
+  __device__ UInt32 row_QK() const { return shared.row_QK(own); }
+  __device__ UInt32 row_VO() const { return shared.row_VO(own); }
+  __device__ UInt32 column_QK() const { return shared.column_QK().tile(qk_place.stage); }
+  __device__ UInt32 column_VO() const { return shared.column_VO().tile(vo_place().stage); }
 
   // What P and dS need of value n's query.
   __device__ float lse2_of(int n) const {
     if constexpr (queries) return lse2[n / 2 % 2];
-    return shared.lse2(x.stage)[accumulator_column(thread, n)];
+    return shared.lse2(qk_place.stage)[accumulator_column(thread, n)];
   }
   __device__ float delta_of(int n) const {
     if constexpr (queries) return delta[n / 2 % 2];
-    return shared.delta(x.stage)[accumulator_column(thread, n)];
+    return shared.delta(qk_place.stage)[accumulator_column(thread, n)];
   }
 
   // Columns with P = 0 for all rows may hold NaN: keys of others, or nobody's; queries that see nothing.
@@ -110,28 +112,28 @@ struct BackwardConsumer {
       if (used >= columns || !w.others_follow) return;
       clear_columns(used, [](int) { return true; });
     } else {
-      if (!shared.blind(x.stage)) return;
-      const float* numbers = shared.lse2(x.stage);
+      if (!shared.blind(qk_place.stage)) return;
+      const float* numbers = shared.lse2(qk_place.stage);
       clear_columns(0, [&](int n) { return numbers[n] == -minus_infinity<float>; });
     }
   }
   template <class Unused>
   __device__ void clear_columns(int first, Unused unused) {
-    shared.y().wait_full(y());
-    clear_rows<columns, config.D>(x_tile(), thread, first, unused);
-    clear_rows<columns, config.Dv>(y_tile(), thread, first, unused);
+    shared.column_VO().wait_full(vo_place());
+    clear_rows<columns, config.D>(column_QK(), thread, first, unused);
+    clear_rows<columns, config.Dv>(column_VO(), thread, first, unused);
     publish_shared();
     sync_warpgroup();
   }
 
   // --- The products: issued here, awaited in `sum`
 
-  // S = X x^T, but halves of S are waited for and added.
-  __device__ void begin_S(UInt32 X, UInt32 x) {
+  // S = row_QK column_QK^T, but halves of S are waited for and added.
+  __device__ void begin_S(UInt32 row_QK, UInt32 column_QK) {
     constexpr int steps = config.D / 16;
     begin_products();
-    multiply_S<0, config.halves_S ? steps / 2 : steps>(S, X, x);
-    if constexpr (config.halves_S) multiply_S<steps / 2, steps>(dP, X, x);
+    multiply_S<0, config.halves_S ? steps / 2 : steps>(S, row_QK, column_QK);
+    if constexpr (config.halves_S) multiply_S<steps / 2, steps>(dP, row_QK, column_QK);
     commit_products();
     if constexpr (config.halves_S) {
       wait_products<0>();
@@ -141,25 +143,27 @@ struct BackwardConsumer {
     }
   }
   template <int first, int end>
-  __device__ void multiply_S(float (&sums)[columns / 2], UInt32 X, UInt32 x) {
-    multiply_along_rows<columns, config.element, config.halves_S, first, end>(sums, along_rows(X), along_rows(x));
+  __device__ void multiply_S(float (&sums)[columns / 2], UInt32 row_QK, UInt32 column_QK) {
+    multiply_along_rows<columns, config.element, config.halves_S, first, end>(sums, along_rows(row_QK),
+                                                                              along_rows(column_QK));
   }
-  // dP = Y y^T
-  __device__ void begin_dP(UInt32 Y, UInt32 y) {
+  // dP = row_VO column_VO^T
+  __device__ void begin_dP(UInt32 row_VO, UInt32 column_VO) {
     begin_products();
-    multiply_along_rows<columns, config.element, config.halves_S, 0, config.Dv / 16>(dP, along_rows(Y), along_rows(y));
+    multiply_along_rows<columns, config.element, config.halves_S, 0, config.Dv / 16>(dP, along_rows(row_VO),
+                                                                                     along_rows(column_VO));
     commit_products();
   }
-  // dY += P y
-  __device__ void begin_dY(UInt32 y) {
+  // dV += P column_VO
+  __device__ void begin_dV(UInt32 column_VO) {
     begin_products();
-    multiply_over_rows<config.Dv, config.element, columns>(dY, packed_P, over_rows(y, columns), true);
+    multiply_over_rows<config.Dv, config.element, columns>(dV, packed_P, over_rows(column_VO, columns), true);
     commit_products();
   }
-  // dX += dS x
-  __device__ void begin_dX(UInt32 x) {
+  // dQK += dS column_QK
+  __device__ void begin_dQK(UInt32 column_QK) {
     begin_products();
-    multiply_over_rows<config.D, config.element, columns>(dX, packed_dS, over_rows(x, columns), true);
+    multiply_over_rows<config.D, config.element, columns>(dQK, packed_dS, over_rows(column_QK, columns), true);
     commit_products();
   }
 
@@ -209,7 +213,7 @@ struct BackwardConsumer {
         kept[e - n] = P * keep;
         S[e] = keep == 0 ? -P * derivative : P * derivative;
       }
-      if constexpr (wants_dY) packed_P[n / 2] = packed<config.element>(kept[0], kept[1]);
+      if constexpr (wants_dV) packed_P[n / 2] = packed<config.element>(kept[0], kept[1]);
     }
   }
 
@@ -254,30 +258,30 @@ struct BackwardConsumer {
     // The gradient products of a tile overlap with the scores of the next one, unless the kernel drains: the stages
     // that they read, at `before`, are released when they have ended.
     int before = -1;
-    static_assert(in_step || !wants_dY, "one stage stands for both rings");
+    static_assert(in_step || !wants_dV, "one stage stands for both rings");
     const auto release_summed = [&] {
       if (before < 0) return;
-      if constexpr (wants_dX) release_x(before);
-      if constexpr (wants_dY) release_y(before);
+      if constexpr (wants_dQK) release_QK(before);
+      if constexpr (wants_dV) release_VO(before);
     };
     const Int32 end = w.own_end[own];  // in a register: shared memory is busy
     for (Int32 head = 0; head < w.heads; ++head) {
       pass(w.own_begin[own] - w.begin);
       for (Int32 tile = w.own_begin[own]; tile < end; ++tile) {
-        shared.x().wait_full(x);
+        shared.column_QK().wait_full(qk_place);
         clear_unused(tile);
-        if constexpr (computes_S) begin_S(shared.X(own), x_tile());
-        if constexpr (wants_dX) {
-          shared.y().wait_full(y());
-          begin_dP(shared.Y(own), y_tile());
+        if constexpr (computes_S) begin_S(row_QK(), column_QK());
+        if constexpr (wants_dQK) {
+          shared.column_VO().wait_full(vo_place());
+          begin_dP(row_VO(), column_VO());
         }
         if constexpr (!config.drains) {
-          wait_products<computes_S + wants_dX>();
+          wait_products<computes_S + wants_dQK>();
           release_summed();
         }
 
         if constexpr (computes_S) {
-          wait_products<wants_dX ? 1 : 0>();
+          wait_products<wants_dQK ? 1 : 0>();
           arrived(S);
           if constexpr (config.general)
             exponentiate_one_by_one(queries ? w.row_head : w.head + head, tile);
@@ -286,22 +290,22 @@ struct BackwardConsumer {
         }
         if constexpr (part == Part::P) give_P();
         if constexpr (part == Part::dS) take_P();
-        if constexpr (wants_dY) {
+        if constexpr (wants_dV) {
           if constexpr (!config.general) pack_P();
-          if constexpr (!wants_dX) shared.y().wait_full(y());  // dP has not waited for it
-          begin_dY(y_tile());
+          if constexpr (!wants_dQK) shared.column_VO().wait_full(vo_place());  // dP has not waited for it
+          begin_dV(column_VO());
         }
 
-        if constexpr (wants_dX) {
-          wait_products<wants_dY ? 1 : 0>();
+        if constexpr (wants_dQK) {
+          wait_products<wants_dV ? 1 : 0>();
           arrived(dP);
-          if constexpr (!wants_dY) release_y(y().stage);  // which only dP reads
+          if constexpr (!wants_dV) release_VO(vo_place().stage);  // which only dP reads
           pack_dS();
-          begin_dX(x_tile());
+          begin_dQK(column_QK());
         } else {
-          release_x(x.stage);  // which only S reads
+          release_QK(qk_place.stage);  // which only S reads
         }
-        before = x.stage;
+        before = qk_place.stage;
         if constexpr (config.drains) {
           wait_products<0>();
           release_summed();
@@ -311,8 +315,8 @@ struct BackwardConsumer {
       pass(w.end - end);
     }
     wait_products<0>();
-    if constexpr (wants_dX) arrived(dX);
-    if constexpr (wants_dY) arrived(dY);
+    if constexpr (wants_dQK) arrived(dQK);
+    if constexpr (wants_dV) arrived(dV);
   }
 
   template <Element element, int width>
@@ -334,8 +338,8 @@ struct BackwardConsumer {
 
   __device__ void consume() {
     sum();
-    if constexpr (wants_dX) write<config.dX, config.D>(dX, queries ? p.call.dq : p.call.dk, p.D, p.call.x.scale);
-    if constexpr (wants_dY) write<config.dY, config.Dv>(dY, p.call.dv, p.Dv, 1);
+    if constexpr (wants_dQK) write<config.dQK, config.D>(dQK, queries ? p.call.dq : p.call.dk, p.D, p.call.x.scale);
+    if constexpr (wants_dV) write<config.dV, config.Dv>(dV, p.call.dv, p.Dv, 1);
   }
 };
 
@@ -346,7 +350,7 @@ __device__ void backward(const BackwardParams& p) {
   if (threadIdx.x == 0) {
     shared.work().find(p.call.x);
     shared.init_barriers();
-    prefetch(p.X), prefetch(p.Y), prefetch(p.x), prefetch(p.y);
+    prefetch(p.row_QK), prefetch(p.row_VO), prefetch(p.column_QK), prefetch(p.column_VO);
   }
   __syncthreads();
   const BackwardWork<config>& work = shared.work();

@@ -71,12 +71,13 @@ struct BackwardShared {
   static constexpr BackwardLayout layout = layout_of(config);
   unsigned char* const base;
 
-  __device__ UInt32 X(int tile) const { return at(layout.X + tile * layout.X_bytes); }
-  __device__ UInt32 Y(int tile) const { return at(layout.Y + tile * layout.Y_bytes); }
-  using XRing = Ring<config.stages, layout.x, layout.x_bytes, row_tiles(config)>;
-  using YRing = Ring<config.y_stages, layout.y, layout.y_bytes, row_tiles(config) + 2 * config.stages>;
-  __device__ XRing x() const { return {base, barriers()}; }
-  __device__ YRing y() const { return {base, barriers()}; }
+  __device__ UInt32 row_QK(int tile) const { return at(layout.row_QK + tile * layout.row_QK_bytes); }
+  __device__ UInt32 row_VO(int tile) const { return at(layout.row_VO + tile * layout.row_VO_bytes); }
+  using QKRing = Ring<config.stages, layout.column_QK, layout.column_QK_bytes, row_tiles(config)>;
+  using VORing =
+      Ring<config.vo_stages, layout.column_VO, layout.column_VO_bytes, row_tiles(config) + 2 * config.stages>;
+  __device__ QKRing column_QK() const { return {base, barriers()}; }
+  __device__ VORing column_VO() const { return {base, barriers()}; }
   // Of streamed queries.
   __device__ float* lse2(int stage) const { return numbers(layout.lse2, stage); }
   __device__ float* delta(int stage) const { return numbers(layout.delta, stage); }
@@ -92,7 +93,7 @@ struct BackwardShared {
   // full: what the place holds is here. empty: it is no longer read.
   __device__ Barrier& rows_full(int tile) const { return barrier(tile); }
   __device__ Barrier& P_full(int slot) const {
-    return barrier(row_tiles(config) + 2 * (config.stages + config.y_stages) + slot);
+    return barrier(row_tiles(config) + 2 * (config.stages + config.vo_stages) + slot);
   }
   __device__ Barrier& P_empty(int slot) const { return P_full(slots_of_P(config) + slot); }
 
@@ -100,7 +101,7 @@ struct BackwardShared {
     constexpr int warps = 4 * config.warpgroups;
     for (int g = 0; g < row_tiles(config); ++g) rows_full(g).init(1);
     // Queries bring numbers, which the loader's lanes copy.
-    x().init(owns_queries(config) ? 1 : 1 + 32, warps), y().init(1, warps);
+    column_QK().init(owns_queries(config) ? 1 : 1 + 32, warps), column_VO().init(1, warps);
     for (int s = 0; s < slots_of_P(config); ++s) P_full(s).init(4), P_empty(s).init(4);  // warps
     publish_barriers();
   }
@@ -130,9 +131,10 @@ struct BackwardLoader {
     for (int g = 0; g < row_tiles(config); ++g) {
       const TilePlace place{w.row_begin + w.row(g, 0), w.row_head, w.tensor_b};
       Barrier& full = shared.rows_full(g);
-      full.expect(layout.X_bytes + (needs_dP ? layout.Y_bytes : 0));
-      load_tile<64, config.D / 64>(shared.X(g), p.X, full, place, pass_through_cache);
-      if constexpr (needs_dP) load_tile<64, config.Dv / 64>(shared.Y(g), p.Y, full, place, pass_through_cache);
+      full.expect(layout.row_QK_bytes + (needs_dP ? layout.row_VO_bytes : 0));
+      load_tile<64, config.D / 64>(shared.row_QK(g), p.row_QK, full, place, pass_through_cache);
+      if constexpr (needs_dP)
+        load_tile<64, config.Dv / 64>(shared.row_VO(g), p.row_VO, full, place, pass_through_cache);
     }
   }
 
@@ -169,28 +171,32 @@ struct BackwardLoader {
     }
     blind = __any_sync(0xffffffffu, blind);
     if (lane == 0) shared.blind(stage) = blind;
-    shared.x().full(stage).arrive();
+    shared.column_QK().full(stage).arrive();
   }
 
   __device__ void load() const {
     if (w.begin >= w.end) return;
     if (lane == 0) load_rows();
-    RingPlace<config.stages> x;
-    RingPlace<config.y_stages> y;
+    RingPlace<config.stages> qk_place;
+    RingPlace<config.vo_stages> vo_place;
     for (Int32 head = w.head; head < w.head + w.heads; ++head)
-      for (Int32 tile = w.begin; tile < w.end; ++tile, x.advance(), y.advance()) {
+      for (Int32 tile = w.begin; tile < w.end; ++tile, qk_place.advance(), vo_place.advance()) {
         Numbers numbers;
         if constexpr (!owns_queries(config)) numbers = read_numbers(head, tile);
-        shared.x().wait_empty(x);
-        if (lane == 0) load_columns<config.D>(shared.x().tile(x.stage), p.x, shared.x().full(x.stage), head, tile);
-        if constexpr (!owns_queries(config)) share_numbers(numbers, x.stage);
-        shared.y().wait_empty(y);
-        if (lane == 0) load_columns<config.Dv>(shared.y().tile(y.stage), p.y, shared.y().full(y.stage), head, tile);
+        shared.column_QK().wait_empty(qk_place);
+        if (lane == 0)
+          load_columns<config.D>(shared.column_QK().tile(qk_place.stage), p.column_QK,
+                                 shared.column_QK().full(qk_place.stage), head, tile);
+        if constexpr (!owns_queries(config)) share_numbers(numbers, qk_place.stage);
+        shared.column_VO().wait_empty(vo_place);
+        if (lane == 0)
+          load_columns<config.Dv>(shared.column_VO().tile(vo_place.stage), p.column_VO,
+                                  shared.column_VO().full(vo_place.stage), head, tile);
       }
   }
 
  private:
-  static constexpr bool needs_dP = config.dX != Element::none;
+  static constexpr bool needs_dP = config.dQK != Element::none;
 };
 
 }  // namespace tessera::sm90
