@@ -22,6 +22,17 @@ ScoreOptions Problem::score_options() const {
           .dropout = dropout_threshold(options.dropout) > 0};
 }
 
+ScoreParameters<double> Problem::score_parameters() const { return {.softcap = options.softcap}; }
+
+std::string score_option_text(const Problem& p) {
+  const ScoreOptions on = p.score_options();
+  if (on.softcap) return text("softcap is ", p.options.softcap);
+  if (on.dropout) return text("dropout is ", p.options.dropout);
+  if (on.alibi) return "ALiBi slopes are given";
+  if (on.bias) return "a bias is given";
+  return "";
+}
+
 static std::string shape(const Broadcast& b) {
   return text(name_of(b.type), " [", b.shape[0], ",", b.shape[1], ",", b.shape[2], ",", b.shape[3], "]");
 }

@@ -51,11 +51,16 @@ struct Problem {
   bool has_keys() const { return B > 0 && Hk > 0 && Nk > 0; }
 
   ScoreOptions score_options() const;
+  ScoreParameters<double> score_parameters() const;
   std::int64_t heads_per_kv() const { return Hk == 0 ? 1 : Hq / Hk; }
   // Upper bounds of one sequence's lengths, from shapes and hints alone.
   std::int64_t longest_q() const;
   std::int64_t longest_k() const;
 };
+
+// An option of scores, in words ("dropout is 0.1"), for kernels that know none of them; empty: there is none. A mask
+// tensor is none of these: causal masks and windows are masks, too, and every kernel takes those.
+std::string score_option_text(const Problem& problem);
 
 // One paragraph for people, e.g. in `tessera plan`.
 std::string text_of(const Problem& problem);

@@ -59,7 +59,7 @@ static double slope_of(const Call& call, const Problem& p, std::int64_t b, std::
 }
 
 ScoreNumbers<double> score_numbers_of(const Call& call, const Problem& p, std::int64_t b, std::int64_t h, double unit) {
-  return score_numbers(p.score_options(), p.options.scale, p.options.softcap, slope_of(call, p, b, h), unit);
+  return score_numbers(p.score_options(), p.options.scale, p.score_parameters(), slope_of(call, p, b, h), unit);
 }
 
 double sink_of(const Call& call, std::int64_t h) {

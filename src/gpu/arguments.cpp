@@ -56,7 +56,7 @@ Question question(const Problem& p, const Call& call, double score_scale) {
              .seqused_q = length_ref(in.seqused_q),
              .seqused_k = length_ref(in.seqused_k),
              .scale = static_cast<float>(o.scale),
-             .softcap = static_cast<float>(o.softcap),
+             .parameters = rounded(p.score_parameters()),
              .causal = o.causal,
              .alignment = static_cast<Int32>(o.alignment),
              .window_left = o.window_left,
@@ -90,11 +90,7 @@ Element element_of(Type type) {
 }
 
 ScoreConfig score_config(const Problem& p) {
-  return {.softcap = p.options.softcap > 0,
-          .alibi = p.slopes != 0,
-          .mask = p.mask.has_value(),
-          .dropout = dropout_threshold(p.options.dropout) > 0,
-          .bias = p.bias ? element_of(p.bias->type) : Element::none};
+  return ScoreConfig::of(p.score_options(), p.bias ? element_of(p.bias->type) : Element::none);
 }
 
 ForwardParams forward_params(const Problem& p, const Call& call, double score_scale) {

@@ -16,9 +16,13 @@ struct ScoreConfig {
   bool softcap = false, alibi = false, mask = false, dropout = false;
   Element bias = Element::none;
 
+  static constexpr ScoreConfig of(const ScoreOptions& o, Element bias) {
+    return {.softcap = o.softcap, .alibi = o.alibi, .mask = o.mask, .dropout = o.dropout, .bias = bias};
+  }
   constexpr ScoreOptions options() const {
     return {.softcap = softcap, .alibi = alibi, .bias = bias != Element::none, .mask = mask, .dropout = dropout};
   }
+  constexpr bool need_derivative() const { return options().need_derivative(); }
   constexpr int count() const { return softcap + alibi + mask + dropout + (bias != Element::none); }
   constexpr bool any() const { return count() > 0; }
   constexpr bool operator==(const ScoreConfig&) const = default;

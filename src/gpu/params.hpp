@@ -4,6 +4,7 @@
 
 #include "math/mask.hpp"
 #include "math/philox.hpp"
+#include "math/score.hpp"
 #include "math/types.hpp"
 
 namespace tessera::gpu {
@@ -40,8 +41,8 @@ struct Question {
   float score_scale;  // of scores: `scale`, corrected for what a family's tensor cores cut off sums of products
   Int64 Nq, Nk;       // padded lengths, or the total token counts
   LengthRef cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
-  float scale;  // the caller's: what dQ and dK are multiplied by
-  float softcap;
+  float scale;                        // the caller's: what dQ and dK are multiplied by
+  ScoreParameters<float> parameters;  // of the options of scores
   Int32 causal, alignment;
   Int64 window_left, window_right, diagonal_offset, row0, col0, head0, batch0;
   PairRef bias, mask;

@@ -59,14 +59,10 @@ Step step(const Function& function, const Config& c, std::int64_t blocks, int sh
 }
 
 std::string early_refusal(const Problem& p) {
-  const Options& o = p.options;
   if (p.mask) return "a mask tensor is given; this rung takes causal and window only";
-  if (p.bias) return "a bias is given; this rung takes none";
-  if (p.slopes) return "ALiBi slopes are given; this rung takes none";
   if (p.sinks) return "sinks are given; this rung takes none";
-  if (o.softcap > 0) return text("softcap is ", o.softcap, "; this rung takes none");
-  if (o.dropout > 0) return text("dropout is ", o.dropout, "; this rung takes none");
-  if (o.accumulate) return "accumulate is set; this rung only writes";
+  if (const std::string option = score_option_text(p); !option.empty()) return option + "; this rung takes none";
+  if (p.options.accumulate) return "accumulate is set; this rung only writes";
   return "";
 }
 

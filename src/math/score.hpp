@@ -20,6 +20,12 @@ struct ScoreOptions {
   constexpr bool need_derivative() const { return softcap; }
 };
 
+// The options' numbers that all heads share, as the caller gives them.
+template <class Number>
+struct ScoreParameters {
+  Number softcap;  // 0: none
+};
+
 // Everything in an exponent carries the factor `unit`: log2(e) where kernels compute exp2, 1 for natural scores.
 template <class Number>
 struct ScoreNumbers {
@@ -37,14 +43,15 @@ constexpr Number score_argument(const ScoreOptions& options, Number scaled, Numb
 
 // In the Number's own rounding: kernels that compute in f32 may prepare these in f64, and have them rounded().
 template <class Number>
-constexpr ScoreNumbers<Number> score_numbers(const ScoreOptions& options, Number scale, Number softcap, Number slope,
-                                             Number unit) {
-  return {.factor = options.softcap ? score_argument(options, scale, softcap) : scale * unit,
-          .cap = softcap * unit,
+constexpr ScoreNumbers<Number> score_numbers(const ScoreOptions& options, Number scale,
+                                             const ScoreParameters<Number>& parameters, Number slope, Number unit) {
+  return {.factor = options.softcap ? score_argument(options, scale, parameters.softcap) : scale * unit,
+          .cap = parameters.softcap * unit,
           .slope = slope * unit,
           .unit = unit};
 }
 
+constexpr ScoreParameters<float> rounded(const ScoreParameters<double>& x) { return {.softcap = float(x.softcap)}; }
 constexpr ScoreNumbers<float> rounded(const ScoreNumbers<double>& x) {
   return {.factor = float(x.factor), .cap = float(x.cap), .slope = float(x.slope), .unit = float(x.unit)};
 }

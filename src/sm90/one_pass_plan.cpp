@@ -26,11 +26,7 @@ std::string one_pass_refusal(const Problem& p) {
   if (p.d_o != p.q_type)
     return text("dO is ", name_of(*p.d_o), " and Q is ", name_of(p.q_type), "; one pass takes both in one type");
   if (!(o.scale > 0)) return text("scale is ", o.scale, "; one pass takes scales above 0");
-  const gpu::ScoreConfig options = gpu::score_config(p);
-  if (options.softcap) return text("softcap is ", o.softcap, "; one pass takes none");
-  if (options.dropout) return text("dropout is ", o.dropout, "; one pass takes none");
-  if (p.slopes) return "ALiBi slopes are given; one pass takes none";
-  if (p.bias) return "a bias is given; one pass takes none";
+  if (const std::string option = score_option_text(p); !option.empty()) return option + "; one pass takes none";
   if (p.mask) return "a mask tensor is given; one pass takes causal and window only";
   return "";
 }

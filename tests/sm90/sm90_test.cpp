@@ -365,6 +365,30 @@ TEST(BackwardPlan, RefusalsNameWhatIsInTheWay) {
   EXPECT_EQ(reason([](Problem& p) { p.Dv = 257; }), "D is 128 and Dv is 257; this kernel has tiles up to 256");
 }
 
+// Kernels that know no options of scores, of Hopper and of the ladder, get their reasons from one place.
+TEST(Plan, OptionsOfScoresAreRefusedByName) {
+  const struct {
+    void (*change)(Problem&);
+    const char* reason;
+  } rows[] = {
+      {[](Problem& p) { p.options.softcap = 5; }, "softcap is 5"},
+      {[](Problem& p) { p.options.dropout = 0.25; }, "dropout is 0.25"},
+      {[](Problem& p) { p.slopes = 1; }, "ALiBi slopes are given"},
+      {[](Problem& p) {
+         p.bias = Broadcast{Type::bf16, {1, 1, 1, 1}};
+       },
+       "a bias is given"},
+  };
+  for (const auto& row : rows) {
+    Problem p = api::plain_problem(Pass::backward, Type::bf16, {128, 128});
+    EXPECT_EQ(steps_of("hopper_one_pass", p).reason, "");
+    EXPECT_EQ(steps_of("naive", p).reason, "");
+    row.change(p);
+    EXPECT_EQ(steps_of("hopper_one_pass", p).reason, std::string(row.reason) + "; one pass takes none");
+    EXPECT_EQ(steps_of("naive", p).reason, std::string(row.reason) + "; this rung takes none");
+  }
+}
+
 TEST(Plan, EveryTileHasANumberAndABlock) {
   for (const std::int64_t N : {1, 64, 129, 4096, 5000}) {
     Problem p = api::plain_problem(Pass::forward, Type::f16, {64, 64});

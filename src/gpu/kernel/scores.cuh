@@ -1,4 +1,4 @@
-// From one product q.k to a score, and the dropout factor: softcap, ALiBi, bias, mask, each only if configured. The
+// From one product q.k to a score, and the dropout factor, with the options that are configured and no others. The
 // rule is math/score_rule.hpp, the mask math/mask.hpp, as on the CPU. Device code; implements docs/algorithm.md,
 // "Scores" and "Dropout".
 #pragma once
@@ -130,7 +130,7 @@ struct ScoreOf {
 
   // In units of log2(e).
   __device__ ScoreNumbers<float> numbers_of(float slope) const {
-    return score_numbers(options, x.score_scale, x.softcap, slope, log2e<float>);
+    return score_numbers(options, x.score_scale, x.parameters, slope, log2e<float>);
   }
 };
 

@@ -81,17 +81,18 @@ struct VectorBackward {
       }
   }
 
-  // Recomputes P (times the dropout factors) and dS. `before_softcap`: without the softcap's derivative, which dBias
-  // needs.
-  template <bool before_softcap = false>
+  // Recomputes P (times the dropout factors) and dS. `of_scores`: dS without the derivative of the scores by their
+  // products. It is what dBias needs.
+  template <bool of_scores = false>
   __device__ void recompute(const ScoreOf<config.options>& score, const ScoreTile& tile, int stage) {
     constexpr Element X = config.element, Y = owns_queries ? config.d_o : config.element;
     constexpr Element y = owns_queries ? config.element : config.d_o;
     product.template over_dims<config.D, X, config.element>(shared.X, shared.x[stage], P);
     if constexpr (wants_dS) product.template over_dims<config.Dv, Y, y>(shared.Y, shared.y[stage], dS);
-    float derivative[config.options.softcap ? rows : 1][config.options.softcap ? cols : 1];
+    constexpr bool needs_derivative = config.options.need_derivative();
+    float derivative[needs_derivative ? rows : 1][needs_derivative ? cols : 1];
     for_each([&](int r, int c, int query, int key) {
-      P[r][c] = score(P[r][c], tile, query, key, config.options.softcap ? &derivative[r][c] : nullptr);
+      P[r][c] = score(P[r][c], tile, query, key, needs_derivative ? &derivative[r][c] : nullptr);
     });
     const TileBand band(score.s.mask, tile, config.block_rows, config.block_cols, !owns_queries);
     if (band.cuts) band.hide(product, P);
@@ -101,7 +102,7 @@ struct VectorBackward {
       const float keep = score.keep(tile, query, key);
       if constexpr (wants_dS) {
         dS[r][c] = probability * fmaf(keep, dS[r][c], -shared.delta[query_stage][query]);
-        if constexpr (config.options.softcap && !before_softcap) dS[r][c] *= derivative[r][c];
+        if constexpr (needs_derivative && !of_scores) dS[r][c] *= derivative[r][c];
       }
       P[r][c] = probability * keep;
     });

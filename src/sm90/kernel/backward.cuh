@@ -184,7 +184,7 @@ struct BackwardConsumer {
     for (int n = 0; n < columns / 2; n += 2) packed_P[n / 2] = packed<config.element>(S[n], S[n + 1]);
   }
 
-  // With options, P is packed at once. In the place of S comes what dS is a multiple of, P times the softcap's
+  // With options, P is packed at once. In the place of S comes what dS is a multiple of, P times the score's
   // derivative, and negative where dropout takes the key away: so one number is all that dS needs. `head` of the query.
   __device__ void exponentiate_one_by_one(Int32 head, Int32 tile) {
     const Int32 row = w.row(own, 0), column = tile * columns;
@@ -208,7 +208,7 @@ struct BackwardConsumer {
         const int r = accumulator_row(thread, e), c = accumulator_column(thread, e);
         const int query = queries ? r : c, key = queries ? c : r;
         float derivative = 1;
-        S[e] = score(S[e], at, query, key, config.options.softcap ? &derivative : nullptr);
+        S[e] = score(S[e], at, query, key, config.options.need_derivative() ? &derivative : nullptr);
         const float P = sees(e) ? exp2_of(S[e] - lse2_of(e)) : 0, keep = score.keep(at, query, key);
         kept[e - n] = P * keep;
         S[e] = keep == 0 ? -P * derivative : P * derivative;
