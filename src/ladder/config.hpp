@@ -53,15 +53,15 @@ struct VectorForwardShared {
   float P[c.block_rows][c.block_cols + 4];  // staging: the result of one product becomes the operand of the next
 };
 
-// Shared memory of the backward kernels. Upper case: operands of the block's own rows, which stay. Lower case: operands
-// of the columns, which are streamed. X and x are the operands of S, Y and y those of dP: q and dO on the side of the
-// queries, k and v on the side of the keys. LSE and delta are per query, so per row or per column.
+// Shared memory of the backward kernels. Operands of the block's own rows stay, those of the columns are streamed. On
+// either side QK is the one of q and k that lies there, and VO the one of v and dO: S = row_QK column_QK^T and
+// dP = row_VO column_VO^T. LSE and delta are per query, so per row or per column.
 template <Config c>
 struct VectorBackwardShared {
-  float X[c.block_rows][tile_pitch(c, c.D)];
-  float Y[c.block_rows][tile_pitch(c, c.Dv)];
-  float x[c.stages][c.block_cols][tile_pitch(c, c.D)];
-  float y[c.stages][c.block_cols][tile_pitch(c, c.Dv)];
+  float row_QK[c.block_rows][tile_pitch(c, c.D)];
+  float row_VO[c.block_rows][tile_pitch(c, c.Dv)];
+  float column_QK[c.stages][c.block_cols][tile_pitch(c, c.D)];
+  float column_VO[c.stages][c.block_cols][tile_pitch(c, c.Dv)];
   float P[c.block_rows][c.block_cols + 4];
   float lse2[c.stages][greater_of(c.block_rows, c.block_cols)], delta[c.stages][greater_of(c.block_rows, c.block_cols)];
 };

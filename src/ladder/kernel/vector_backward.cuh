@@ -13,9 +13,9 @@ namespace tessera::ladder {
 template <Config config, Side side>
 struct VectorBackward {
   static constexpr bool owns_queries = side == Side::queries;
-  static constexpr bool wants_dX = (owns_queries ? config.dq : config.dk) != Element::none;
-  static constexpr bool wants_dY = !owns_queries && config.dv != Element::none;
-  static constexpr bool wants_dS = wants_dX || config.dbias != Element::none;
+  static constexpr bool wants_dQK = (owns_queries ? config.dq : config.dk) != Element::none;
+  static constexpr bool wants_dV = !owns_queries && config.dv != Element::none;
+  static constexpr bool wants_dS = wants_dQK || config.dbias != Element::none;
   static constexpr int rows = Product<config>::rows, cols = Product<config>::cols;
   using Shared = VectorBackwardShared<config>;
   static_assert(sizeof(Shared) == vector_backward_shared_bytes(config));
@@ -25,8 +25,8 @@ struct VectorBackward {
   const QueryPlace& place;
   Product<config> product;
   float P[rows][cols], dS[rows][cols];
-  float dX[wants_dX ? rows : 1][outs_of<config>(config.D)] = {};   // dQ, or dK
-  float dY[wants_dY ? rows : 1][outs_of<config>(config.Dv)] = {};  // dV
+  float dQK[wants_dQK ? rows : 1][outs_of<config>(config.D)] = {};  // dQ, or dK
+  float dV[wants_dV ? rows : 1][outs_of<config>(config.Dv)] = {};
 
   __device__ VectorBackward(Shared& shared, const BackwardParams& p, const QueryPlace& place) :
       shared(shared), p(p), place(place) {}
@@ -85,10 +85,11 @@ struct VectorBackward {
   // products. It is what dBias needs.
   template <bool of_scores = false>
   __device__ void recompute(const ScoreOf<config.options>& score, const ScoreTile& tile, int stage) {
-    constexpr Element X = config.element, Y = owns_queries ? config.d_o : config.element;
-    constexpr Element y = owns_queries ? config.element : config.d_o;
-    product.template over_dims<config.D, X, config.element>(shared.X, shared.x[stage], P);
-    if constexpr (wants_dS) product.template over_dims<config.Dv, Y, y>(shared.Y, shared.y[stage], dS);
+    constexpr Element row_VO = owns_queries ? config.d_o : config.element;
+    constexpr Element column_VO = owns_queries ? config.element : config.d_o;
+    product.template over_dims<config.D, config.element, config.element>(shared.row_QK, shared.column_QK[stage], P);
+    if constexpr (wants_dS)
+      product.template over_dims<config.Dv, row_VO, column_VO>(shared.row_VO, shared.column_VO[stage], dS);
     constexpr bool needs_derivative = config.options.need_derivative();
     float derivative[needs_derivative ? rows : 1][needs_derivative ? cols : 1];
     for_each([&](int r, int c, int query, int key) {
@@ -112,8 +113,9 @@ struct VectorBackward {
     float one[rows];
 #pragma unroll
     for (int r = 0; r < rows; ++r) one[r] = 1;
-    if constexpr (wants_dY) product.template over_columns<config.d_o>(P, shared.P, shared.y[stage], one, dY);
-    if constexpr (wants_dX) product.template over_columns<config.element>(dS, shared.P, shared.x[stage], one, dX);
+    if constexpr (wants_dV) product.template over_columns<config.d_o>(P, shared.P, shared.column_VO[stage], one, dV);
+    if constexpr (wants_dQK)
+      product.template over_columns<config.element>(dS, shared.P, shared.column_QK[stage], one, dQK);
   }
 };
 
@@ -140,7 +142,8 @@ __device__ void vector_backward_queries(const BackwardParams& p) {
   constexpr int block = config.block_cols;
   const TileRange tiles(seen, block);
   const auto load = [&](Int32 n) {
-    if (n < tiles.end) kernel.load_keys(shared.x[n % config.stages], shared.y[n % config.stages], Int64(n) * block);
+    if (n < tiles.end)
+      kernel.load_keys(shared.column_QK[n % config.stages], shared.column_VO[n % config.stages], Int64(n) * block);
     commit_copies();
   };
 
@@ -151,13 +154,13 @@ __device__ void vector_backward_queries(const BackwardParams& p) {
       prepare_row<config.o, config.d_o, config.Dv>(p, place, i);
     __syncthreads();
   }
-  kernel.load_queries(shared.X, shared.Y, shared.lse2[0], shared.delta[0], place.first, place.h);
+  kernel.load_queries(shared.row_QK, shared.row_VO, shared.lse2[0], shared.delta[0], place.first, place.h);
   load(tiles.first);
   for (Int32 n = tiles.first; n < tiles.end; ++n) {
     const int stage = n % config.stages;
     wait_copies<0>();
     __syncthreads();  // this tile has arrived, and all warps are done with the previous one
-    if (n == tiles.first) kernel.clear_blind_queries(shared.X, shared.Y, 0);
+    if (n == tiles.first) kernel.clear_blind_queries(shared.row_QK, shared.row_VO, 0);
     if constexpr (config.stages == 2) load(n + 1);
     kernel.recompute(score, ScoreTile(s, place.first, config.block_rows, Int64(n) * block, block), stage);
     kernel.accumulate(stage);
@@ -170,7 +173,7 @@ __device__ void vector_backward_queries(const BackwardParams& p) {
   for (int r = 0; r < Kernel::rows; ++r) {
     const Int64 i = place.first + kernel.product.row(r);
     if (i < s.nq)
-      store_row<config.D>(kernel.product, kernel.dX[r], p.x.scale, p.accumulate,
+      store_row<config.D>(kernel.product, kernel.dQK[r], p.x.scale, p.accumulate,
                           row_of<config.dq>(p.dq, place.b, s.q_begin + i, place.h));
   }
 }
@@ -192,18 +195,18 @@ __device__ void vector_backward_keys(const BackwardParams& p) {
   const Int32 end_head = place.h + (tiles.empty() ? 0 : p.x.Hq / p.x.Hk);
   const auto load = [&](const HeadTile& at, int stage) {
     if (at.h < end_head)
-      kernel.load_queries(shared.x[stage], shared.y[stage], shared.lse2[stage], shared.delta[stage],
+      kernel.load_queries(shared.column_QK[stage], shared.column_VO[stage], shared.lse2[stage], shared.delta[stage],
                           Int64(at.tile) * block, at.h);
     commit_copies();
   };
 
-  kernel.load_keys(shared.X, shared.Y, place.first);
+  kernel.load_keys(shared.row_QK, shared.row_VO, place.first);
   HeadTile now{place.h, tiles.first};
   load(now, 0);
   for (int stage = 0; now.h < end_head; stage = (stage + 1) % config.stages) {
     wait_copies<0>();
     __syncthreads();  // this tile has arrived, and all warps are done with the previous one
-    kernel.clear_blind_queries(shared.x[stage], shared.y[stage], stage);
+    kernel.clear_blind_queries(shared.column_QK[stage], shared.column_VO[stage], stage);
     const HeadTile next = now.next(tiles);
     if constexpr (config.stages == 2) load(next, 1 - stage);
     const ScoreOf<config.options> score(p.x, s, place.b, now.h);
@@ -219,10 +222,10 @@ __device__ void vector_backward_keys(const BackwardParams& p) {
   for (int r = 0; r < Kernel::rows; ++r) {
     const Int64 j = place.first + kernel.product.row(r);
     if (j >= s.nk) continue;
-    if constexpr (Kernel::wants_dX)
-      store_row<config.D>(kernel.product, kernel.dX[r], p.x.scale, p.accumulate, key_row<config.dk>(p.dk, place, j));
-    if constexpr (Kernel::wants_dY)
-      store_row<config.Dv>(kernel.product, kernel.dY[r], 1, p.accumulate, key_row<config.dv>(p.dv, place, j));
+    if constexpr (Kernel::wants_dQK)
+      store_row<config.D>(kernel.product, kernel.dQK[r], p.x.scale, p.accumulate, key_row<config.dk>(p.dk, place, j));
+    if constexpr (Kernel::wants_dV)
+      store_row<config.Dv>(kernel.product, kernel.dV[r], 1, p.accumulate, key_row<config.dv>(p.dv, place, j));
   }
 }
 

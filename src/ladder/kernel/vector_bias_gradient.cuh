@@ -40,7 +40,7 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
   using Kernel = VectorBackward<config, Side::queries>;
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(memory);
-  static_assert(sizeof(BiasTile<config>) <= sizeof(shared.X) && config.stages == 1);
+  static_assert(sizeof(BiasTile<config>) <= sizeof(shared.row_QK) && config.stages == 1);
   // Kahan's compensation terms live in shared memory because of register pressure. They alias P, which only
   // over_columns() uses.
   auto& lost = shared.P;
@@ -60,12 +60,12 @@ __device__ void vector_bias_gradient(const BackwardParams& p) {
   kernel.for_each([&](int, int, int row, int col) { lost[row][col] = 0; });  // each thread reads and writes its own
   const auto add_tile = [&](Int64 key) {
     __syncthreads();  // all warps are done with the previous tiles
-    kernel.load_queries(shared.X, shared.Y, shared.lse2[0], shared.delta[0], place.first, place.h);
-    kernel.load_keys(shared.x[0], shared.y[0], key);
+    kernel.load_queries(shared.row_QK, shared.row_VO, shared.lse2[0], shared.delta[0], place.first, place.h);
+    kernel.load_keys(shared.column_QK[0], shared.column_VO[0], key);
     commit_copies();
     wait_copies<0>();
     __syncthreads();
-    kernel.clear_blind_queries(shared.X, shared.Y, 0);
+    kernel.clear_blind_queries(shared.row_QK, shared.row_VO, 0);
     const ScoreOf<config.options> score(x, place.s, place.b, place.h);
     kernel.template recompute<true>(score, ScoreTile(place.s, place.first, config.block_rows, key, config.block_cols),
                                     0);
