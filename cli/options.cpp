@@ -31,8 +31,8 @@ void AttentionFlags::add_to(CLI::App& command) {
   add_flag(command, "--batch0", "Number of sequence 0", values.batch0, n);
   add_flag(command, "--max-seqlen-q", "Upper bound of the packed queries' lengths", values.max_seqlen_q, n);
   add_flag(command, "--max-seqlen-k", "Upper bound of the packed keys' lengths", values.max_seqlen_k, n);
-  add_flag(command, "--nondeterministic", "Allow a faster kernel whose bits may vary between runs", nondeterministic,
-           {.group = group});
+  add_flag(command, "--nondeterministic", "GPUs may add up gradients in any order: bits may vary between runs",
+           nondeterministic, {.group = group});
 }
 
 Options AttentionFlags::options() const {

@@ -149,10 +149,12 @@ typedef struct tessera_options {
   int64_t col0;            /* all four from -2^48 to 2^48 */
   int64_t head0;
   int64_t batch0;
-  int64_t max_seqlen_q;  /* -1: unknown. Upper bounds for packed input; they never change a bit of a result */
-  int64_t max_seqlen_k;  /* -1 */
-  int32_t accumulate;    /* 0; 1: gradients (all f32) are added to what the buffers hold */
-  int32_t deterministic; /* 1; 0 allows faster kernels with atomics, whose bits may vary between runs */
+  int64_t max_seqlen_q; /* -1: unknown. Upper bounds for packed input; they never change a bit of a result */
+  int64_t max_seqlen_k; /* -1 */
+  int32_t accumulate;   /* 0; 1: gradients (all f32) are added to what the buffers hold */
+  /* 1: the same call gives the same bits in every run. 0: a backward pass on a GPU may add up dQ, or dK and dV, in any
+     order, which can be faster; their bits may then vary between runs. Forward passes and the CPU do not change. */
+  int32_t deterministic;
 } tessera_options;
 
 /* Where and how to run. */

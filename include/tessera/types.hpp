@@ -126,7 +126,7 @@ struct Options {
   std::int64_t row0 = 0, col0 = 0, head0 = 0, batch0 = 0;  // global position of a part, from -2^48 to 2^48
   std::int64_t max_seqlen_q = -1, max_seqlen_k = -1;       // upper bounds; they never change a bit
   bool accumulate = false;                                 // gradients (all f32) are added to
-  bool deterministic = true;
+  bool deterministic = true;  // false: a GPU may add up dQ, dK and dV in any order; their bits may vary between runs
 
   bool operator==(const Options&) const = default;
 };

@@ -33,7 +33,7 @@ class AttentionOptions(TypedDict, total=False):
     seqused_q/_k      int32 [B]: how much of each sequence counts
     max_seqlen_q/_k   upper bounds for packed sequences; they never change a bit
     row0, col0, head0, batch0   position of the first query, key, head and sequence in a larger whole, within 2**48 of 0
-    deterministic     False allows a faster kernel whose bits may vary between runs
+    deterministic     False: a GPU may add up dQ, dK and dV in any order, which can be faster; their bits may vary
     kernel            name of a kernel to force, as `tessera.info()` lists them
     threads           of the CPU; 0: all that the process may use
     """
