@@ -11,6 +11,7 @@
 #include "api/units.hpp"
 #include "cuda/jit/cache.hpp"
 #include "tests/fake/compiler.hpp"
+#include "tests/fake/environment.hpp"
 #include "tests/support/failing_calls.h"
 
 namespace tessera::cuda {

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <set>
@@ -15,18 +14,12 @@
 
 #include "cases/device.hpp"
 #include "tests/fake/compiler.hpp"
+#include "tests/fake/environment.hpp"
 #include "tests/fake/extents.hpp"
 #include "tests/fake/machine.hpp"
 #include "tests/support/support.hpp"
 
 namespace tessera::test {
-
-// Before the library reads them: nothing of the user's, and no cache on disk.
-inline const bool environment_is_clean = [] {
-  for (const char* name : {"TESSERA_NVRTC", "TESSERA_PACK", "TESSERA_DUMP", "TESSERA_DEVICE_SOURCE"}) unsetenv(name);
-  setenv("TESSERA_CACHE", "", 1);
-  return true;
-}();
 
 inline const std::vector<std::string> gpu_kernels{"hopper", "vector", "vector_fma", "warp", "tiled", "naive"};
 

@@ -13,10 +13,12 @@ endfunction()
 fake_library(fake_driver libcuda.so.1 fake/driver.cpp fake/driver_memory.cpp fake/machine.cpp)
 fake_library(fake_compiler libnvrtc.so.13 fake/compiler.cpp)
 
-# Kernels come from the fake compiler, never from the pack of the build: the empty one takes its place.
+# Kernels come from the fake compiler, never from the pack of the build: the empty one takes its place. Nor from what the
+# user's environment names (fake/environment.hpp).
 function(fake_test name)
   tessera_test(NAME ${name} SOURCES ${ARGN} fake/extents.cpp ${PROJECT_SOURCE_DIR}/src/cuda/jit/no_pack.cpp
-               LIBRARIES fake_driver fake_compiler)
+               LIBRARIES fake_driver fake_compiler
+               ENVIRONMENT "TESSERA_NVRTC=/nowhere/libnvrtc.so;TESSERA_PACK=/nowhere/kernels.pack")
 endfunction()
 fake_test(fake_gpu_test fake/fake_gpu_test.cpp)
 fake_test(fake_shapes_test fake/fake_shapes_test.cpp)
