@@ -1,7 +1,7 @@
 // The Hopper backward kernels, one per side: each block is the only writer of its rows, so they are deterministic. A
 // loader warp (backward_loader.cuh) feeds two or three warpgroups, of 64 rows each or paired: queries, which see keys
 // stream past and sum dQ, or keys, which see the queries of every head of the group and sum dK and dV. Of keys S, P, dP
-// and dS are the transposed ones. Device text; implements docs/algorithm.md, "Backward, tile by tile".
+// and dS are the transposed ones. Device code; implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
 #include "gpu/kernel/scores.cuh"

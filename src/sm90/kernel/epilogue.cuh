@@ -1,5 +1,5 @@
 // The epilogue of the Hopper forward kernel: a warpgroup normalises O of its 64 queries and writes it, with LSE, to
-// memory. Device text; included by forward.cuh. docs/algorithm.md, "Online softmax".
+// memory. Device code; included by forward.cuh. docs/algorithm.md, "Online softmax".
 #pragma once
 
 #include "sm90/kernel/shared.cuh"

@@ -1,6 +1,6 @@
 // The Hopper forward kernel: persistent and warp-specialised. A scheduler thread and a producer thread (the loader)
 // feed two or three consumer warpgroups of 64 queries each. The softmax of one tile overlaps with P V of the tile
-// before; the first S of the next queries overlaps with the last P V of these. Device text; implements
+// before; the first S of the next queries overlaps with the last P V of these. Device code; implements
 // docs/algorithm.md, "Online softmax".
 #pragma once
 

@@ -1,7 +1,7 @@
 // The Hopper backward kernel that makes dQ, dK and dV in one pass over the scores. A block of threads owns 128 keys,
 // 64 for each of two warpgroups, and sums their dK and dV in registers while the queries of every head of the group
 // stream past; what they add to dQ goes to sums in memory, from which sm90/kernel/finish.cuh makes dQ. S, P, dP and dS
-// are the transposed ones: rows are keys. Device text; implements docs/algorithm.md, "Backward, tile by tile".
+// are the transposed ones: rows are keys. Device code; implements docs/algorithm.md, "Backward, tile by tile".
 #pragma once
 
 #include "sm90/kernel/one_pass_loader.cuh"
