@@ -7,6 +7,7 @@
 #include "cpu/kernels.hpp"
 #include "gpu/backend.hpp"
 #include "ladder/ladder.hpp"
+#include "mma/algorithms.hpp"
 #include "reference/kernel.hpp"
 #include "sm90/algorithms.hpp"
 
@@ -16,6 +17,7 @@ std::span<const gpu::Algorithm> gpu_algorithms() {
   static constinit Once<const std::vector<gpu::Algorithm>> list;
   return list.get([] {
     std::vector<gpu::Algorithm> all = sm90::algorithms(ladder::add_bias_gradient);
+    for (gpu::Algorithm& algorithm : mma::algorithms()) all.push_back(std::move(algorithm));
     for (gpu::Algorithm& algorithm : ladder::algorithms()) all.push_back(std::move(algorithm));
     return all;
   });

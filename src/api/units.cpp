@@ -15,7 +15,8 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
   std::vector<GpuPlan> plans;
   for (const gpu::Algorithm& algorithm : gpu_algorithms()) {
     const gpu::Steps steps = algorithm.plan(problem, target);
-    GpuPlan& plan = plans.emplace_back(GpuPlan{algorithm.name, algorithm.family, {}, steps.reason});
+    GpuPlan& plan =
+        plans.emplace_back(GpuPlan{algorithm.name, algorithm.family, {}, steps.reason, algorithm.by_name != nullptr});
     if (!steps.reason.empty()) continue;
     for (const gpu::Step& step : steps.list)
       plan.units.push_back({step.name, variant, {step.unit, target.architecture()}});
@@ -38,7 +39,7 @@ std::vector<cuda::NamedUnit> plain_units(const cuda::Target& target, const std::
   std::vector<cuda::NamedUnit> units;
   const auto add = [&](const Problem& problem) {
     for (const GpuPlan& plan : gpu_plans(problem, target)) {
-      if (!plan.reason.empty()) continue;
+      if (!plan.reason.empty() || plan.by_name) continue;
       for (const cuda::NamedUnit& unit : plan.units)
         if (std::ranges::none_of(units, [&](const auto& u) { return u.unit.text == unit.unit.text; }))
           units.push_back(unit);

@@ -17,9 +17,10 @@ struct GpuPlan {
   std::string kernel, family;  // "hopper_one_pass", "hopper"
   std::vector<cuda::NamedUnit> units;
   std::string reason;
+  bool by_name = false;  // only calls that ask for it get it
 };
 
-// One per GPU kernel, best first: dispatch takes the first without a reason.
+// One per GPU kernel, best first: dispatch takes the first without a reason that is not by name.
 std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& target);
 
 struct HeadDims {

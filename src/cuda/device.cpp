@@ -13,9 +13,10 @@ std::string Target::architecture() const { return text("sm_", major, minor, majo
 Target target_named(const std::string& name) {
   // Shared memory per block from the CUDA programming guide's table of compute capabilities; multiprocessors of each
   // generation's largest chip.
-  static constexpr Target known[] = {{7, 5, 64 << 10, 72},    {8, 0, 163 << 10, 108}, {8, 6, 99 << 10, 84},
-                                     {8, 7, 163 << 10, 16},   {8, 9, 99 << 10, 142},  {9, 0, 227 << 10, 132},
-                                     {10, 0, 227 << 10, 148}, {12, 0, 99 << 10, 170}};
+  static constexpr Target known[] = {{7, 5, 64 << 10, 72},    {8, 0, 163 << 10, 108},  {8, 6, 99 << 10, 84},
+                                     {8, 7, 163 << 10, 16},   {8, 9, 99 << 10, 142},   {9, 0, 227 << 10, 132},
+                                     {10, 0, 227 << 10, 148}, {10, 3, 227 << 10, 160}, {11, 0, 227 << 10, 20},
+                                     {12, 0, 99 << 10, 170},  {12, 1, 99 << 10, 48}};
   std::string names;
   for (const Target& target : known) {
     if (target.architecture() == name) return target;

@@ -1,6 +1,8 @@
 // The kernels' parameters; see arguments.hpp.
 #include "gpu/arguments.hpp"
 
+#include <algorithm>
+
 #include "core/limits.hpp"
 #include "core/tensor.hpp"
 
@@ -91,6 +93,12 @@ Element element_of(Type type) {
 
 ScoreConfig score_config(const Problem& p) {
   return ScoreConfig::of(p.score_options(), p.bias ? element_of(p.bias->type) : Element::none);
+}
+
+double corrected_scale(const Problem& p, bool halves) {
+  const double length = static_cast<double>(p.D) / (halves ? 2 : 1);
+  const double lost = p.q_type == Type::f16 ? std::min(length * 0x1p-28, 5 * 0x1p-24) : length * 1.25 * 0x1p-30;
+  return p.options.scale * (1 + lost);
 }
 
 ForwardParams forward_params(const Problem& p, const Call& call, double score_scale) {

@@ -12,6 +12,11 @@ namespace tessera::gpu {
 Element element_of(Type type);
 ScoreConfig score_config(const Problem& problem);
 
+// The scale of scores, and what Hopper's tensor cores lose: they cut off what does not fit into a sum's f32, so that
+// sums of products of one sign come out too small by a share that grows with their length (docs/numerics.md, "Tensor
+// cores"). `halves`: S is the sum of two such sums.
+double corrected_scale(const Problem& problem, bool halves);
+
 // `score_scale`: see Question.
 ForwardParams forward_params(const Problem& problem, const Call& call, double score_scale);
 

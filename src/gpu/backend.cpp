@@ -85,19 +85,23 @@ class GpuPlan : public KernelPlan {
 
 }  // namespace
 
-Steps GpuKernel::steps_for(const Problem& p) const {
+Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
   if (p.device.type != DeviceType::cuda)
     return Steps::refused(text("device is ", name_of(p.device), "; this kernel runs on cuda"));
   if (const std::string& missing = cuda::find_driver().reason; !missing.empty()) return Steps::refused(missing);
-  return algorithm.plan(p, cuda::properties(p.device.id));
+  Steps steps = algorithm.plan(p, cuda::properties(p.device.id));
+  if (steps.reason.empty() && algorithm.by_name && !execution.kernel) return Steps::refused(algorithm.by_name);
+  return steps;
 }
 
-PlanOrReason GpuKernel::plan(const Problem& p, const Execution&) const {
-  Steps steps = steps_for(p);
+PlanOrReason GpuKernel::plan(const Problem& p, const Execution& execution) const {
+  Steps steps = steps_for(p, execution);
   if (!steps.reason.empty()) return {nullptr, std::move(steps.reason)};
   return {std::make_unique<GpuPlan>(p, std::move(steps)), ""};
 }
 
-std::string GpuKernel::refusal(const Problem& p, const Execution&) const { return steps_for(p).reason; }
+std::string GpuKernel::refusal(const Problem& p, const Execution& execution) const {
+  return steps_for(p, execution).reason;
+}
 
 }  // namespace tessera::gpu

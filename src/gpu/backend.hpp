@@ -16,7 +16,7 @@ class GpuKernel : public Kernel {
   std::string refusal(const Problem& problem, const Execution& execution) const override;
 
  private:
-  Steps steps_for(const Problem& problem) const;
+  Steps steps_for(const Problem& problem, const Execution& execution) const;
 
   Algorithm algorithm;
 };

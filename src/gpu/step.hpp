@@ -82,6 +82,7 @@ struct Algorithm {
   const char* name;    // that Execution::kernel may ask for: "hopper_one_pass"
   const char* family;  // "hopper": asking for it takes the best one of the family
   Planner plan;
+  const char* by_name = nullptr;  // why a call gets it only by asking for it; null: it is chosen like any other
 };
 
 // Where one family fills a gap with another's kernel: adds launches, or sets the reason why it cannot.

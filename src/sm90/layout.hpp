@@ -4,19 +4,16 @@
 // instructions" and "Tensor copy"; 16-bit elements, 128-byte swizzle.
 #pragma once
 
-#include "math/types.hpp"
+#include "gpu/layout.hpp"
 
 namespace tessera::sm90 {
 
-// A tile of `rows` rows is stored as panels of 64 columns (128 bytes), one after another. In a panel, 16-byte chunk c
-// of row r lies at chunk c xor (r mod 8) of its row.
-inline constexpr int panel_columns = 64, panel_row_bytes = 128, chunk_bytes = 16, chunk_columns = 8;
-
-constexpr int tile_byte(int rows, int row, int column) {
-  const int panel = column / panel_columns, chunk = column % panel_columns / chunk_columns;
-  return panel * rows * panel_row_bytes + row * panel_row_bytes + (chunk ^ (row & 7)) * chunk_bytes +
-         column % chunk_columns * 2;
-}
+using gpu::accumulator_column;
+using gpu::accumulator_row;
+using gpu::chunk_columns;
+using gpu::panel_columns;
+using gpu::panel_row_bytes;
+using gpu::tile_byte;
 
 // What wgmma is told about a tile in shared memory: addresses and distances in units of 16 bytes, and the swizzle.
 struct Operand {
@@ -39,11 +36,6 @@ constexpr int step_along_rows(int rows, int k) { return k / 4 * rows * panel_row
 constexpr Operand over_rows(UInt32 address, int rows) { return operand(address, rows * panel_row_bytes, 1024); }
 // Bytes to rows 16 k, 16 k + 1, ...
 constexpr int step_over_rows(int k) { return k * 16 * panel_row_bytes; }
-
-// Accumulator of 64 rows: value n of thread t (of 128) is row accumulator_row(t, n), column accumulator_column(t, n).
-// The same pairs of values, packed in their order, are an operand in registers: four registers for 16 columns.
-constexpr int accumulator_row(int thread, int n) { return thread / 32 * 16 + thread % 32 / 4 + n / 2 % 2 * 8; }
-constexpr int accumulator_column(int thread, int n) { return n / 4 * 8 + thread % 4 * 2 + n % 2; }
 
 // stmatrix.x4 stores the four registers of 16 columns: lane l names the address of this row and 8 columns.
 constexpr int store_row(int thread) { return thread / 32 * 16 + thread % 16; }

@@ -40,11 +40,7 @@ bool copyable(const Tensor& o) {
          o.shape[static_cast<std::size_t>(o.ndim - 1)] % chunk_columns == 0;
 }
 
-double score_scale(const Problem& p) {
-  const double length = static_cast<double>(p.D) / (halves_S(p) ? 2 : 1);
-  const double lost = p.q_type == Type::f16 ? std::min(length * 0x1p-28, 5 * 0x1p-24) : length * 1.25 * 0x1p-30;
-  return p.options.scale * (1 + lost);
-}
+double score_scale(const Problem& p) { return gpu::corrected_scale(p, halves_S(p)); }
 
 ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
   ForwardPlan plan;

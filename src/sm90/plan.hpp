@@ -26,8 +26,7 @@ std::string refusal(const Problem& problem, const cuda::Target& target);
 inline constexpr std::int64_t most_tiles = std::int64_t{1} << 30;
 std::string tiles_refusal(const Problem& problem, std::int64_t tiles);  // empty: they are few enough
 
-// The scale of scores, and what the tensor cores lose: they cut off what does not fit into a sum's f32, so that sums of
-// products of one sign come out too small by about this share (docs/numerics.md, "Tensor cores").
+// The scale of scores, corrected for what the tensor cores lose.
 double score_scale(const Problem& problem);
 
 // Whether O, which lies where the caller put it, may leave by tensor copies; otherwise its rows are stored one by one.

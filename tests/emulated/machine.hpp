@@ -1,14 +1,16 @@
 // A multiprocessor on the host: the threads of a block as fibers, in random order, and what they do together: barriers,
-// exchanges within a warp, asynchronous copies, products of warpgroups. Device code compiled by the host's compiler
-// runs on it; the headers beside this file stand in for those of the same name in src/. Included by
-// the tests in tests/sm90 and tests/ladder that run a kernel's text.
+// exchanges within a warp, asynchronous copies, products of warps and warpgroups. Device code compiled by the host's
+// compiler runs on it; the headers beside this file stand in for those of the same name in src/. Included by the tests
+// in tests/sm90, tests/mma and tests/ladder that run a kernel's text.
 #pragma once
 
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <random>
 #include <stdexcept>
+#include <type_traits>
 #include <vector>
 
 #include "math/types.hpp"
@@ -60,7 +62,8 @@ class Machine {
     for (int b = 0; b < blocks; ++b) {
       blockIdx.x = b;
       std::memset(memory, 0xff, memory_bytes);  // NaN
-      meetings.clear(), phase_barriers.clear();
+      meetings.clear(), phase_barriers.clear(), exchanged.clear();
+      late_copies.assign(static_cast<std::size_t>(threads), {{}});
       run_block(threads, kernel);
     }
   }
@@ -90,6 +93,41 @@ class Machine {
   }
   int warp_name() const { return 1000 + threadIdx.x / 32; }
   int warpgroup_name() const { return 2000 + threadIdx.x / 128; }
+
+  // The same for a warp, with more than a number each: all lanes' things, until the lane's next exchange but one.
+  template <class Thing>
+  const Thing* exchange(const Thing& brings) {
+    static_assert(std::is_trivially_copyable_v<Thing>);
+    const int name = warp_name();
+    const auto bytes = sizeof(Thing);
+    std::vector<unsigned char>& room = exchanged[name].room[meetings[name].round % 2];
+    if (room.size() < 32 * bytes) room.resize(32 * bytes);
+    std::memcpy(&room[static_cast<std::size_t>(threadIdx.x % 32) * bytes], &brings, bytes);
+    meet(name, 32, threadIdx.x % 32);
+    return reinterpret_cast<const Thing*>(room.data());
+  }
+
+  // cp.async: the place holds NaN from now on; the bytes come when the thread waits for their group.
+  struct LateCopy {
+    UInt32 to;
+    const void* from;
+    int size, bytes;  // of memory, the first `bytes` are copied, the others are 0
+  };
+  void copy_late(const LateCopy& copy) {
+    std::memset(memory + copy.to, 0xff, static_cast<std::size_t>(copy.size));
+    late_copies[current].back().push_back(copy);
+  }
+  void commit_copies() { late_copies[current].emplace_back(); }
+  // Until only the latest `pending` groups are on their way; what is not committed is not waited for.
+  void wait_copies(int pending) {
+    auto& groups = late_copies[current];
+    for (; static_cast<int>(groups.size()) > pending + 1; groups.pop_front())
+      for (const LateCopy& copy : groups.front()) {
+        std::memset(memory + copy.to, 0, static_cast<std::size_t>(copy.size));
+        std::memcpy(memory + copy.to, copy.from, static_cast<std::size_t>(copy.bytes));
+      }
+    ++progress;
+  }
 
   PhaseBarrier& phase_barrier(const void* at) { return phase_barriers[at]; }
   void settle(PhaseBarrier& b) {
@@ -159,6 +197,11 @@ class Machine {
   long progress = 0;
   std::map<int, Meeting> meetings;
   std::map<const void*, PhaseBarrier> phase_barriers;
+  struct Exchanged {
+    std::vector<unsigned char> room[2];
+  };
+  std::map<int, Exchanged> exchanged;                          // by warp
+  std::vector<std::deque<std::vector<LateCopy>>> late_copies;  // of each thread, by group; the last is not committed
 };
 
 }  // namespace tessera::emulated

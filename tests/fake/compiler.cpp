@@ -6,6 +6,7 @@
 
 #include "cuda/jit/nvrtc.hpp"
 #include "gpu/params.hpp"
+#include "mma/params.hpp"
 #include "sm90/one_pass_config.hpp"
 #include "sm90/params.hpp"
 
@@ -45,6 +46,7 @@ std::string behind(const std::string& text, const std::string& before, const cha
 std::size_t bytes_of(const std::string& type) {
   if (type == "tessera::gpu::ForwardParams") return sizeof(gpu::ForwardParams);
   if (type == "tessera::gpu::BackwardParams") return sizeof(gpu::BackwardParams);
+  if (type == "tessera::mma::ForwardParams") return sizeof(mma::ForwardParams);
   if (type == "tessera::sm90::ForwardParams") return sizeof(sm90::ForwardParams);
   if (type == "tessera::sm90::BackwardParams") return sizeof(sm90::BackwardParams);
   if (type == "tessera::sm90::OnePassParams") return sizeof(sm90::OnePassParams);
@@ -60,6 +62,7 @@ int threads_of(const std::string& unit) {
   const std::string bound = behind(unit, "__launch_bounds__(", ",)");
   if (bound == "config.threads") return number(".threads = ");
   if (bound == "tessera::sm90::threads_of(config") return 128 * (1 + number(".warpgroups = "));
+  if (bound == "tessera::mma::threads_of(config") return 32 * number(".warps = ");
   if (bound == "tessera::sm90::one_pass_threads") return sm90::one_pass_threads;
   return std::stoi(bound);
 }

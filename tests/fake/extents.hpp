@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "mma/params.hpp"
 #include "sm90/params.hpp"
 #include "tessera/types.hpp"
 #include "tests/fake/machine.hpp"
@@ -74,6 +75,7 @@ class Addressed {
   void question(const gpu::Question& x);
   void forward(const gpu::ForwardParams& p);
   void backward(const gpu::BackwardParams& p);
+  void mma_forward(const mma::ForwardParams& p);
   void hopper_forward(const sm90::ForwardParams& p);
   void hopper_backward(const sm90::BackwardParams& p);
   void one_pass(const sm90::OnePassMemory& memory, const gpu::BackwardParams& p);

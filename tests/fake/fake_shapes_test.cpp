@@ -35,6 +35,7 @@ TEST_F(FakeGpu, TheCallersContextAndStreamAreUsed) {
   const int device = fake::machine().device_of(9, 0);
   for (const std::string& kernel : gpu_kernels)
     for (const FakePass pass : {FakePass::forward, FakePass::backward}) {
+      if (!has_pass(kernel, pass)) continue;
       Plain plain;
       FakeCall call = plain.call(pass, kernel.c_str(), device);
       const cuda::ContextHandle own = fake::make_context(device), other = fake::make_context(0);
@@ -90,6 +91,7 @@ TEST_F(FakeGpu, GridsHoldWhatTheyCanAndNoMore) {
   constexpr std::int64_t most = 2147483647;
   for (const std::string& kernel : gpu_kernels)
     for (const FakePass pass : {FakePass::forward, FakePass::backward}) {
+      if (!has_pass(kernel, pass)) continue;
       const auto runs = [&](std::int64_t B, std::int64_t H) {
         SCOPED_TRACE(testing::Message() << kernel << " B=" << B << " H=" << H);
         Plain plain;
@@ -119,6 +121,7 @@ TEST_F(FakeGpu, StridesMayBeNegativeOrFar) {
     for (const FakePass pass : {FakePass::forward, FakePass::backward})
       for (std::size_t n = 0; n < (pass == FakePass::forward ? 4 : 8); ++n)
         for (const bool far : {false, true}) {
+          if (!has_pass(kernel, pass)) continue;
           SCOPED_TRACE(testing::Message() << kernel << (far ? " far" : " reversed") << " tensor " << n);
           Plain plain;
           plain.B = 1, plain.Nq = plain.Nk = 3;
@@ -172,6 +175,23 @@ TEST_F(FakeGpu, HoppersBackwardFormsHaveNames) {
     FAIL() << "D = 256 has no one-pass form";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("hopper_one_pass: D is 256"), std::string::npos) << error.what();
+  }
+}
+
+// Until it has passed its tests on a GPU, `mma` is what a call gets by name only, and a plan says so.
+TEST_F(FakeGpu, MmaIsForThoseWhoAskForIt) {
+  for (const int device : {fake::machine().device_of(8, 0), fake::machine().device_of(9, 0)}) {
+    Plain plain;
+    const std::string forced = planned(plain.call(FakePass::forward, "mma", device)).describe();
+    EXPECT_NE(forced.find("kernel         mma\n"), std::string::npos) << forced;
+    EXPECT_NE(forced.find("mma_forward: "), std::string::npos) << forced;
+    FakeCall call = plain.call(FakePass::forward, "mma", device);
+    call.execution.kernel = nullptr;
+    const std::string chosen = planned(call).describe();
+    EXPECT_NE(chosen.find("not mma        refused: this kernel has not passed all of its tests on a GPU yet; a call "
+                          "gets it if it asks for it by name\n"),
+              std::string::npos)
+        << chosen;
   }
 }
 

@@ -21,7 +21,7 @@
 
 namespace tessera::test {
 
-inline const std::vector<std::string> gpu_kernels{"hopper", "vector", "vector_fma", "warp", "tiled", "naive"};
+inline const std::vector<std::string> gpu_kernels{"hopper", "mma", "vector", "vector_fma", "warp", "tiled", "naive"};
 
 // What a run may ask of the driver: nothing that allocates, copies, loads or waits.
 inline bool only_enqueues(const std::vector<const char*>& calls) {
@@ -188,10 +188,16 @@ struct FakeProblem {
   }
 };
 
-// GPUs take turns, so that every kernel meets every one of them; `hopper` has one only.
+// `mma` has no backward pass.
+inline bool has_pass(const std::string& kernel, FakePass pass) { return kernel != "mma" || pass == FakePass::forward; }
+
+// GPUs take turns, so that every kernel meets every one of them; `hopper` has one only, and `mma` not the first, which
+// has no bf16.
 inline int device_for(const std::string& kernel, std::size_t turn) {
   const fake::Machine& m = fake::machine();
-  return kernel == "hopper" ? m.device_of(9, 0) : static_cast<int>(turn % m.gpus.size());
+  if (kernel == "hopper") return m.device_of(9, 0);
+  if (kernel == "mma") return static_cast<int>(1 + turn % (m.gpus.size() - 1));
+  return static_cast<int>(turn % m.gpus.size());
 }
 
 }  // namespace tessera::test

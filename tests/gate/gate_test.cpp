@@ -153,14 +153,15 @@ TEST(Sets, HoldEveryKernelAndSetting) {
     const std::vector<std::string> list = settings_of(u.named.unit);
     kernels[u.named.kernel].insert(list.begin(), list.end());
   }
-  for (const char* kernel : {"naive_forward", "warp_backward", "vector_forward", "vector_bias_gradient",
+  for (const char* kernel : {"naive_forward", "warp_backward", "vector_forward", "vector_bias_gradient", "mma_forward",
                              "hopper_forward", "hopper_one_pass", "hopper_backward_keys"})
     EXPECT_TRUE(kernels.count(kernel)) << kernel;
   for (const auto& [kernel, all] : kernels)
     for (const UnitSet* set : {&quick_set(), &full_set()}) {
       const std::vector<Settings> units = settings(*set, kernel);
       EXPECT_FALSE(units.empty()) << kernel;
-      const bool all_tiles = set == &full_set() || kernel.starts_with("vector") || kernel.starts_with("hopper");
+      const bool all_tiles = set == &full_set() || kernel.starts_with("vector") || kernel.starts_with("hopper") ||
+                             kernel.starts_with("mma");
       for (const std::string& setting : all)
         if (all_tiles || setting.starts_with("GPU") || setting.starts_with("element")) {
           EXPECT_TRUE(met(units, {setting})) << kernel << " " << setting;
@@ -174,8 +175,8 @@ TEST(Sets, TheQuickOneHoldsAllPairsOfOptions) {
   const auto is_on = [](const Settings& unit, const std::string& option) {
     return !unit.count(option + " = false") && !unit.count(option + " = tessera::gpu::Element::none");
   };
-  for (const char* kernel : {"vector_forward", "vector_backward_keys", "vector_backward_queries", "hopper_forward",
-                             "hopper_backward_keys", "hopper_backward_queries"})
+  for (const char* kernel : {"vector_forward", "vector_backward_keys", "vector_backward_queries", "mma_forward",
+                             "hopper_forward", "hopper_backward_keys", "hopper_backward_queries"})
     for (const std::string& first : options)
       for (const std::string& second : options) {
         std::set<std::pair<bool, bool>> seen;
@@ -190,7 +191,7 @@ TEST(Sets, TheQuickOneHoldsKernelsWithoutOptionsAndWithAll) {
     EXPECT_TRUE(met(settings(quick_set(), kernel),
                     {"softcap = true", "alibi = true", "mask = true", "dropout = true", "wide_loads = true"}))
         << kernel;
-  for (const char* kernel : {"hopper_forward", "hopper_backward_keys", "hopper_backward_queries"}) {
+  for (const char* kernel : {"mma_forward", "hopper_forward", "hopper_backward_keys", "hopper_backward_queries"}) {
     const std::vector<Settings> units = settings(quick_set(), kernel);
     EXPECT_TRUE(met(units, {"softcap = true", "alibi = true", "mask = true", "dropout = true"})) << kernel;
     EXPECT_TRUE(met(units, {"softcap = false", "alibi = false", "mask = false", "dropout = false"})) << kernel;
@@ -207,6 +208,17 @@ TEST(Sets, TheFullOneHoldsPairsOfOptionsInEveryTileOfHopper) {
   for (const char* tile : {"D = 64", "D = 128", "D = 192", "D = 256", "Dv = 192"})
     for (const char* type : {"element = tessera::gpu::Element::f16", "element = tessera::gpu::Element::bf16"})
       EXPECT_TRUE(met(units, {tile, type})) << tile << type;
+}
+
+// Every architecture by itself, and pairs of options in every class.
+TEST(Sets, HoldMmaForEveryArchitecture) {
+  for (const char* gpu :
+       {"sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"})
+    EXPECT_TRUE(met(settings(quick_set(), "mma_forward"), {std::string("GPU = ") + gpu})) << gpu;
+  for (const char* gpu : {"sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a"})
+    for (const char* first : {"softcap = true", "alibi = true", "mask = true"})
+      EXPECT_TRUE(met(settings(full_set(), "mma_forward"), {std::string("GPU = ") + gpu, first, "dropout = true"}))
+          << gpu << first;
 }
 
 TEST(Sets, OnlyTheControlGroupMaySpill) {

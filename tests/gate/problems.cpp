@@ -121,8 +121,17 @@ const char* const hopper_options[] = {"scale", "softcap", "alibi", "mask", "drop
 const HeadDims hopper_dims[] = {{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};  // its tiles
 const Type hopper_types[] = {Type::f16, Type::bf16};
 
-// Whose kernels are looked at: those of every rung, of the one that a call gets, or of all that are `hopper`.
-enum class Rungs { all, best, hopper };
+// What changes the code of `mma`, besides head dims and types, and where: every architecture from sm_75 on, of which
+// these have tiles of a class each.
+const char* const mma_options[] = {"scale", "softcap",  "alibi",   "mask",  "dropout",
+                                   "bias",  "f32 bias", "f32 out", "narrow"};
+const HeadDims mma_dims[] = {{40, 40}, {64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+const char* const mma_architectures[] = {"sm_75",   "sm_80",   "sm_86",   "sm_87",   "sm_89",  "sm_90a",
+                                         "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"};
+const char* const mma_classes[] = {"sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a"};
+
+// Whose kernels are looked at: those of every rung, of the one that a call gets, or of one family.
+enum class Rungs { all, best, hopper, mma };
 
 class Collector {
  public:
@@ -144,8 +153,9 @@ class Collector {
     const std::vector<api::GpuPlan> plans = api::gpu_plans(p, cuda::target_named(architecture));
     bool taken = false;
     for (const api::GpuPlan& plan : plans) {
-      if (!plan.reason.empty() || (taken && rungs == Rungs::best)) continue;
+      if (!plan.reason.empty() || (rungs == Rungs::best && (taken || plan.by_name))) continue;
       if (rungs == Rungs::hopper && plan.family != "hopper") continue;
+      if (rungs == Rungs::mma && plan.family != "mma") continue;
       taken = true;
       for (const cuda::NamedUnit& unit : plan.units) add_unit(unit, variant);
     }
@@ -203,6 +213,19 @@ class Collector {
   void hopper_some_gradients(Type type, HeadDims dims) {
     for (const char* missing : {"no dQ", "no dK", "no dV"}) hopper(Pass::backward, type, dims, {missing});
   }
+  // `mma`, which takes every problem in 16 bits up to D = 256.
+  void mma(const char* architecture, Type type, HeadDims dims, const std::vector<std::string>& names) {
+    std::vector<const Option*> chosen;
+    for (const std::string& name : names) chosen.push_back(option_named(name));
+    add(Rungs::mma, architecture, Pass::forward, type, dims, chosen);
+  }
+  void mma_pairs(const char* architecture, Type type, HeadDims dims) {
+    for (const std::string first : mma_options)
+      for (const std::string second : mma_options) mma(architecture, type, dims, {first, second});
+    for (const char* bias : {"bias", "f32 bias"})
+      mma(architecture, type, dims, {"softcap", "alibi", "mask", "dropout", bias});
+  }
+
   void hopper_subsets(Pass pass, Type type, HeadDims dims) {
     const std::vector<std::string> others{"softcap", "alibi", "mask", "dropout"};
     for (const char* bias : {"", "bias", "f32 bias"})
@@ -231,7 +254,7 @@ constexpr HeadDims usual{64, 64};
 
 // Asking the planners is cheap, so there are many: every class of head dims without options, with each of them and all
 // together, in every type, on every rung, for three generations of GPUs; pairs of options at one head dim; for `hopper`
-// every set of options.
+// every set of options, for `mma` pairs of them in every class.
 UnitSet known_units() {
   Collector c;
   for (const Pass pass : passes) {
@@ -262,6 +285,14 @@ UnitSet known_units() {
       }
       c.hopper_some_gradients(type, dims);
       for (const char* missing : {"no dK", "no dV"}) c.hopper_together(Pass::backward, type, dims, {missing});
+    }
+  // sm_75 multiplies no bf16.
+  for (const Type type : hopper_types)
+    for (const HeadDims dims : mma_dims) {
+      for (const char* architecture : mma_architectures)
+        if (type == Type::f16 || architecture != std::string("sm_75")) c.mma(architecture, type, dims, {});
+      for (const char* architecture : mma_classes)
+        if (type == Type::f16 || architecture != std::string("sm_75")) c.mma_pairs(architecture, type, dims);
     }
   return std::move(c.set);
 }

@@ -12,8 +12,14 @@ namespace {
 std::vector<std::string> every_kernel() {
   std::vector<std::string> names = all_rungs();
   names.push_back(hopper_kernel);
+  names.push_back(mma_kernel);
   return names;
 }
+
+// These take 16-bit types only, with every option.
+bool is_16_bit(const std::string& kernel) { return kernel == hopper_kernel || kernel == mma_kernel; }
+// The sums of `tiled` are atomic: their order is free. `mma` has none.
+bool has_exact_backward(const std::string& kernel) { return kernel != "tiled" && kernel != mma_kernel; }
 
 bool is_hopper() { return what_is_missing().empty() && cuda::properties(gpu.id).major == 9; }
 
@@ -22,8 +28,10 @@ class GpuKernels : public GpuWith<std::tuple<std::string, Type>> {
   void SetUp() override {
     GpuWith::SetUp();
     const auto& [kernel, type] = GetParam();
-    if (IsSkipped() || kernel != hopper_kernel) return;
-    if (!is_hopper()) GTEST_SKIP() << "no GPU to test: it is not a Hopper";
+    if (IsSkipped()) return;
+    if (kernel == hopper_kernel && !is_hopper()) GTEST_SKIP() << "no GPU to test: it is not a Hopper";
+    if (kernel == mma_kernel && type == Type::bf16 && cuda::properties(gpu.id).major < 8)
+      GTEST_SKIP() << "no GPU to test: it has no bf16";
   }
 };
 
@@ -80,12 +88,11 @@ TEST_P(GpuAlignment, DoesNotChangeBits) {
   for (Case spec : alignment_cases()) {
     spec.type = type;
     if (kernel == hopper_kernel && spec.D % 8 != 0) continue;  // has no aligned rows
-    if (!is_general(kernel) && kernel != hopper_kernel && !is_plain(spec)) continue;
+    if (!is_general(kernel) && !is_16_bit(kernel) && !is_plain(spec)) continue;
     SCOPED_TRACE(kernel + " " + describe(spec));
-    const bool exact_backward = kernel != "tiled";  // its sums are atomic: their order is free
     const auto run = [&](const Members& shifted, bool backward) {
       Case c = spec;
-      c.backward = backward && exact_backward;
+      c.backward = backward && has_exact_backward(kernel);
       CaseData data = build(c);
       shift(data, shifted);
       OnGpu on(data, kernel);
@@ -126,7 +133,7 @@ TEST_P(GpuSenselessLengths, NeitherHangNorTouchOtherSequences) {
   const auto& [kernel, type] = GetParam();
   const std::string name = kernel;
   for (const bool backward : {false, true}) {
-    if (backward && kernel == "tiled") continue;  // its sums are atomic: their order is free
+    if (backward && !has_exact_backward(kernel)) continue;
     for (const bool causal : {false, true})
       for (const std::int64_t D : {64, 128, 192}) {
         SCOPED_TRACE(kernel + (backward ? " backward D=" : " forward D=") + std::to_string(D));
@@ -149,7 +156,7 @@ std::vector<std::tuple<std::string, Type>> kernels_and_types() {
   std::vector<std::tuple<std::string, Type>> all;
   for (const std::string& kernel : every_kernel())
     for (const Type type : {Type::f32, Type::f16, Type::bf16})
-      if (kernel != hopper_kernel || type != Type::f32) all.emplace_back(kernel, type);
+      if (!is_16_bit(kernel) || type != Type::f32) all.emplace_back(kernel, type);
   return all;
 }
 

@@ -1,6 +1,6 @@
-// What the tests of the Hopper kernels on a GPU share: cases that tensor copies take, their judgement, repetitions of
-// which every bit is compared, streams, graphs and company. Included by gpu_hopper_test.cpp and
-// gpu_hopper_backward_test.cpp; the cases say whether there is a backward pass.
+// What the tests of the Hopper and `mma` kernels on a GPU share: cases that tensor copies take, their judgement,
+// repetitions of which every bit is compared, streams, graphs and company. Included by gpu_hopper_test.cpp,
+// gpu_hopper_backward_test.cpp and gpu_mma_test.cpp; the cases say whether there is a backward pass.
 #pragma once
 
 #include <functional>
@@ -190,10 +190,10 @@ extern "C" __global__ void compare(const unsigned* a, const unsigned* b, unsigne
 };
 
 // Of the backward pass, if the case has one; else of the forward pass.
-inline void expect_same_bits_each_time(const Case& spec) {
+inline void expect_same_bits_each_time(const Case& spec, const std::string& kernel = hopper_kernel) {
   SCOPED_TRACE(describe(spec));
   CaseData data = build(spec);
-  OnGpu on(data, hopper_kernel);
+  OnGpu on(data, kernel);
   on.run();
   on.finish();
   std::vector<std::unique_ptr<Remembered>> results;
@@ -266,17 +266,17 @@ inline std::vector<Case> lone_sequences(std::int64_t D, Type type, bool backward
   return all;
 }
 
-inline void expect_same_bits_in_company(const Case& spec) {
+inline void expect_same_bits_in_company(const Case& spec, const std::string& kernel = hopper_kernel) {
   SCOPED_TRACE(spec.name);
   Case lone = spec;
   lone.options.batch0 = place;  // dropout counts sequences: the lone one keeps its number
-  const std::optional<CaseData> alone = ran_on(hopper_kernel, lone);
+  const std::optional<CaseData> alone = ran_on(kernel, lone);
   ASSERT_TRUE(alone) << "was refused";
   for (const Company& other : companies(spec)) {
     SCOPED_TRACE(other.name);
     CaseData company = build(other.spec);
     take_place(*alone, company);
-    OnGpu on(company, hopper_kernel);
+    OnGpu on(company, kernel);
     on.run();
     on.finish();
     expect_same_sequence(*alone, company);

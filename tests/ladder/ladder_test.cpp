@@ -3,10 +3,9 @@
 // Tensor cores are not there, so `vector`'s products are tested on GPUs only. Links tessera_cases; its include path
 // puts tests/emulated before src.
 #include <algorithm>
-#include <cmath>
 #include <map>
 
-#include "tests/emulated/machine.hpp"
+#include "tests/emulated/steps.hpp"
 #include "tests/ladder/ladder_cases.hpp"
 #include "tests/support/support.hpp"
 
@@ -19,35 +18,13 @@ alignas(16) unsigned char memory[emulated::Machine::memory_bytes];
 namespace tessera::ladder {
 namespace {
 
-// As GpuPlan::run of gpu/backend.cpp.
-void run_steps(const Steps& steps, const Problem& problem, Call call) {
-  const auto bytes = static_cast<std::size_t>(workspace_bytes(problem, steps.accumulators));
-  std::vector<float4> workspace(bytes / sizeof(float4) + 1, {NAN, NAN, NAN, NAN});
-  call.execution.workspace = workspace.data();
-  PassParams common;
-  if (problem.pass == Pass::forward) common = forward_params(problem, call, steps.score_scale);
-  if (problem.pass == Pass::backward) common = backward_params(problem, call, steps.accumulators, steps.score_scale);
-  const Given given{call, common, nullptr};
-  emulated::Machine& machine = emulated::Machine::here();
-  machine.memory = memory;
-  for (const Step& step : steps.list) {
-    const auto unit = ladder_units.find(step.unit);
-    ASSERT_NE(unit, ladder_units.end()) << "this test has no " << step.unit;
-    const void* params = std::visit([](const auto& p) -> const void* { return &p; }, common);
-    alignas(64) std::byte own[4096];
-    if (step.parameter_bytes > 0) step.write_parameters(given, own), params = own;
-    ASSERT_LE(step.shared_bytes, static_cast<int>(sizeof(memory)));
-    machine.run(static_cast<int>(step.blocks), step.threads, [&] { unit->second(params); });
-  }
-}
-
 // False: the rung refuses the case.
 bool runs(const Algorithm& rung, cases::CaseData& data, Pass pass) {
   const Call call = call_of(data, pass);
   const Problem problem = problem_of(call, pass);
   const Steps steps = rung.plan(problem, emulated_target());
   if (!steps.reason.empty()) return false;
-  run_steps(steps, problem, call);
+  emulated::run_steps(steps, problem, call, ladder_units, memory);
   return true;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/config.hpp"
+#include "gpu/kernel/math.cuh"
 #include "gpu/params.hpp"
 #include "math/softmax.hpp"
 
@@ -25,11 +26,7 @@ struct Stored<Element::bf16> {
 
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(BF16 x) { return widen(x); }
-__device__ inline float to_float(F16 x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-  return y;
-}
+__device__ inline float to_float(F16 x) { return unpacked<Element::f16>(x.bits); }
 
 __device__ inline void from_float(float x, float& out) { out = x; }
 __device__ inline void from_float(float x, F16& out) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(x)); }

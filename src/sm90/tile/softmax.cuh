@@ -9,7 +9,6 @@
 #include "sm90/kernel/work.cuh"
 #include "sm90/layout.hpp"
 #include "sm90/ptx/math.cuh"
-#include "sm90/tile/quad.cuh"
 
 namespace tessera::sm90 {
 

@@ -3,7 +3,7 @@
 
 #include "math/types.hpp"
 
-namespace tessera::sm90 {
+namespace tessera::gpu {
 
 // Over the four lanes of a quad: lane q brings x[c] of columns c, and gets x[i] of lane i, all of column q.
 __device__ inline void transpose_in_quad(UInt32 (&x)[4]) {
@@ -30,4 +30,4 @@ __device__ inline void store_columns(Number* to, const UInt32 (&x)[4], int count
   }
 }
 
-}  // namespace tessera::sm90
+}  // namespace tessera::gpu

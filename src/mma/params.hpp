@@ -1,0 +1,23 @@
+// What the `mma` kernels are given besides what every GPU kernel is given. Shared by host and device code.
+// Included by src/mma and the tests; docs/gpu_kernels.md, "mma".
+#pragma once
+
+#include "gpu/params.hpp"
+
+namespace tessera::mma {
+
+struct ForwardParams {
+  gpu::ForwardParams call;
+  Int32 D, Dv;           // of the tensors
+  float factor;          // of products q.k: score_scale log2(e)
+  Int32 tiles_per_head;  // tiles of queries of a head (packed: of all sequences)
+  // Heads that are worked on at the same time: the cache holds their K and V. Divides the number of heads.
+  Int32 section;
+  // Where all sequences are of one length: that, and the band of the first query. Blocks then need not look.
+  bool even;
+  Int32 queries, keys;
+  Int64 shift;
+  Int64 low, high;
+};
+
+}  // namespace tessera::mma

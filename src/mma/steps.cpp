@@ -1,0 +1,118 @@
+// Plans of the `mma` kernels: what they refuse, their grids, units and parameter blocks; see algorithms.hpp.
+#include <algorithm>
+#include <numbers>
+
+#include "core/failure.hpp"
+#include "core/limits.hpp"
+#include "core/tensor.hpp"
+#include "gpu/unit.hpp"
+#include "mma/algorithms.hpp"
+#include "mma/params.hpp"
+#include "mma/tiles.hpp"
+
+namespace tessera::mma {
+namespace {
+
+using gpu::Given;
+using gpu::Step;
+using gpu::Steps;
+
+std::string config_text(const Config& c) {
+  using gpu::spelled;
+  return text("tessera::mma::Config config{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
+              ", .o = ", spelled(c.o), ", .warps = ", c.warps, ", .row_tiles = ", c.row_tiles,
+              ", .block_keys = ", c.block_keys, ", .stages = ", c.stages,
+              ", .spreads_copies = ", spelled(c.spreads_copies), ", .q_registers = ", spelled(c.q_registers),
+              ", .blocks_per_sm = ", c.blocks_per_sm, ", .copy_bytes = ", c.copy_bytes, ", .whole = ", spelled(c.whole),
+              ", .halves_S = ", spelled(c.halves_S), ", .turing = ", spelled(c.turing),
+              ", .general = ", spelled(c.general), ", .options = ", spelled(c.options), "}");
+}
+
+// Why these kernels cannot take the problem, by option, value and rule; empty: they may.
+std::string refusal(const Problem& p, const cuda::Target& target, const TileClass* of) {
+  if (p.pass != Pass::forward) return "pass is backward; this kernel is for the forward pass";
+  if (p.q_type != Type::f16 && p.q_type != Type::bf16)
+    return text("type is ", name_of(p.q_type), "; this kernel takes f16 and bf16");
+  if (!of && !wanted_class().empty())
+    return text("TESSERA_TILES is '", wanted_class(), "'; must be one of ", class_names());
+  if (!of) return text("the GPU is ", target.architecture(), "; this kernel has tiles for ", class_names());
+  if (of->shared_bytes > target.shared_bytes)
+    return text("the tiles of ", of->name, " take up to ", of->shared_bytes, " bytes of shared memory; ",
+                target.architecture(), " has ", target.shared_bytes);
+  if (of->turing() && p.q_type == Type::bf16) return text("type is bf16; ", of->name, " multiplies f16 only");
+  if (p.D > most_tile_dims || p.Dv > most_tile_dims)
+    return text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has tiles up to ", most_tile_dims);
+  constexpr std::int64_t most_counted = std::int64_t{1} << 29;  // positions and masks are in 32 bits
+  if (std::max(p.Nq, p.Nk) > most_counted)
+    return text("Nq is ", p.Nq, " and Nk is ", p.Nk, "; this kernel counts up to ", most_counted, " tokens");
+  return "";
+}
+
+// Heads that are worked on at the same time, a power of two that divides their number: no more than the cache holds K
+// and V of, but some, so that their blocks are equally long when causal.
+int section_of(const Problem& p, std::int64_t heads) {
+  constexpr std::int64_t cache = 32 << 20, few = 4;
+  const std::int64_t bytes = std::max<std::int64_t>(1, p.Nk * (p.D + p.Dv) * 2);
+  const std::int64_t most = std::max(cache / bytes * p.heads_per_kv(), few);
+  int section = 1;
+  while (2 * section <= most && heads % (2 * section) == 0) section *= 2;
+  return section;
+}
+
+Steps forward_steps(const Problem& p, const cuda::Target& target) {
+  const TileClass* of = class_of(target);
+  if (std::string reason = refusal(p, target, of); !reason.empty()) return Steps::refused(std::move(reason));
+  const Config c = *forward_tile(p, *of);
+  const int rows = rows_of(c);
+  const std::int64_t heads = p.packed ? p.Hq : p.B * p.Hq;
+  const std::int64_t per_head = p.packed ? gpu::block_count(true, p.Nq, rows, p.B) : ceil_div(p.Nq, rows);
+
+  Steps steps(p);
+  // What other GPUs' tensor cores lose has not been measured.
+  if (target.major == 9) steps.score_scale = gpu::corrected_scale(p, c.halves_S);
+  Step step{.name = "mma_forward",
+            .unit = forward_unit_text(c),
+            .blocks = p.has_queries() ? product({heads, per_head}) : 0,
+            .threads = threads_of(c),
+            .shared_bytes = layout_of(c).bytes,
+            .tiles = text("tiles of ", rows, " queries x ", c.block_keys, " keys")};
+  step.gives<ForwardParams>([D = p.D, Dv = p.Dv, per_head, section = section_of(p, heads),
+                             even = !p.packed && !p.seqused_q && !p.seqused_k](const Given& given) {
+    const gpu::ForwardParams& call = given.forward();
+    ForwardParams params{.call = call,
+                         .D = static_cast<Int32>(D),
+                         .Dv = static_cast<Int32>(Dv),
+                         .factor = static_cast<float>(double{call.x.score_scale} * std::numbers::log2e),
+                         .tiles_per_head = static_cast<Int32>(per_head),
+                         .section = section,
+                         .even = even};
+    if (!even) return params;
+    const gpu::DeviceSequence s = gpu::sequence_of(call.x, 0);
+    params.queries = static_cast<Int32>(s.nq), params.keys = static_cast<Int32>(s.nk), params.shift = s.shift;
+    params.low = s.mask.low, params.high = s.mask.high;
+    return params;
+  });
+  steps.add(std::move(step));
+  return steps;
+}
+
+}  // namespace
+
+std::string forward_unit_text(const Config& c) {
+  return gpu::UnitText{.file = "mma/kernel/forward.cuh",
+                       .function = "tessera::mma::forward<config>",
+                       .parameters = "tessera::mma::ForwardParams",
+                       .config = config_text(c),
+                       .launch_bounds = "tessera::mma::threads_of(config), config.blocks_per_sm"}
+      .str();
+}
+
+std::vector<gpu::Algorithm> algorithms() {
+  return {{.name = "mma",
+           .family = "mma",
+           .plan = forward_steps,
+           .by_name =
+               "this kernel has not passed all of its tests on a GPU yet; a call gets it if it asks for it by name"}};
+}
+
+}  // namespace tessera::mma

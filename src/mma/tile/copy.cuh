@@ -1,0 +1,75 @@
+// Tiles of rows, from global to shared memory: cp.async where rows are aligned, plain loads where they are not. Columns
+// and rows that the tensor lacks become 0, so that nothing beyond a sequence ever enters a product. Device code.
+#pragma once
+
+#include "mma/config.hpp"
+#include "mma/layout.hpp"
+#include "mma/ptx/copy.cuh"
+
+namespace tessera::mma {
+
+// One chunk of 16 bytes, of which the first `bytes` exist.
+template <Config config>
+__device__ inline void copy_chunk(UInt32 to, const UInt16* from, int bytes) {
+  if constexpr (config.copy_bytes == 16 && !config.turing) {
+    copy_async<16>(to, from, bytes);
+  } else if constexpr (config.copy_bytes > 2 && !config.turing) {
+    constexpr int size = config.copy_bytes;
+#pragma unroll
+    for (int at = 0; at < 16; at += size)
+      copy_async<size>(to + at, from + at / 2, bytes < at ? 0 : bytes - at < size ? bytes - at : size);
+  } else {
+    uint4 x{0, 0, 0, 0};
+    if constexpr (config.copy_bytes == 16) {
+      if (bytes == 16) return store_chunk(to, *reinterpret_cast<const uint4*>(from));
+    }
+    UInt32 pairs[4] = {};
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+      if (2 * n < bytes) pairs[n / 2] |= UInt32(from[n]) << n % 2 * 16;
+    x = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    store_chunk(to, x);
+  }
+}
+
+// A tile's copy by all threads of the block, in parts: a chunk of every thread each, which may be issued one by one
+// between products. Rows of `width` columns; `valid` rows and `columns` columns exist.
+template <Config config, int rows, int width>
+struct TileCopy {
+  static constexpr int step = copy_rows_at_once(threads_of(config));
+  static constexpr int panels = (width + gpu::panel_columns - 1) / gpu::panel_columns;
+  static constexpr int parts = (rows + step - 1) / step * panels;
+
+  const UInt16* from;  // this thread's chunk of the first part
+  Int64 distance;      // from row to row
+  UInt32 to;
+  int valid, columns;  // from this thread's chunk on
+
+  __device__ TileCopy(UInt32 tile, const UInt16* rows_at, Int64 distance, int valid, int columns) : distance(distance) {
+    const int row = copy_row(threadIdx.x), column = copy_column(threadIdx.x);
+    from = rows_at + row * distance + column;
+    to = tile + gpu::tile_byte(rows, row, column);
+    this->valid = valid - row, this->columns = columns - column;
+  }
+
+  // Parts in their order: the address is incremented row by row, which is cheaper than computing it.
+  __device__ void issue(int part) {
+    const int r = part / panels * step, first = part % panels * gpu::panel_columns;
+    const UInt16* const chunk = from + first;
+    if (part % panels == panels - 1) from += step * distance;
+    if (rows % step != 0 && copy_row(threadIdx.x) + r >= rows) return;
+    if (width % gpu::panel_columns != 0 && copy_column(threadIdx.x) + first >= width) return;
+    int bytes = 16;
+    if constexpr (!config.whole) {
+      const int left = 2 * (columns - first);
+      bytes = left < 0 ? 0 : left < 16 ? left : 16;
+    }
+    copy_chunk<config>(to + (part % panels * rows + r) * gpu::panel_row_bytes, chunk, r < valid ? bytes : 0);
+  }
+  __device__ void issue_all() {
+#pragma unroll
+    for (int part = 0; part < parts; ++part) issue(part);
+  }
+};
+
+}  // namespace tessera::mma

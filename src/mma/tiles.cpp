@@ -1,0 +1,112 @@
+// Tile choices; see tiles.hpp. The compile gate refuses tiles that spill registers.
+#include "mma/tiles.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/environment.hpp"
+#include "core/failure.hpp"
+#include "core/once.hpp"
+#include "gpu/arguments.hpp"
+
+namespace tessera::mma {
+namespace {
+
+// By class, the smallest head dims first; a problem gets the first tile that holds it. Where a multiprocessor
+// multiplies 1024 times a clock (sm_80, sm_90), shared memory limits: 32 rows of a warp use each fragment of K and V
+// twice. Where it is half that or less, more warps of 16 rows hide latencies better, with Q in registers.
+constexpr Config class_227[] = {
+    {.D = 64, .Dv = 64},
+    {.D = 128, .Dv = 128},
+    {.D = 192, .Dv = 128, .stages = 1},
+    {.D = 192, .Dv = 192, .warps = 8, .row_tiles = 1, .spreads_copies = true, .blocks_per_sm = 1},
+    {.D = 256, .Dv = 256, .warps = 8, .row_tiles = 1, .spreads_copies = true, .blocks_per_sm = 1},
+};
+// The same; for sm_100 the compiler needs more registers.
+constexpr Config class_100[] = {
+    {.D = 64, .Dv = 64},
+    {.D = 128, .Dv = 128, .block_keys = 48},
+    {.D = 192, .Dv = 128, .stages = 1},
+    {.D = 192, .Dv = 192, .warps = 8, .row_tiles = 1, .blocks_per_sm = 1},
+    {.D = 256, .Dv = 256, .warps = 8, .row_tiles = 1, .blocks_per_sm = 1},
+};
+constexpr Config class_163[] = {
+    {.D = 64, .Dv = 64},
+    {.D = 128, .Dv = 128, .block_keys = 48},
+    {.D = 192, .Dv = 192, .warps = 8, .row_tiles = 1, .blocks_per_sm = 1},
+    {.D = 256, .Dv = 256, .warps = 8, .row_tiles = 1, .stages = 1, .blocks_per_sm = 1},
+};
+constexpr Config class_99[] = {
+    {.D = 64, .Dv = 64, .warps = 8, .row_tiles = 1, .q_registers = true},
+    {.D = 128, .Dv = 128, .warps = 8, .row_tiles = 1, .q_registers = true, .blocks_per_sm = 1},
+    {.D = 192, .Dv = 192, .warps = 8, .row_tiles = 1, .stages = 1, .blocks_per_sm = 1},
+    {.D = 256, .Dv = 256, .warps = 8, .row_tiles = 1, .block_keys = 32, .stages = 1, .blocks_per_sm = 1},
+};
+constexpr Config class_64[] = {
+    {.D = 64, .Dv = 64, .block_keys = 32, .stages = 1},
+    {.D = 128, .Dv = 128, .warps = 8, .row_tiles = 1, .block_keys = 32, .stages = 1, .blocks_per_sm = 1},
+    {.D = 256, .Dv = 192, .row_tiles = 1, .block_keys = 32, .stages = 1, .blocks_per_sm = 1},
+    {.D = 256, .Dv = 256, .row_tiles = 1, .block_keys = 16, .stages = 1, .blocks_per_sm = 1},
+};
+
+constexpr TileClass classes[] = {{"sm_100", 10, 0, 227 << 10, class_100},
+                                 {"sm_90", 9, 0, 227 << 10, class_227},
+                                 {"sm_80", 8, 0, 163 << 10, class_163},
+                                 {"sm_89", 8, 0, 99 << 10, class_99},
+                                 {"sm_75", 7, 5, 64 << 10, class_64}};
+
+}  // namespace
+
+std::span<const TileClass> tile_classes() { return classes; }
+
+std::string class_names() {
+  std::string names;
+  for (const TileClass& c : classes) names += text(names.empty() ? "" : ", ", c.name);
+  return names;
+}
+
+const std::string& wanted_class() {
+  static constinit Once<const std::string> wanted;  // read once: plans are cached
+  return wanted.get([] {
+    const char* value = environment("TESSERA_TILES");
+    return std::string(value ? value : "");
+  });
+}
+
+const TileClass* class_of(const cuda::Target& target) {
+  const auto find = [](auto fits) {
+    const auto found = std::ranges::find_if(classes, fits);
+    return found == std::end(classes) ? nullptr : &*found;
+  };
+  if (const std::string& name = wanted_class(); !name.empty())
+    return find([&](const TileClass& c) { return c.name == name; });
+  return find([&](const TileClass& c) {
+    return std::pair(c.major, c.minor) <= std::pair(target.major, target.minor) &&
+           c.shared_bytes <= target.shared_bytes;
+  });
+}
+
+std::optional<Config> forward_tile(const Problem& p, const TileClass& of) {
+  const auto row = std::ranges::find_if(of.tiles, [&](const Config& c) { return p.D <= c.D && p.Dv <= c.Dv; });
+  if (row == of.tiles.end()) return {};
+  Config c = *row;
+  const bool wide = c.D > 128 || c.Dv > 128;
+  c.turing = of.turing();
+  c.element = gpu::element_of(p.q_type), c.o = gpu::element_of(p.o_type);
+  c.D = static_cast<int>(round_up(p.D, 16)), c.Dv = static_cast<int>(round_up(p.Dv, 16));
+  c.whole = c.D == p.D && c.Dv == p.Dv;
+  c.copy_bytes = p.alignment;
+  c.options = gpu::score_config(p);
+  c.general = c.options.any() || !(p.options.scale > 0);
+  c.halves_S = p.q_type == Type::f16 && p.D > 128;
+  if (c.halves_S) c.block_keys = std::min(c.block_keys, 32);  // twice the accumulators
+  if (c.general) {
+    // Options need registers, which rows and keys of a warp give.
+    c.row_tiles = 1, c.q_registers = c.spreads_copies = false;
+    c.block_keys = std::min(c.block_keys, wide ? 16 : 32);
+    c.blocks_per_sm = 1;
+  }
+  return c;
+}
+
+}  // namespace tessera::mma

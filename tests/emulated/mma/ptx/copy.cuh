@@ -1,0 +1,33 @@
+// Stands in for src/mma/ptx/copy.cuh on the host: an asynchronous copy arrives as late as its wait allows. From the
+// moment it is issued until then its place holds NaN, so whoever reads too early, or still, is seen.
+#pragma once
+
+#include "tests/emulated/machine.hpp"
+
+namespace tessera::mma {
+
+using emulated::Machine;
+
+inline UInt32 shared_address(const void* p) {
+  return UInt32(static_cast<const unsigned char*>(p) - Machine::here().memory);
+}
+
+template <int size>
+void copy_async(UInt32 to, const void* from, int bytes) {
+  if (to % size != 0) throw std::runtime_error("a copy's place in shared memory is not aligned");
+  if (bytes > 0 && reinterpret_cast<UInt64>(from) % size != 0) throw std::runtime_error("a copy's source is unaligned");
+  if (bytes < 0 || bytes > size) throw std::runtime_error("a copy of more bytes than it has, or fewer than none");
+  Machine::here().copy_late({to, from, size, bytes});
+}
+inline void commit_copies() { Machine::here().commit_copies(); }
+template <int pending>
+void wait_copies() {
+  Machine::here().wait_copies(pending);
+}
+
+inline void store_chunk(UInt32 to, uint4 x) {
+  if (to % 16 != 0) throw std::runtime_error("16 bytes are stored at an address that is no multiple of 16");
+  std::memcpy(Machine::here().memory + to, &x, 16);
+}
+
+}  // namespace tessera::mma

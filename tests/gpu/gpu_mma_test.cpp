@@ -1,0 +1,86 @@
+// The `mma` kernels on a GPU: tables and random configurations against float64; the same bits 1000 times and for a
+// sequence in any company. With the tiles of the GPU's own class, or of the one that TESSERA_TILES names. Links
+// tessera_cases. tests/mma/mma_machine_test.cpp runs the kernels' text without a GPU.
+#include "mma/algorithms.hpp"
+#include "mma/tiles.hpp"
+#include "tests/gpu/hopper.hpp"
+
+namespace tessera::test {
+namespace {
+
+constexpr std::size_t parts = 28, configurations = 250;
+constexpr std::uint64_t first_seed = 61000;
+
+const mma::TileClass* tile_class() { return mma::class_of(cuda::properties(gpu.id)); }
+
+// The forward pass of a case, in 16 bits; sm_75 has f16 only.
+Case in_16_bits(Case c) {
+  c.backward = c.options.accumulate = false;
+  if (c.type == Type::f32) c.type = Type::bf16;
+  if (tile_class()->turing()) c.type = Type::f16;
+  return c;
+}
+
+class Mma : public Gpu {
+ protected:
+  void SetUp() override {
+    Gpu::SetUp();
+    if (!IsSkipped() && !tile_class()) GTEST_SKIP() << "no GPU to test: it is older than sm_75";
+  }
+};
+
+template <class Parameter>
+class MmaWith : public Mma, public testing::WithParamInterface<Parameter> {};
+
+std::string unit_of(const Case& c) {
+  const std::optional<mma::Config> tile = mma::forward_tile(problem_of(c, Pass::forward), *tile_class());
+  return tile ? mma::forward_unit_text(*tile) : "";
+}
+
+class GpuMmaCases : public MmaWith<std::size_t> {};
+
+TEST_P(GpuMmaCases, AgreeWithFloat64) {
+  std::vector<Case> cases = extreme_numbers();
+  for (const Case& c : suite("all")) cases.push_back(c);
+  for (const Case& c : random_cases(first_seed, configurations)) cases.push_back(c);
+  for (Case& c : cases) c = in_16_bits(c);
+  SuiteReport all;
+  for (const Case& spec : cases_of_part(cases, GetParam(), parts, unit_of)) {
+    const CaseReport report = run_case(spec, Execution{.device = gpu, .kernel = mma_kernel});
+    expect_ok(report);
+    ++(report.skipped ? all.skipped : report.ok ? all.passed : all.failed);
+    if (report.skipped) {
+      EXPECT_TRUE(spec.D > 256 || spec.dim_v() > 256 || spec.endless_k > 1 << 29) << to_text(report);
+    }
+    all.cases.push_back(report);
+  }
+  std::cout << all.passed + all.failed << " cases ran, " << all.skipped << " were refused\n" << worst_table(all);
+  EXPECT_GT(all.passed, 0U) << "a test in which everything was refused has shown nothing";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuMmaCases, testing::Range(std::size_t{0}, parts));
+
+class GpuMmaRepetitions : public MmaWith<std::size_t> {};
+
+TEST_P(GpuMmaRepetitions, GiveTheSameBits) {
+  expect_same_bits_each_time(in_16_bits(repeated()[GetParam()]), mma_kernel);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuMmaRepetitions, testing::Range(std::size_t{0}, repeated().size()));
+
+class GpuMmaCompany : public MmaWith<std::tuple<std::int64_t, Type>> {};
+
+TEST_P(GpuMmaCompany, ASequenceHasTheSameBitsAloneInABatchAndPacked) {
+  const auto& [D, type] = GetParam();
+  if (tile_class()->turing() && type == Type::bf16) GTEST_SKIP() << "no GPU to test: its tiles have no bf16";
+  for (const Case& spec : lone_sequences(D, type, false)) {
+    expect_same_bits_in_company(spec, mma_kernel);
+    if (HasFatalFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuMmaCompany,
+                         testing::Combine(testing::Values(64, 128, 256), testing::Values(Type::f16, Type::bf16)));
+
+}  // namespace
+}  // namespace tessera::test

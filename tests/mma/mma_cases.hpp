@@ -1,0 +1,62 @@
+// What the `mma` kernels' own text is run on without a GPU: the cases of the Hopper kernel, on tiles of every class,
+// and those that Hopper's tensor copies do not take. Included by the test that runs them (mma_machine_test.cpp) and by
+// the program that asks the planner for their units (units_main.cpp).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/check.hpp"
+#include "core/kernel.hpp"
+#include "cuda/device.hpp"
+#include "mma/algorithms.hpp"
+#include "tests/emulated/cases.hpp"
+
+namespace tessera::mma {
+
+struct MmaCase {
+  cases::Case spec;  // its name is that of its group
+  double growth = 0;
+  const char* architecture;  // whose tiles it gets
+};
+
+inline constexpr const char* architectures[] = {"sm_90a", "sm_80", "sm_89", "sm_75", "sm_100a"};
+
+inline std::vector<MmaCase> mma_cases() {
+  emulated::EmulatedCases all{emulated::emulated_cases()};
+  for (const cases::Style style : {cases::Style::gaps, cases::Style::shifted, cases::Style::mixed})
+    all.add({.name = "Unaligned", .B = 2, .Nq = 40, .Nk = 100, .Hq = 4, .Hk = 2, .D = 64, .style = style});
+  all.add({.name = "Unaligned", .Nq = 20, .Nk = 70, .D = 68, .Dv = 36});
+  all.add({.name = "Unaligned", .Nq = 20, .Nk = 70, .D = 22, .Dv = 54, .options = {.causal = true}});
+  all.add({.name = "Unaligned", .Nq = 20, .Nk = 70, .D = 1, .Dv = 3});
+  all.add({.name = "Unaligned", .Nq = 20, .Nk = 70, .D = 129, .Dv = 255, .f32_o = true});
+  all.add({.name = "Unaligned", .B = 2, .Nq = 20, .Nk = 70, .D = 72, .used_k = {3, 70}, .style = cases::Style::gaps});
+
+  // The groups that tiles decide about run on tiles of every class, the others take turns.
+  std::vector<MmaCase> out;
+  std::size_t turn = 0;
+  for (const emulated::EmulatedCase& c : all.all) {
+    const bool everywhere = c.spec.name == "Full" || c.spec.name == "GrowingScores" || c.spec.name == "Everything";
+    for (std::size_t n = 0; n < (everywhere ? std::size(architectures) : 1); ++n) {
+      MmaCase one{c.spec, c.growth, architectures[turn++ % std::size(architectures)]};
+      if (one.architecture == std::string("sm_75")) one.spec.type = Type::f16;
+      out.push_back(one);
+    }
+  }
+  return out;
+}
+
+inline Call call_of(cases::CaseData& data) {
+  Call call{};
+  call.inputs = data.inputs(), call.options = data.options(), call.outputs = data.outputs();
+  if (data.spec.no_lse) call.outputs.lse = {};
+  return call;
+}
+
+inline Problem problem_of(const Call& call) { return check_forward(call.inputs, call.outputs, call.options, {}); }
+
+inline gpu::Steps steps_of(const Problem& problem, const char* architecture) {
+  return algorithms().front().plan(problem, cuda::target_named(architecture));
+}
+
+}  // namespace tessera::mma

@@ -1,0 +1,266 @@
+// The `mma` kernels without a GPU: what ldmatrix and mma.sync fetch, emulated as the PTX ISA describes them; bank
+// conflicts of every access to shared memory; tiles and plans. Links tessera_cases.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <string>
+
+#include "api/units.hpp"
+#include "mma/algorithms.hpp"
+#include "mma/layout.hpp"
+#include "mma/tiles.hpp"
+
+namespace tessera::mma {
+namespace {
+
+// --- fragments
+
+using Place = std::pair<int, int>;  // row and column of a tile
+
+// Shared memory of a tile of `rows` x `columns`, by the byte of each element.
+class Memory {
+ public:
+  Memory(int rows, int columns) {
+    for (int row = 0; row < rows; ++row)
+      for (int column = 0; column < columns; ++column)
+        EXPECT_TRUE(cells.emplace(gpu::tile_byte(rows, row, column), Place{row, column}).second);
+  }
+  Place at(int byte) const { return cells.at(byte); }
+
+ private:
+  std::map<int, Place> cells;
+};
+
+// What lane `lane` gets of matrix `matrix`, two numbers, if lane l names the byte address(l). "ldmatrix": a row's
+// numbers lie side by side; turned, rows and columns change places.
+template <class Address>
+std::pair<Place, Place> loaded(const Memory& memory, int lane, int matrix, bool turned, Address address) {
+  const auto number = [&](int e) {
+    const int row = turned ? lane % 4 * 2 + e : lane / 4, column = turned ? lane / 4 : lane % 4 * 2 + e;
+    return memory.at(address(8 * matrix + row) + 2 * column);
+  };
+  return {number(0), number(1)};
+}
+
+// The address that the kernel computes for columns 16 k and rows 16 j of a tile, from the lane's own.
+int kernel_address(int lane_at, int rows, int k, int j) {
+  return (lane_at ^ column_turn(k)) + panel_step(rows, k) + j * bytes_of_16_rows;
+}
+
+class Fragments : public testing::TestWithParam<std::tuple<int, int>> {};
+
+// "mma.m16n8k16": with g = lane / 4 and t = lane % 4, register r of a holds row g + 8 (r % 2), terms 2 t + 8 (r / 2)
+// and the next; register r of b holds column g, terms 2 t + 8 r and the next.
+TEST_P(Fragments, AreWhatProductsExpect) {
+  const auto& [rows, columns] = GetParam();
+  const Memory memory(rows, columns);
+  for (int j = 0; j < rows / 16; ++j)
+    for (int k = 0; k < columns / 16; ++k)
+      for (int lane = 0; lane < 32; ++lane) {
+        const int g = lane / 4, t = lane % 4;
+        const auto load = [&](int r, bool turned, int (*row)(int), int (*column)(int)) {
+          return loaded(memory, lane, r, turned,
+                        [&](int l) { return kernel_address(lane_byte(row(l), column(l)), rows, k, j); });
+        };
+        for (int r = 0; r < 4; ++r) {
+          const int own_row = 16 * j + g + 8 * (r % 2), own_term = 16 * k + 2 * t + 8 * (r / 2);
+          ASSERT_EQ(load(r, false, a_row, a_column), std::pair(Place(own_row, own_term), Place(own_row, own_term + 1)));
+          // K: columns of S are rows of the tile. V: columns of O are columns of the tile, terms are rows.
+          const int key = 16 * j + g + 8 * (r / 2), term = 16 * k + 2 * t + 8 * (r % 2);
+          ASSERT_EQ(load(r, false, b_row, b_column), std::pair(Place(key, term), Place(key, term + 1)));
+          const int column = 16 * k + g + 8 * (r / 2), row = 16 * j + 2 * t + 8 * (r % 2);
+          ASSERT_EQ(load(r, true, t_row, t_column), std::pair(Place(row, column), Place(row + 1, column)));
+        }
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiles, Fragments,
+                         testing::Combine(testing::Values(16, 32, 64, 128), testing::Values(64, 128, 192, 256)));
+
+// Values 8 j to 8 j + 7 of an accumulator, packed in pairs, are registers of a whose terms are columns 16 j to 16 j
+// + 15.
+TEST(Fragment, AnAccumulatorIsTheNextOperand) {
+  for (int lane = 0; lane < 32; ++lane)
+    for (int n = 0; n < 128; ++n) {
+      const int j = n / 8, r = n % 8 / 2;
+      EXPECT_EQ(gpu::accumulator_row(lane, n), lane / 4 + 8 * (r % 2));
+      EXPECT_EQ(gpu::accumulator_column(lane, n), 16 * j + 2 * (lane % 4) + 8 * (r / 2) + n % 2);
+    }
+}
+
+// --- banks: 32 of 4 bytes
+
+// How many lanes of the fullest bank, of those whose accesses go together: `bytes` each, 128 at a time.
+template <class Address>
+int conflicts(int bytes, Address address) {
+  int most = 0;
+  const int together = 128 / bytes < 32 ? 128 / bytes : 32;
+  for (int first = 0; first < 32; first += together) {
+    std::map<int, std::set<int>> words;  // by bank: different words of one bank come one after another
+    for (int lane = first; lane < first + together; ++lane)
+      for (int word = address(lane) / 4; word < (address(lane) + bytes) / 4; ++word) words[word % 32].insert(word);
+    for (const auto& [bank, different] : words) most = std::max(most, static_cast<int>(different.size()));
+  }
+  return most;
+}
+
+TEST(Banks, LoadsOfFragmentsHaveNoConflicts) {
+  for (const int rows : {16, 32, 64, 128})
+    for (int k = 0; k < 16; ++k)
+      for (int j = 0; j < rows / 16; ++j)
+        for (const auto& [row, column] : {std::pair(&a_row, &a_column), {&b_row, &b_column}, {&t_row, &t_column}})
+          EXPECT_EQ(
+              conflicts(16, [&](int lane) { return kernel_address(lane_byte(row(lane), column(lane)), rows, k, j); }),
+              1);
+}
+
+// Copies of 16 bytes, which aligned tensors get, have none either. Those of 8 and 4 bytes have some: a warp's chunks of
+// several rows lie in the same places of their rows.
+TEST(Banks, CopiesHaveNoConflictsIfAligned) {
+  for (const int rows : {16, 32, 64, 128})
+    for (int warp = 0; warp < 8; ++warp)
+      for (const auto& [bytes, most] : {std::pair(16, 1), {8, 2}, {4, 4}})
+        for (int at = 0; at < 16; at += bytes)
+          EXPECT_EQ(conflicts(bytes,
+                              [&, at = at](int lane) {
+                                const int thread = 32 * warp + lane;
+                                return gpu::tile_byte(rows, copy_row(thread), copy_column(thread)) + at;
+                              }),
+                    most);
+}
+
+// Every chunk of a panel is copied once.
+TEST(Copies, CoverATile) {
+  for (const int threads : {128, 256}) {
+    std::set<Place> copied;
+    for (int thread = 0; thread < threads; ++thread)
+      EXPECT_TRUE(copied.insert({copy_row(thread), copy_column(thread)}).second);
+    EXPECT_EQ(copied.size(), static_cast<std::size_t>(8 * copy_rows_at_once(threads)));
+    EXPECT_EQ(copied.rbegin()->first, copy_rows_at_once(threads) - 1);
+    EXPECT_EQ(copy_rows_at_once(threads) % 8, 0) << "or the swizzle would change from step to step";
+  }
+}
+
+// --- tiles
+
+TEST(Classes, AreByArchitecture) {
+  const std::map<std::string, std::string> expected{{"sm_75", "sm_75"},    {"sm_80", "sm_80"},    {"sm_86", "sm_89"},
+                                                    {"sm_87", "sm_80"},    {"sm_89", "sm_89"},    {"sm_90a", "sm_90"},
+                                                    {"sm_100a", "sm_100"}, {"sm_103a", "sm_100"}, {"sm_110a", "sm_100"},
+                                                    {"sm_120a", "sm_89"},  {"sm_121a", "sm_89"}};
+  for (const auto& [architecture, name] : expected) {
+    const TileClass* of = class_of(cuda::target_named(architecture));
+    ASSERT_NE(of, nullptr) << architecture;
+    EXPECT_EQ(of->name, name) << architecture;
+  }
+  EXPECT_EQ(class_of({7, 0, 96 << 10, 80}), nullptr);
+  EXPECT_EQ(class_names(), "sm_100, sm_90, sm_80, sm_89, sm_75");
+}
+
+// Every pair of head dims, with options and without, in every class.
+TEST(Tiles, FitTheClass) {
+  int tiles = 0;
+  for (const TileClass& of : tile_classes())
+    for (std::int64_t D = 1; D <= 256; D += 5)
+      for (std::int64_t Dv = 1; Dv <= 256; Dv += 5)
+        for (const bool general : {false, true}) {
+          Problem p = api::plain_problem(Pass::forward, Type::f16, {D, Dv});
+          if (general) p.options.dropout = 0.5;
+          const std::optional<Config> c = forward_tile(p, of);
+          ASSERT_TRUE(c) << of.name << " " << D << " " << Dv;
+          EXPECT_GE(c->D, D);
+          EXPECT_GE(c->Dv, Dv);
+          EXPECT_EQ(c->general, general);
+          constexpr int reserved = 1024;  // of every block, but on sm_75
+          EXPECT_LE((layout_of(*c).bytes + reserved) * c->blocks_per_sm, of.shared_bytes + reserved) << D << " " << Dv;
+          ++tiles;
+        }
+  EXPECT_EQ(tiles, 5 * 52 * 52 * 2);
+}
+
+// Bits depend on how many keys a tile has. So that must not depend on lengths, alignment or the output's type.
+TEST(Tiles, KeysOfATileDependOnNothingThatBitsMayNot) {
+  for (const TileClass& of : tile_classes())
+    for (const api::HeadDims dims : {api::HeadDims{64, 64}, {128, 128}, {192, 128}, {256, 256}}) {
+      const Problem plain = api::plain_problem(Pass::forward, Type::f16, dims);
+      const int keys = forward_tile(plain, of)->block_keys;
+      for (const int change : {0, 1, 2, 3, 4}) {
+        Problem p = plain;
+        if (change == 0) p.B = 1, p.Nq = 3, p.Nk = 100000;
+        if (change == 1) p.alignment = 2;
+        if (change == 2) p.o_type = Type::f32;
+        if (change == 3) p.packed = true, p.Hk = 1;
+        if (change == 4) p.options.causal = true, p.lse = false;
+        EXPECT_EQ(forward_tile(p, of)->block_keys, keys) << of.name << " " << change;
+      }
+    }
+}
+
+// --- plans
+
+std::string reason(const Problem& p, const char* architecture) {
+  return algorithms().front().plan(p, cuda::target_named(architecture)).reason;
+}
+
+TEST(Plans, SayWhatTheyRefuse) {
+  const auto plain = [](Type type, api::HeadDims dims) { return api::plain_problem(Pass::forward, type, dims); };
+  EXPECT_EQ(reason(plain(Type::bf16, {64, 64}), "sm_80"), "");
+  EXPECT_EQ(reason(plain(Type::f32, {64, 64}), "sm_80"), "type is f32; this kernel takes f16 and bf16");
+  EXPECT_EQ(reason(plain(Type::bf16, {64, 64}), "sm_75"), "type is bf16; sm_75 multiplies f16 only");
+  EXPECT_EQ(reason(plain(Type::f16, {256, 257}), "sm_90a"), "D is 256 and Dv is 257; this kernel has tiles up to 256");
+  EXPECT_EQ(reason(api::plain_problem(Pass::backward, Type::f16, {64, 64}), "sm_90a"),
+            "pass is backward; this kernel is for the forward pass");
+  Problem longest = plain(Type::f16, {64, 64});
+  longest.Nk = (std::int64_t{1} << 29) + 1;
+  EXPECT_EQ(reason(longest, "sm_80"), "Nq is 4096 and Nk is 536870913; this kernel counts up to 536870912 tokens");
+  EXPECT_EQ(algorithms().front().plan(plain(Type::f16, {64, 64}), {7, 0, 96 << 10, 80}).reason,
+            "the GPU is sm_70; this kernel has tiles for sm_100, sm_90, sm_80, sm_89, sm_75");
+}
+
+// The library reads TESSERA_TILES once, so each value has a process of its own, which tells what it got.
+void expect_tiles(const char* name, const char* architecture, const char* told) {
+  EXPECT_EXIT(
+      {
+        setenv("TESSERA_TILES", name, 1);
+        const Problem p = api::plain_problem(Pass::forward, Type::f16, {128, 128});
+        const gpu::Steps steps = algorithms().front().plan(p, cuda::target_named(architecture));
+        std::fputs(steps.reason.empty() ? steps.list.front().unit.c_str() : steps.reason.c_str(), stderr);
+        std::exit(0);
+      },
+      testing::ExitedWithCode(0), told)
+      << name << " on " << architecture;
+}
+
+TEST(Plans, HaveTheTilesThatTheEnvironmentNames) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // begins anew, and has read nothing
+  expect_tiles("sm_90", "sm_90a", "warps = 4, .row_tiles = 2, .block_keys = 64, .stages = 2");
+  expect_tiles("sm_80", "sm_90a", "warps = 4, .row_tiles = 2, .block_keys = 48, .stages = 2");
+  expect_tiles(
+      "sm_89", "sm_90a",
+      "warps = 8, .row_tiles = 1, .block_keys = 64, .stages = 2, .spreads_copies = false, .q_registers = true");
+  expect_tiles("sm_75", "sm_90a", "turing = true");
+  expect_tiles("sm_100", "sm_90a", "block_keys = 48");
+  expect_tiles("", "sm_90a", "stages = 2");
+  expect_tiles("sm_91", "sm_90a", "TESSERA_TILES is 'sm_91'; must be one of sm_100, sm_90, sm_80, sm_89, sm_75");
+  expect_tiles("sm_90", "sm_89", "the tiles of sm_90 take up to 232448 bytes of shared memory; sm_89 has 101376");
+}
+
+TEST(Plans, HaveABlockForEveryTileOfQueries) {
+  for (const bool packed : {false, true}) {
+    Problem p = api::plain_problem(Pass::forward, Type::bf16, {128, 128});
+    p.B = 3, p.Hq = 6, p.Hk = 2, p.Nq = 1000, p.packed = packed;
+    const gpu::Steps steps = algorithms().front().plan(p, cuda::target_named("sm_80"));
+    ASSERT_EQ(steps.list.size(), 1u);
+    EXPECT_EQ(steps.list.front().blocks, packed ? 6 * (1000 / 128 + 3) : 3 * 6 * 8);
+    EXPECT_EQ(steps.list.front().threads, 128);
+  }
+  Problem none = api::plain_problem(Pass::forward, Type::bf16, {128, 128});
+  none.Nq = 0;
+  EXPECT_TRUE(algorithms().front().plan(none, cuda::target_named("sm_80")).list.empty());
+}
+
+}  // namespace
+}  // namespace tessera::mma
