@@ -72,10 +72,14 @@ class Buffer {
 
  private:
   std::int64_t offset(std::int64_t element) const;
+  // Calls use(number, place in memory) for every element, in row-major order of the shape.
+  template <class Use>
+  void each(const Use& use) const;
 
   std::vector<std::byte> memory;
   std::vector<bool> inside;  // per element of memory: does the tensor use it
   std::int64_t origin = 0;   // element of memory where the view's data begin
+  bool dense = false;        // elements lie side by side, in row-major order
   Tensor view;
 };
 

@@ -136,8 +136,10 @@ struct Builder {
     const int rank = buffer.tensor().ndim;
     const std::int64_t heads = buffer.size(rank - 2), dim = buffer.size(rank - 1);
     for (const Sequence& s : sequences) {
-      const std::int64_t first = (keys ? s.row_k : s.row_q) * heads * dim, n = (keys ? s.Nk : s.Nq) * heads * dim;
-      for (std::int64_t e = 0; e < n; ++e) buffer.set(first + e, value(e / (heads * dim), e / dim % heads, e % dim));
+      std::int64_t e = (keys ? s.row_k : s.row_q) * heads * dim;
+      for (std::int64_t i = 0; i < (keys ? s.Nk : s.Nq); ++i)
+        for (std::int64_t h = 0; h < heads; ++h)
+          for (std::int64_t d = 0; d < dim; ++d) buffer.set(e++, value(i, h, d));
     }
   }
 
@@ -151,13 +153,16 @@ struct Builder {
   // Tensors shaped like the scores (bias, mask): what no sequence may read stays poisoned.
   template <class Value>
   void fill_scores(Buffer& buffer, Value value) const {
-    const std::int64_t heads = buffer.size(1), Mq = buffer.size(2), Mk = buffer.size(3);
-    for (std::int64_t e = 0; e < buffer.elements(); ++e) {
-      const std::int64_t j = e % Mk, i = e / Mk % Mq, h = e / Mk / Mq % heads, b = e / Mk / Mq / heads;
+    const std::int64_t Mq = buffer.size(2), Mk = buffer.size(3);
+    std::int64_t e = 0;
+    for (std::int64_t b = 0; b < buffer.size(0); ++b) {
       const bool alone = buffer.size(0) > 1;
       const std::int64_t limit_q = alone ? sequences[static_cast<std::size_t>(b)].Nq : max_q;
       const std::int64_t limit_k = alone ? sequences[static_cast<std::size_t>(b)].Nk : max_k;
-      if ((Mq == 1 || i < limit_q) && (Mk == 1 || j < limit_k)) buffer.set(e, value(b, h, i, j));
+      for (std::int64_t h = 0; h < buffer.size(1); ++h)
+        for (std::int64_t i = 0; i < Mq; ++i)
+          for (std::int64_t j = 0; j < Mk; ++j, ++e)
+            if ((Mq == 1 || i < limit_q) && (Mk == 1 || j < limit_k)) buffer.set(e, value(b, h, i, j));
     }
   }
 };

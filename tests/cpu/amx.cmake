@@ -6,7 +6,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   add_library(emulated_amx OBJECT ${PROJECT_SOURCE_DIR}/src/cpu/isa/amx.cpp emulated/cpu/amx.cpp cpu/amx_skip.cpp)
   target_include_directories(emulated_amx PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated ${PROJECT_SOURCE_DIR}
                                                   ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-  target_compile_options(emulated_amx PRIVATE -O3)
+  # Optimised little: at -O3 it takes a minute to compile, which its tests do not save when they run.
+  target_compile_options(emulated_amx PRIVATE ${test_options})
 
   # Another test once more, as it was compiled there. The objects come before the library, so the linker looks for
   # nothing of theirs in it.

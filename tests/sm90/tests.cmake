@@ -24,6 +24,5 @@ foreach(test sm90_machine_test sm90_backward_test sm90_one_pass_test)
   target_include_directories(${test} PRIVATE ${tiles_folder})
   target_include_directories(${test} BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
   # Device code says `#pragma unroll`, and leaves out members that are 0.
-  target_compile_options(${test} PRIVATE -Wno-unknown-pragmas -Wno-missing-field-initializers -O2)
-  set_target_properties(${test} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)  # of another level of optimisation
+  target_compile_options(${test} PRIVATE -Wno-unknown-pragmas -Wno-missing-field-initializers)
 endforeach()
