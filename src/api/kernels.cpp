@@ -17,7 +17,7 @@ std::span<const gpu::Algorithm> gpu_algorithms() {
   static constinit Once<const std::vector<gpu::Algorithm>> list;
   return list.get([] {
     std::vector<gpu::Algorithm> all = sm90::algorithms(ladder::add_bias_gradient);
-    for (gpu::Algorithm& algorithm : mma::algorithms()) all.push_back(std::move(algorithm));
+    for (gpu::Algorithm& algorithm : mma::algorithms(ladder::add_bias_gradient)) all.push_back(std::move(algorithm));
     for (gpu::Algorithm& algorithm : ladder::algorithms()) all.push_back(std::move(algorithm));
     return all;
   });

@@ -5,12 +5,14 @@
 #include <vector>
 
 #include "gpu/step.hpp"
-#include "mma/config.hpp"
+#include "mma/backward_config.hpp"
 
 namespace tessera::mma {
 
-std::vector<gpu::Algorithm> algorithms();
+// `mma` (forward) and `mma_two_pass` (backward). `bias_gradient`: dBias is left to another family's kernel.
+std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient);
 
 std::string forward_unit_text(const Config& config);
+std::string backward_unit_text(const BackwardConfig& config);
 
 }  // namespace tessera::mma

@@ -20,4 +20,11 @@ struct ForwardParams {
   Int64 low, high;
 };
 
+struct BackwardParams {
+  gpu::BackwardParams call;
+  Int32 D, Dv;                    // of the tensors
+  float factor;                   // of products q.k
+  Int32 tiles_per_head, section;  // of the block's own rows; see ForwardParams
+};
+
 }  // namespace tessera::mma

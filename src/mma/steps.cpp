@@ -17,8 +17,9 @@ using gpu::Given;
 using gpu::Step;
 using gpu::Steps;
 
+using gpu::spelled;
+
 std::string config_text(const Config& c) {
-  using gpu::spelled;
   return text("tessera::mma::Config config{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
               ", .o = ", spelled(c.o), ", .warps = ", c.warps, ", .row_tiles = ", c.row_tiles,
               ", .block_keys = ", c.block_keys, ", .stages = ", c.stages,
@@ -28,9 +29,18 @@ std::string config_text(const Config& c) {
               ", .general = ", spelled(c.general), ", .options = ", spelled(c.options), "}");
 }
 
+std::string config_text(const BackwardConfig& c) {
+  return text(
+      "tessera::mma::BackwardConfig config{.side = tessera::gpu::Side::", c.side == Side::queries ? "queries" : "keys",
+      ", .D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element), ", .dX = ", spelled(c.dX),
+      ", .dY = ", spelled(c.dY), ", .warps = ", c.warps, ", .row_tiles = ", c.row_tiles,
+      ", .block_columns = ", c.block_columns, ", .stages = ", c.stages, ", .blocks_per_sm = ", c.blocks_per_sm,
+      ", .copy_bytes = ", c.copy_bytes, ", .whole = ", spelled(c.whole), ", .halves_S = ", spelled(c.halves_S),
+      ", .turing = ", spelled(c.turing), ", .general = ", spelled(c.general), ", .options = ", spelled(c.options), "}");
+}
+
 // Why these kernels cannot take the problem, by option, value and rule; empty: they may.
 std::string refusal(const Problem& p, const cuda::Target& target, const TileClass* of) {
-  if (p.pass != Pass::forward) return "pass is backward; this kernel is for the forward pass";
   if (p.q_type != Type::f16 && p.q_type != Type::bf16)
     return text("type is ", name_of(p.q_type), "; this kernel takes f16 and bf16");
   if (!of && !wanted_class().empty())
@@ -60,6 +70,7 @@ int section_of(const Problem& p, std::int64_t heads) {
 }
 
 Steps forward_steps(const Problem& p, const cuda::Target& target) {
+  if (p.pass != Pass::forward) return Steps::refused("pass is backward; this kernel is for the forward pass");
   const TileClass* of = class_of(target);
   if (std::string reason = refusal(p, target, of); !reason.empty()) return Steps::refused(std::move(reason));
   const Config c = *forward_tile(p, *of);
@@ -96,7 +107,73 @@ Steps forward_steps(const Problem& p, const cuda::Target& target) {
   return steps;
 }
 
+// --- backward
+
+// One launch: the gradients of one side. False: no tile fits.
+bool add_gradients(Steps& steps, const Problem& p, const TileClass& of, Side side, bool dX, bool dY) {
+  const std::optional<BackwardConfig> c = backward_tile(p, of, side, dX, dY);
+  if (!c) return false;
+  const bool queries = side == Side::queries;
+  const int rows = rows_of(*c);
+  const std::int64_t heads = (queries ? p.Hq : p.Hk) * (p.packed ? 1 : p.B), N = queries ? p.Nq : p.Nk;
+  const std::int64_t per_head = p.packed ? gpu::block_count(true, N, rows, p.B) : ceil_div(N, rows);
+  Step step{.name = queries ? "mma_backward_queries" : "mma_backward_keys",
+            .unit = backward_unit_text(*c),
+            .blocks = (queries ? p.has_queries() : p.has_keys()) ? product({heads, per_head}) : 0,
+            .threads = threads_of(*c),
+            .shared_bytes = layout_of(*c).bytes,
+            .tiles = text("tiles of ", rows, queries ? " queries x " : " keys x ", c->block_columns,
+                          queries ? " keys" : " queries")};
+  step.gives<BackwardParams>([D = p.D, Dv = p.Dv, per_head, section = section_of(p, heads)](const Given& given) {
+    const gpu::BackwardParams& call = given.backward();
+    return BackwardParams{.call = call,
+                          .D = static_cast<Int32>(D),
+                          .Dv = static_cast<Int32>(Dv),
+                          .factor = static_cast<float>(double{call.x.score_scale} * std::numbers::log2e),
+                          .tiles_per_head = static_cast<Int32>(per_head),
+                          .section = section};
+  });
+  steps.add(std::move(step));
+  return true;
+}
+
+Steps backward_steps(const Problem& p, const cuda::Target& target, gpu::AddSteps bias_gradient) {
+  if (p.pass != Pass::backward) return Steps::refused("pass is forward; this kernel is for the backward pass");
+  const TileClass* of = class_of(target);
+  if (std::string reason = refusal(p, target, of); !reason.empty()) return Steps::refused(std::move(reason));
+  if (p.d_o != p.q_type)
+    return Steps::refused(
+        text("dO is ", name_of(*p.d_o), " and Q is ", name_of(p.q_type), "; this kernel takes both in one type"));
+  Steps steps(p);
+  if (target.major == 9) steps.score_scale = gpu::corrected_scale(p, p.q_type == Type::f16 && p.D > 128);
+  gpu::add_backward_start(steps, p);
+  const bool dk = p.dk.has_value(), dv = p.dv.has_value();
+  bool fits = !p.dq || add_gradients(steps, p, *of, Side::queries, true, false);
+  // dK and dV in two launches where both are more than a thread's registers hold.
+  if (dk && dv && backward_tile(p, *of, Side::keys, true, true)) {
+    fits = add_gradients(steps, p, *of, Side::keys, true, true) && fits;
+  } else {
+    if (dk) fits = add_gradients(steps, p, *of, Side::keys, true, false) && fits;
+    if (dv) fits = add_gradients(steps, p, *of, Side::keys, false, true) && fits;
+  }
+  if (!fits)
+    return Steps::refused(text("D is ", p.D, " and Dv is ", p.Dv, "; no tile fits the ", of->shared_bytes,
+                               " bytes of shared memory of ", of->name));
+  bias_gradient(steps, p, target);
+  gpu::add_sink_gradient(steps, p);
+  return steps;
+}
+
 }  // namespace
+
+std::string backward_unit_text(const BackwardConfig& c) {
+  return gpu::UnitText{.file = "mma/kernel/backward.cuh",
+                       .function = "tessera::mma::backward<config>",
+                       .parameters = "tessera::mma::BackwardParams",
+                       .config = config_text(c),
+                       .launch_bounds = "tessera::mma::threads_of(config), config.blocks_per_sm"}
+      .str();
+}
 
 std::string forward_unit_text(const Config& c) {
   return gpu::UnitText{.file = "mma/kernel/forward.cuh",
@@ -107,12 +184,14 @@ std::string forward_unit_text(const Config& c) {
       .str();
 }
 
-std::vector<gpu::Algorithm> algorithms() {
-  return {{.name = "mma",
-           .family = "mma",
-           .plan = forward_steps,
-           .by_name =
-               "this kernel has not passed all of its tests on a GPU yet; a call gets it if it asks for it by name"}};
+std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient) {
+  constexpr const char* by_name =
+      "this kernel has not passed all of its tests on a GPU yet; a call gets it if it asks for it by name";
+  const auto backward = [bias_gradient](const Problem& p, const cuda::Target& target) {
+    return backward_steps(p, target, bias_gradient);
+  };
+  return {{.name = "mma", .family = "mma", .plan = forward_steps, .by_name = by_name},
+          {.name = "mma_two_pass", .family = "mma", .plan = backward, .by_name = by_name}};
 }
 
 }  // namespace tessera::mma

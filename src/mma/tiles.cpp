@@ -109,4 +109,37 @@ std::optional<Config> forward_tile(const Problem& p, const TileClass& of) {
   return c;
 }
 
+// Warps, columns, stages and blocks, best first. Two blocks of a multiprocessor hide each other's latencies.
+struct BackwardShape {
+  int warps, columns, stages, blocks;
+};
+static constexpr BackwardShape backward_shapes[] = {{4, 64, 2, 2}, {4, 32, 2, 2}, {8, 32, 2, 1}, {8, 32, 1, 1},
+                                                    {4, 32, 2, 1}, {4, 32, 1, 1}, {4, 16, 1, 1}};
+
+std::optional<BackwardConfig> backward_tile(const Problem& p, const TileClass& of, Side side, bool dX, bool dY) {
+  BackwardConfig c{.side = side, .element = gpu::element_of(p.q_type)};
+  const auto element = [](bool wanted, const std::optional<Type>& type) {
+    return wanted ? gpu::element_of(*type) : Element::none;
+  };
+  c.dX = element(dX, side == Side::queries ? p.dq : p.dk), c.dY = element(dY, p.dv);
+  c.D = static_cast<int>(round_up(p.D, 16)), c.Dv = static_cast<int>(round_up(p.Dv, 16));
+  c.whole = c.D == p.D && c.Dv == p.Dv;
+  c.copy_bytes = p.alignment, c.turing = of.turing();
+  c.options = gpu::score_config(p);
+  c.general = c.options.any() || !(p.options.scale > 0);
+  c.halves_S = p.q_type == Type::f16 && p.D > 128;
+  // A thread's accumulators: of the gradients, and of S and dP. More of them spill, and options need registers too.
+  const int sums = (dX ? c.D / 2 : 0) + (dY ? c.Dv / 2 : 0);
+  if (sums > 128) return {};  // dK and dV then take two launches
+  const int most_columns = c.general ? (sums > 64 ? 16 : 32) : c.halves_S ? 32 : 64;
+  for (const BackwardShape& shape : backward_shapes) {
+    c.warps = shape.warps, c.block_columns = shape.columns, c.stages = shape.stages, c.blocks_per_sm = shape.blocks;
+    if (c.general) c.blocks_per_sm = 1;
+    c.block_columns = std::min(c.block_columns, most_columns);
+    constexpr int reserved = 1024;
+    if ((layout_of(c).bytes + reserved) * c.blocks_per_sm <= of.shared_bytes + reserved) return c;
+  }
+  return {};
+}
+
 }  // namespace tessera::mma

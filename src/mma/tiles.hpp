@@ -8,7 +8,7 @@
 
 #include "core/problem.hpp"
 #include "cuda/device.hpp"
-#include "mma/config.hpp"
+#include "mma/backward_config.hpp"
 
 namespace tessera::mma {
 
@@ -30,5 +30,8 @@ const TileClass* class_of(const cuda::Target& target);
 std::string class_names();  // "sm_100, sm_90, ..."
 
 std::optional<Config> forward_tile(const Problem& problem, const TileClass& of);
+
+// The gradients of one side that are wanted: dQ, or dK and dV. None: no tile fits.
+std::optional<BackwardConfig> backward_tile(const Problem& problem, const TileClass& of, Side side, bool dX, bool dY);
 
 }  // namespace tessera::mma

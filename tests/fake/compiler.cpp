@@ -47,6 +47,7 @@ std::size_t bytes_of(const std::string& type) {
   if (type == "tessera::gpu::ForwardParams") return sizeof(gpu::ForwardParams);
   if (type == "tessera::gpu::BackwardParams") return sizeof(gpu::BackwardParams);
   if (type == "tessera::mma::ForwardParams") return sizeof(mma::ForwardParams);
+  if (type == "tessera::mma::BackwardParams") return sizeof(mma::BackwardParams);
   if (type == "tessera::sm90::ForwardParams") return sizeof(sm90::ForwardParams);
   if (type == "tessera::sm90::BackwardParams") return sizeof(sm90::BackwardParams);
   if (type == "tessera::sm90::OnePassParams") return sizeof(sm90::OnePassParams);

@@ -9,7 +9,8 @@ namespace tessera::test {
 
 // Before the library reads them. No cache on disk but that of a test that makes one.
 inline const bool environment_is_clean = [] {
-  for (const char* name : {"TESSERA_NVRTC", "TESSERA_PACK", "TESSERA_DUMP", "TESSERA_DEVICE_SOURCE"}) unsetenv(name);
+  for (const char* name : {"TESSERA_NVRTC", "TESSERA_PACK", "TESSERA_DUMP", "TESSERA_DEVICE_SOURCE", "TESSERA_TILES"})
+    unsetenv(name);
   setenv("TESSERA_CACHE", "", 1);
   return true;
 }();

@@ -205,14 +205,25 @@ void Addressed::backward(const gpu::BackwardParams& p) {
   sum("dv_sum", p.dv_sum, key_rows, call.grads.dv);
 }
 
-void Addressed::mma_forward(const mma::ForwardParams& p) {
-  forward(p.call);
-  const std::int64_t heads = std::int64_t{p.call.x.Hq} * (call.packed() ? 1 : p.call.x.B);
+template <class Params>
+void Addressed::mma_grid(const Params& p, std::int64_t heads_of_rows) {
+  const std::int64_t heads = heads_of_rows * (call.packed() ? 1 : p.call.x.B);
   if (p.section < 1 || heads % p.section != 0 || launch->grid[0] != heads * p.tiles_per_head)
     fault(text(launch->grid[0], " blocks for ", heads, " heads of ", p.tiles_per_head, " tiles in sections of ",
                p.section));
   if (p.D != width_of(call.in.q) || p.Dv != width_of(call.in.v)) fault("has other head dims than the tensors");
   if (p.D > setting("D") || p.Dv > setting("Dv")) fault("has tiles that are narrower than the tensors");
+}
+
+void Addressed::mma_forward(const mma::ForwardParams& p) {
+  forward(p.call);
+  mma_grid(p, p.call.x.Hq);
+}
+
+void Addressed::mma_backward(const mma::BackwardParams& p) {
+  backward(p.call);
+  const bool queries = launch->kernel->unit.find("Side::queries") != std::string::npos;
+  mma_grid(p, queries ? p.call.x.Hq : p.call.x.Hk);
 }
 
 void Addressed::hopper_forward(const sm90::ForwardParams& p) {
@@ -254,6 +265,7 @@ void Addressed::check(const fake::Launch& given) {
   if (type == "tessera::gpu::ForwardParams") return forward(params_of<gpu::ForwardParams>(given));
   if (type == "tessera::gpu::BackwardParams") return backward(params_of<gpu::BackwardParams>(given));
   if (type == "tessera::mma::ForwardParams") return mma_forward(params_of<mma::ForwardParams>(given));
+  if (type == "tessera::mma::BackwardParams") return mma_backward(params_of<mma::BackwardParams>(given));
   if (type == "tessera::sm90::ForwardParams") return hopper_forward(params_of<sm90::ForwardParams>(given));
   if (type == "tessera::sm90::BackwardParams") return hopper_backward(params_of<sm90::BackwardParams>(given));
   if (type == "tessera::sm90::RestartParams")

@@ -76,6 +76,9 @@ class Addressed {
   void forward(const gpu::ForwardParams& p);
   void backward(const gpu::BackwardParams& p);
   void mma_forward(const mma::ForwardParams& p);
+  void mma_backward(const mma::BackwardParams& p);
+  template <class Params>
+  void mma_grid(const Params& p, std::int64_t heads_of_rows);
   void hopper_forward(const sm90::ForwardParams& p);
   void hopper_backward(const sm90::BackwardParams& p);
   void one_pass(const sm90::OnePassMemory& memory, const gpu::BackwardParams& p);

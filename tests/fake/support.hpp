@@ -188,9 +188,6 @@ struct FakeProblem {
   }
 };
 
-// `mma` has no backward pass.
-inline bool has_pass(const std::string& kernel, FakePass pass) { return kernel != "mma" || pass == FakePass::forward; }
-
 // GPUs take turns, so that every kernel meets every one of them; `hopper` has one only, and `mma` not the first, which
 // has no bf16.
 inline int device_for(const std::string& kernel, std::size_t turn) {

@@ -153,8 +153,9 @@ TEST(Sets, HoldEveryKernelAndSetting) {
     const std::vector<std::string> list = settings_of(u.named.unit);
     kernels[u.named.kernel].insert(list.begin(), list.end());
   }
-  for (const char* kernel : {"naive_forward", "warp_backward", "vector_forward", "vector_bias_gradient", "mma_forward",
-                             "hopper_forward", "hopper_one_pass", "hopper_backward_keys"})
+  for (const char* kernel :
+       {"naive_forward", "warp_backward", "vector_forward", "vector_bias_gradient", "mma_forward",
+        "mma_backward_queries", "mma_backward_keys", "hopper_forward", "hopper_one_pass", "hopper_backward_keys"})
     EXPECT_TRUE(kernels.count(kernel)) << kernel;
   for (const auto& [kernel, all] : kernels)
     for (const UnitSet* set : {&quick_set(), &full_set()}) {
@@ -175,8 +176,9 @@ TEST(Sets, TheQuickOneHoldsAllPairsOfOptions) {
   const auto is_on = [](const Settings& unit, const std::string& option) {
     return !unit.count(option + " = false") && !unit.count(option + " = tessera::gpu::Element::none");
   };
-  for (const char* kernel : {"vector_forward", "vector_backward_keys", "vector_backward_queries", "mma_forward",
-                             "hopper_forward", "hopper_backward_keys", "hopper_backward_queries"})
+  for (const char* kernel :
+       {"vector_forward", "vector_backward_keys", "vector_backward_queries", "mma_forward", "mma_backward_keys",
+        "mma_backward_queries", "hopper_forward", "hopper_backward_keys", "hopper_backward_queries"})
     for (const std::string& first : options)
       for (const std::string& second : options) {
         std::set<std::pair<bool, bool>> seen;
@@ -191,7 +193,8 @@ TEST(Sets, TheQuickOneHoldsKernelsWithoutOptionsAndWithAll) {
     EXPECT_TRUE(met(settings(quick_set(), kernel),
                     {"softcap = true", "alibi = true", "mask = true", "dropout = true", "wide_loads = true"}))
         << kernel;
-  for (const char* kernel : {"mma_forward", "hopper_forward", "hopper_backward_keys", "hopper_backward_queries"}) {
+  for (const char* kernel : {"mma_forward", "mma_backward_keys", "mma_backward_queries", "hopper_forward",
+                             "hopper_backward_keys", "hopper_backward_queries"}) {
     const std::vector<Settings> units = settings(quick_set(), kernel);
     EXPECT_TRUE(met(units, {"softcap = true", "alibi = true", "mask = true", "dropout = true"})) << kernel;
     EXPECT_TRUE(met(units, {"softcap = false", "alibi = false", "mask = false", "dropout = false"})) << kernel;

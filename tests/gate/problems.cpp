@@ -214,16 +214,16 @@ class Collector {
     for (const char* missing : {"no dQ", "no dK", "no dV"}) hopper(Pass::backward, type, dims, {missing});
   }
   // `mma`, which takes every problem in 16 bits up to D = 256.
-  void mma(const char* architecture, Type type, HeadDims dims, const std::vector<std::string>& names) {
+  void mma(const char* architecture, Pass pass, Type type, HeadDims dims, const std::vector<std::string>& names) {
     std::vector<const Option*> chosen;
     for (const std::string& name : names) chosen.push_back(option_named(name));
-    add(Rungs::mma, architecture, Pass::forward, type, dims, chosen);
+    add(Rungs::mma, architecture, pass, type, dims, chosen);
   }
-  void mma_pairs(const char* architecture, Type type, HeadDims dims) {
+  void mma_pairs(const char* architecture, Pass pass, Type type, HeadDims dims) {
     for (const std::string first : mma_options)
-      for (const std::string second : mma_options) mma(architecture, type, dims, {first, second});
+      for (const std::string second : mma_options) mma(architecture, pass, type, dims, {first, second});
     for (const char* bias : {"bias", "f32 bias"})
-      mma(architecture, type, dims, {"softcap", "alibi", "mask", "dropout", bias});
+      mma(architecture, pass, type, dims, {"softcap", "alibi", "mask", "dropout", bias});
   }
 
   void hopper_subsets(Pass pass, Type type, HeadDims dims) {
@@ -288,12 +288,19 @@ UnitSet known_units() {
     }
   // sm_75 multiplies no bf16.
   for (const Type type : hopper_types)
-    for (const HeadDims dims : mma_dims) {
-      for (const char* architecture : mma_architectures)
-        if (type == Type::f16 || architecture != std::string("sm_75")) c.mma(architecture, type, dims, {});
-      for (const char* architecture : mma_classes)
-        if (type == Type::f16 || architecture != std::string("sm_75")) c.mma_pairs(architecture, type, dims);
-    }
+    for (const HeadDims dims : mma_dims)
+      for (const Pass pass : passes) {
+        const auto multiplies = [&](const char* architecture) {
+          return type == Type::f16 || architecture != std::string("sm_75");
+        };
+        for (const char* architecture : mma_architectures)
+          if (multiplies(architecture)) c.mma(architecture, pass, type, dims, {});
+        for (const char* architecture : mma_classes) {
+          if (!multiplies(architecture)) continue;
+          c.mma_pairs(architecture, pass, type, dims);
+          for (const char* missing : {"no dQ", "no dK", "no dV"}) c.mma(architecture, pass, type, dims, {missing});
+        }
+      }
   return std::move(c.set);
 }
 

@@ -18,8 +18,8 @@ std::vector<std::string> every_kernel() {
 
 // These take 16-bit types only, with every option.
 bool is_16_bit(const std::string& kernel) { return kernel == hopper_kernel || kernel == mma_kernel; }
-// The sums of `tiled` are atomic: their order is free. `mma` has none.
-bool has_exact_backward(const std::string& kernel) { return kernel != "tiled" && kernel != mma_kernel; }
+// The sums of `tiled` are atomic: their order is free.
+bool has_exact_backward(const std::string& kernel) { return kernel != "tiled"; }
 
 bool is_hopper() { return what_is_missing().empty() && cuda::properties(gpu.id).major == 9; }
 

@@ -22,7 +22,7 @@ namespace tessera::test {
 inline constexpr Device gpu{DeviceType::cuda, 0};
 inline constexpr const char* vector_rung = "vector";
 inline constexpr const char* hopper_kernel = "hopper";
-inline constexpr const char* mma_kernel = "mma";  // forward
+inline constexpr const char* mma_kernel = "mma";
 inline constexpr const char* early_rungs[] = {"warp", "tiled", "naive"};  // take nothing but what is_plain() allows
 
 // Best first.

@@ -10,6 +10,7 @@
 #include "core/kernel.hpp"
 #include "cuda/device.hpp"
 #include "mma/algorithms.hpp"
+#include "tests/emulated/backward_cases.hpp"
 #include "tests/emulated/cases.hpp"
 
 namespace tessera::mma {
@@ -46,6 +47,29 @@ inline std::vector<MmaCase> mma_cases() {
   return out;
 }
 
+struct MmaBackwardCase {
+  emulated::BackwardCase c;
+  const char* architecture;  // whose tiles it gets
+};
+
+// The cases of the Hopper backward kernels, and some that tensor copies do not take. Classes take turns; sm_75 has no
+// tile for every head dim.
+inline std::vector<MmaBackwardCase> mma_backward_cases() {
+  emulated::BackwardCases all{emulated::backward_cases()};
+  for (const cases::Style style : {cases::Style::gaps, cases::Style::shifted})
+    all.add({.name = "Unaligned", .B = 2, .Nq = 40, .Nk = 100, .Hq = 4, .Hk = 2, .D = 64, .style = style});
+  all.add({.name = "Unaligned", .Nq = 20, .Nk = 70, .D = 22, .Dv = 54, .options = {.causal = true}});
+  std::vector<MmaBackwardCase> out;
+  std::size_t turn = 0;
+  for (const emulated::BackwardCase& c : all.all) {
+    MmaBackwardCase one{c, architectures[turn++ % std::size(architectures)]};
+    if (one.architecture == std::string("sm_75") && c.spec.D + c.spec.dim_v() > 256) one.architecture = "sm_89";
+    if (one.architecture == std::string("sm_75")) one.c.spec.type = Type::f16;
+    out.push_back(one);
+  }
+  return out;
+}
+
 inline Call call_of(cases::CaseData& data) {
   Call call{};
   call.inputs = data.inputs(), call.options = data.options(), call.outputs = data.outputs();
@@ -55,8 +79,12 @@ inline Call call_of(cases::CaseData& data) {
 
 inline Problem problem_of(const Call& call) { return check_forward(call.inputs, call.outputs, call.options, {}); }
 
+// dBias is another family's.
+inline std::vector<gpu::Algorithm> algorithms_of_mma() {
+  return algorithms([](gpu::Steps&, const Problem&, const cuda::Target&) {});
+}
 inline gpu::Steps steps_of(const Problem& problem, const char* architecture) {
-  return algorithms().front().plan(problem, cuda::target_named(architecture));
+  return algorithms_of_mma()[problem.pass == Pass::forward ? 0 : 1].plan(problem, cuda::target_named(architecture));
 }
 
 }  // namespace tessera::mma

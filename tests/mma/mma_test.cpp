@@ -201,8 +201,15 @@ TEST(Tiles, KeysOfATileDependOnNothingThatBitsMayNot) {
 
 // --- plans
 
+// dBias is another family's.
+std::vector<gpu::Algorithm> kernels() {
+  return algorithms([](gpu::Steps&, const Problem&, const cuda::Target&) {});
+}
+gpu::Algorithm forward_kernel() { return kernels()[0]; }
+gpu::Algorithm backward_kernel() { return kernels()[1]; }
+
 std::string reason(const Problem& p, const char* architecture) {
-  return algorithms().front().plan(p, cuda::target_named(architecture)).reason;
+  return forward_kernel().plan(p, cuda::target_named(architecture)).reason;
 }
 
 TEST(Plans, SayWhatTheyRefuse) {
@@ -216,7 +223,7 @@ TEST(Plans, SayWhatTheyRefuse) {
   Problem longest = plain(Type::f16, {64, 64});
   longest.Nk = (std::int64_t{1} << 29) + 1;
   EXPECT_EQ(reason(longest, "sm_80"), "Nq is 4096 and Nk is 536870913; this kernel counts up to 536870912 tokens");
-  EXPECT_EQ(algorithms().front().plan(plain(Type::f16, {64, 64}), {7, 0, 96 << 10, 80}).reason,
+  EXPECT_EQ(forward_kernel().plan(plain(Type::f16, {64, 64}), {7, 0, 96 << 10, 80}).reason,
             "the GPU is sm_70; this kernel has tiles for sm_100, sm_90, sm_80, sm_89, sm_75");
 }
 
@@ -226,7 +233,7 @@ void expect_tiles(const char* name, const char* architecture, const char* told) 
       {
         setenv("TESSERA_TILES", name, 1);
         const Problem p = api::plain_problem(Pass::forward, Type::f16, {128, 128});
-        const gpu::Steps steps = algorithms().front().plan(p, cuda::target_named(architecture));
+        const gpu::Steps steps = forward_kernel().plan(p, cuda::target_named(architecture));
         std::fputs(steps.reason.empty() ? steps.list.front().unit.c_str() : steps.reason.c_str(), stderr);
         std::exit(0);
       },
@@ -248,18 +255,53 @@ TEST(Plans, HaveTheTilesThatTheEnvironmentNames) {
   expect_tiles("sm_90", "sm_89", "the tiles of sm_90 take up to 232448 bytes of shared memory; sm_89 has 101376");
 }
 
+// Every pair of head dims has its gradients, in as many launches as its registers demand, but on sm_75.
+TEST(Plans, OfTheBackwardPassFitTheClass) {
+  int launches = 0;
+  for (const TileClass& of : tile_classes())
+    for (std::int64_t D = 1; D <= 256; D += 15)
+      for (std::int64_t Dv = 1; Dv <= 256; Dv += 15)
+        for (const bool general : {false, true}) {
+          Problem p = api::plain_problem(Pass::backward, Type::f16, {D, Dv});
+          if (general) p.options.dropout = 0.5;
+          const gpu::Steps steps = backward_kernel().plan(p, {of.major, of.minor, of.shared_bytes, 100});
+          if (of.turing() && !steps.reason.empty()) {
+            EXPECT_GT(D + Dv, 256);
+            continue;
+          }
+          ASSERT_EQ(steps.reason, "") << of.name << " " << D << " " << Dv;
+          for (const gpu::Step& step : steps.list) {
+            EXPECT_LE(step.shared_bytes, of.shared_bytes) << step.name;
+            launches += step.name.starts_with("mma_backward");
+          }
+        }
+  EXPECT_GT(launches, 4 * 18 * 18 * 2 * 2);
+  EXPECT_EQ(backward_kernel()
+                .plan(api::plain_problem(Pass::forward, Type::f16, {64, 64}), cuda::target_named("sm_80"))
+                .reason,
+            "pass is forward; this kernel is for the backward pass");
+  Problem wide = api::plain_problem(Pass::backward, Type::f16, {64, 64});
+  wide.d_o = Type::f32;
+  EXPECT_EQ(backward_kernel().plan(wide, cuda::target_named("sm_80")).reason,
+            "dO is f32 and Q is f16; this kernel takes both in one type");
+  EXPECT_EQ(backward_kernel()
+                .plan(api::plain_problem(Pass::backward, Type::f16, {256, 256}), cuda::target_named("sm_75"))
+                .reason,
+            "D is 256 and Dv is 256; no tile fits the 65536 bytes of shared memory of sm_75");
+}
+
 TEST(Plans, HaveABlockForEveryTileOfQueries) {
   for (const bool packed : {false, true}) {
     Problem p = api::plain_problem(Pass::forward, Type::bf16, {128, 128});
     p.B = 3, p.Hq = 6, p.Hk = 2, p.Nq = 1000, p.packed = packed;
-    const gpu::Steps steps = algorithms().front().plan(p, cuda::target_named("sm_80"));
+    const gpu::Steps steps = forward_kernel().plan(p, cuda::target_named("sm_80"));
     ASSERT_EQ(steps.list.size(), 1u);
     EXPECT_EQ(steps.list.front().blocks, packed ? 6 * (1000 / 128 + 3) : 3 * 6 * 8);
     EXPECT_EQ(steps.list.front().threads, 128);
   }
   Problem none = api::plain_problem(Pass::forward, Type::bf16, {128, 128});
   none.Nq = 0;
-  EXPECT_TRUE(algorithms().front().plan(none, cuda::target_named("sm_80")).list.empty());
+  EXPECT_TRUE(forward_kernel().plan(none, cuda::target_named("sm_80")).list.empty());
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ __device__ inline float to_float(BF16 x) { return widen(x); }
 __device__ inline float to_float(F16 x) { return unpacked<Element::f16>(x.bits); }
 
 __device__ inline void from_float(float x, float& out) { out = x; }
-__device__ inline void from_float(float x, F16& out) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(x)); }
+__device__ inline void from_float(float x, F16& out) { out.bits = nearest_f16(x); }
 // sm_80 has an instruction for this; the shared text is right everywhere, and outputs are few.
 __device__ inline void from_float(float x, BF16& out) { out = narrow<BF16>(x); }
 

@@ -12,6 +12,13 @@ __device__ inline float exp2_of(float x) {
   return y;
 }
 
+// To the nearest f16, ties to even: its bits.
+__device__ inline UInt16 nearest_f16(float x) {
+  UInt16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+
 // Two 16-bit numbers in one register, the first in its low half. Before sm_80, which has no bf16, in two instructions.
 template <Element element>
 __device__ inline UInt32 packed(float first, float second) {

@@ -40,4 +40,14 @@ __device__ inline void store_chunk(UInt32 to, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
+// "st.shared", "ld.shared": numbers of 4 bytes.
+__device__ inline void store_number(UInt32 to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+__device__ inline float load_number(UInt32 from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+  return x;
+}
+
 }  // namespace tessera::mma

@@ -9,7 +9,7 @@
 namespace tessera::mma {
 
 // One chunk of 16 bytes, of which the first `bytes` exist.
-template <Config config>
+template <auto config>
 __device__ inline void copy_chunk(UInt32 to, const UInt16* from, int bytes) {
   if constexpr (config.copy_bytes == 16 && !config.turing) {
     copy_async<16>(to, from, bytes);
@@ -34,7 +34,7 @@ __device__ inline void copy_chunk(UInt32 to, const UInt16* from, int bytes) {
 
 // A tile's copy by all threads of the block, in parts: a chunk of every thread each, which may be issued one by one
 // between products. Rows of `width` columns; `valid` rows and `columns` columns exist.
-template <Config config, int rows, int width>
+template <auto config, int rows, int width>
 struct TileCopy {
   static constexpr int step = copy_rows_at_once(threads_of(config));
   static constexpr int panels = (width + gpu::panel_columns - 1) / gpu::panel_columns;
@@ -71,5 +71,14 @@ struct TileCopy {
     for (int part = 0; part < parts; ++part) issue(part);
   }
 };
+
+// One number of 4 bytes; 0 unless it exists.
+template <auto config>
+__device__ inline void copy_number(UInt32 to, const float* from, bool exists) {
+  if constexpr (config.turing)
+    store_number(to, exists ? *from : 0);
+  else
+    copy_async<4>(to, from, exists ? 4 : 0);
+}
 
 }  // namespace tessera::mma

@@ -9,6 +9,7 @@
 namespace tessera::gpu {
 
 inline float exp2_of(float x) { return std::exp2(x); }
+inline UInt16 nearest_f16(float x) { return narrow<F16>(x).bits; }
 
 template <Element element>
 UInt32 packed(float first, float second) {

@@ -30,4 +30,11 @@ inline void store_chunk(UInt32 to, uint4 x) {
   std::memcpy(Machine::here().memory + to, &x, 16);
 }
 
+inline void store_number(UInt32 to, float x) { std::memcpy(Machine::here().memory + to, &x, 4); }
+inline float load_number(UInt32 from) {
+  float x;
+  std::memcpy(&x, Machine::here().memory + from, 4);
+  return x;
+}
+
 }  // namespace tessera::mma
