@@ -66,8 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Groups, MmaForward,
                                          "Bias", "Mask", "Dropout", "WideOutput", "Everything"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Scores that rise from tile to tile, so that rows are raised.
-const cases::Case rising{
+const cases::Case rows{
     .Nq = 130, .Nk = 300, .Hq = 2, .Hk = 1, .D = 64, .type = Type::bf16, .backward = false, .seed = 7};
 
 std::vector<double> row_of(const cases::CaseData& data, std::int64_t i) {
@@ -77,13 +76,13 @@ std::vector<double> row_of(const cases::CaseData& data, std::int64_t i) {
   return out;
 }
 
-// What the other queries of a tile are must not change a bit of this one's.
+// What the other queries of a tile are must not change a bit of this one's: large ones, which are raised again and
+// again, do not raise those beside them.
 TEST(MmaRows, NeighboursDecideNothing) {
   for (const char* architecture : {"sm_90a", "sm_89"}) {
     const auto first_rows = [&](double size_of_neighbours) {
-      cases::CaseData data = cases::build(rising);
-      grow(data, 0.1);
-      const std::int64_t width = rising.Hq * rising.D;
+      cases::CaseData data = cases::build(rows);
+      const std::int64_t width = rows.Hq * rows.D;
       for (std::int64_t e = 3 * width; e < data.q.elements(); ++e) data.q.set(e, data.q.get(e) * size_of_neighbours);
       run(call_of(data), architecture);
       std::vector<std::vector<double>> out;
@@ -94,12 +93,13 @@ TEST(MmaRows, NeighboursDecideNothing) {
   }
 }
 
-// Nor must its place: in its warp, in another one, in another block.
+// Nor must its place: in its warp, in another one, in another block. Scores rise from tile to tile, so that all rows
+// are raised.
 TEST(MmaRows, TheirPlaceDecidesNothing) {
   for (const char* architecture : {"sm_90a", "sm_80", "sm_89"}) {
-    cases::CaseData data = cases::build(rising);
+    cases::CaseData data = cases::build(rows);
     grow(data, 0.1);
-    const std::int64_t width = rising.Hq * rising.D;
+    const std::int64_t width = rows.Hq * rows.D;
     for (const std::int64_t i : {12, 77, 128, 129})
       for (std::int64_t e = 0; e < width; ++e) data.q.set(i * width + e, data.q.get(3 * width + e));
     run(call_of(data), architecture);
