@@ -17,7 +17,9 @@ namespace tessera::mma {
 namespace {
 
 void run_backward(cases::CaseData& data, const char* architecture) {
-  const Call call = emulated::backward_call(data);
+  Call call = emulated::backward_call(data);
+  // Tensors without elements have no memory: whoever reads them ends the test.
+  if (data.spec.Hq == 0) call.inputs.q.data = call.saved.d_o.data = nullptr;
   const Problem problem = check_backward(call.inputs, call.saved, call.gradients, call.options, {});
   const gpu::Steps steps = steps_of(problem, architecture);
   ASSERT_EQ(steps.reason, "");
@@ -42,11 +44,12 @@ TEST_P(MmaBackward, AgreesWithTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Groups, MmaBackward,
-                         testing::Values("Full", "OneToManyTiles", "HeadDimsBetweenTiles", "GroupsOfHeads", "Causal",
-                                         "QueriesThatSeeNothing", "Windows", "PackedSequences", "Fronts", "UsedLengths",
-                                         "Layouts", "Unaligned", "SinksAndLseGradient", "WideGradients", "Accumulation",
-                                         "SomeGradients", "ExtremeNumbers", "ScaleNotPositive", "Softcap", "Alibi",
-                                         "Bias", "Mask", "Dropout", "Everything"),
+                         testing::Values("Full", "OneToManyTiles", "HeadDimsBetweenTiles", "GroupsOfHeads",
+                                         "NoQueryHeads", "Causal", "QueriesThatSeeNothing", "Windows",
+                                         "PackedSequences", "Fronts", "UsedLengths", "Layouts", "Unaligned",
+                                         "SinksAndLseGradient", "WideGradients", "Accumulation", "SomeGradients",
+                                         "ExtremeNumbers", "ScaleNotPositive", "Softcap", "Alibi", "Bias", "Mask",
+                                         "Dropout", "Everything"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

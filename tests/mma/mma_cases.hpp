@@ -59,6 +59,8 @@ inline std::vector<MmaBackwardCase> mma_backward_cases() {
   for (const cases::Style style : {cases::Style::gaps, cases::Style::shifted})
     all.add({.name = "Unaligned", .B = 2, .Nq = 40, .Nk = 100, .Hq = 4, .Hk = 2, .D = 64, .style = style});
   all.add({.name = "Unaligned", .Nq = 20, .Nk = 70, .D = 22, .Dv = 54, .options = {.causal = true}});
+  // Blocks of keys without a head of queries: nothing may be copied, not even ahead.
+  all.add({.name = "NoQueryHeads", .B = 2, .Nq = 40, .Nk = 100, .Hq = 0, .Hk = 2, .D = 64});
   std::vector<MmaBackwardCase> out;
   std::size_t turn = 0;
   for (const emulated::BackwardCase& c : all.all) {

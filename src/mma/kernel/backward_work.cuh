@@ -45,7 +45,8 @@ __device__ inline void describe_work(const BackwardParams& p, Int32 number, Back
   const Int32 last = Int32(lesser(rows_of(config), w.rows - w.first)) - 1;
   const Int64 first_seen = clamp(w.low, 0, w.columns), end_seen = clamp(Int64(w.high) + last + 1, 0, w.columns);
   w.begin = Int32(first_seen) / config.block_columns;
-  w.end = last < 0 || first_seen >= end_seen ? w.begin : Int32(ceil_div(end_seen, config.block_columns));
+  const bool sees = w.heads > 0 && last >= 0 && first_seen < end_seen;
+  w.end = sees ? Int32(ceil_div(end_seen, config.block_columns)) : w.begin;
 }
 
 }  // namespace tessera::mma
