@@ -70,7 +70,8 @@ def peers_machine(figures, timed=True):
         how = (f" Measured on {machine['date']}, {machine['rounds']} round{'s' if machine['rounds'] > 1 else ''}, each "
                f"contender warmed up for {machine['warm'] * 1e3:.0f} ms and timed for {machine['seconds'] * 1e3:.0f} ms "
                "in each")
-        how += ", alone." if machine["sustained"] else ", the order rotated and reversed between rounds."
+        changes = "rotated and reversed between rounds" if machine["rounds"] > 2 else "reversed in the second round"
+        how += ", alone." if machine["sustained"] else f", the order {changes}."
     elif timed:
         how = " Taken without a warm-up before each timing, on older kernels: too high (benchmarks.md says by how much)."
     return [f"{machine['gpu']}, CUDA {machine['cuda']}, PyTorch {version(machine)}, cuDNN {cudnn}: "

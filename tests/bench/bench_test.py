@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """bench_test.py LIBRARY: how bench/ measures (order, warm-ups, power), and the tables that are made of it.
 
-A stub stands for PyTorch, lists of figures for timers, a script for nvidia-smi. Python's standard library only.
+A fake module takes the place of PyTorch, lists of figures that of timers, a script that of nvidia-smi. Python's
+standard library only.
 """
 import contextlib
 import io
@@ -221,8 +222,10 @@ class Tables(unittest.TestCase):
     def test_page(self):
         lines = self.page([WARM, *SPEEDS])
         self.assertEqual(lines[0], "GPU, CUDA 13.0, PyTorch 2.11.0, cuDNN 9.19: `c`. Measured on 2026-11-16, 2 rounds, each "
-                                   "contender warmed up for 80 ms and timed for 100 ms in each, the order rotated and "
-                                   "reversed between rounds.")
+                                   "contender warmed up for 80 ms and timed for 100 ms in each, the order reversed in "
+                                   "the second round.")
+        four = self.page([{**WARM, "rounds": 4}, *SPEEDS])
+        self.assertIn("the order rotated and reversed between rounds.", four[0])
         self.assertEqual(lines[2], "| D | mask | N | Tessera | cuDNN | FA3 | before | over cuDNN | over the better of cuDNN "
                                    "and FA3 | over before |")
         self.assertEqual(lines[4], "| 64 | causal | 512 | 500 | 450 | 480 | 400 | 1.11 | 1.04 | 1.25 |")
