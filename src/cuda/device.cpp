@@ -11,12 +11,13 @@ namespace tessera::cuda {
 std::string Target::architecture() const { return text("sm_", major, minor, major >= 9 ? "a" : ""); }
 
 Target target_named(const std::string& name) {
-  // Shared memory per block from the CUDA programming guide's table of compute capabilities; multiprocessors of each
-  // generation's largest chip.
-  static constexpr Target known[] = {{7, 5, 64 << 10, 72},    {8, 0, 163 << 10, 108},  {8, 6, 99 << 10, 84},
-                                     {8, 7, 163 << 10, 16},   {8, 9, 99 << 10, 142},   {9, 0, 227 << 10, 132},
-                                     {10, 0, 227 << 10, 148}, {10, 3, 227 << 10, 160}, {11, 0, 227 << 10, 20},
-                                     {12, 0, 99 << 10, 170},  {12, 1, 99 << 10, 48}};
+  // Shared memory per block from the CUDA programming guide's table of compute capabilities; multiprocessors and L2
+  // cache of each generation's largest chip.
+  static constexpr Target known[] = {
+      {7, 5, 64 << 10, 72, 6 << 20},      {8, 0, 163 << 10, 108, 40 << 20},   {8, 6, 99 << 10, 84, 6 << 20},
+      {8, 7, 163 << 10, 16, 4 << 20},     {8, 9, 99 << 10, 142, 96 << 20},    {9, 0, 227 << 10, 132, 60 << 20},
+      {10, 0, 227 << 10, 148, 126 << 20}, {10, 3, 227 << 10, 160, 126 << 20}, {11, 0, 227 << 10, 20, 32 << 20},
+      {12, 0, 99 << 10, 170, 96 << 20},   {12, 1, 99 << 10, 48, 24 << 20}};
   std::string names;
   for (const Target& target : known) {
     if (target.architecture() == name) return target;

@@ -16,6 +16,7 @@ struct Target {
   int major = 0, minor = 0;  // compute capability
   int shared_bytes = 0;      // opt-in maximum of dynamic shared memory per block
   int multiprocessors = 0;
+  int l2_bytes = 0;
 
   // NVRTC's --gpu-architecture: sm_90a on Hopper (architecture-specific instructions such as wgmma), sm_86, ...
   std::string architecture() const;
@@ -29,7 +30,6 @@ Target target_named(const std::string& architecture);
 struct Properties : Target {
   DeviceHandle handle = 0;
   std::string name;
-  int l2_bytes = 0;
 };
 
 int device_count();                        // 0 without a driver

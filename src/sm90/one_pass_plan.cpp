@@ -31,6 +31,48 @@ std::string one_pass_refusal(const Problem& p) {
   return "";
 }
 
+// Sections of about `wanted` of so many heads, at least `least`: fewer or more if that leaves no small section at the
+// end, where too few heads would be at work.
+std::int64_t section_of(std::int64_t heads, std::int64_t wanted, std::int64_t least) {
+  if (wanted >= heads) return heads;
+  for (std::int64_t size = wanted; size >= std::max(least, wanted / 2); --size)
+    if (heads % size == 0) return size;
+  for (std::int64_t size = wanted; size <= std::min(heads, wanted * 3 / 2); ++size)
+    if (heads % size == 0) return size;
+  return wanted;
+}
+
+// Few heads at once: what their works share should stay in the L2 cache, which is Q, dO and the sums of dQ of the query
+// head that they are at. But works that add in order wait for each other, the more the more of them are of one head. So
+// there are at least as many heads as it takes for a head's works to come to a tile one after another: the grid holds
+// grid / heads of them, and each has `tiles` tiles. Under a causal mask works differ, and those that began together
+// also end together. It takes more heads then, in different phases; where a block of keys is longer than a tile of
+// queries, that costs more than the cache gives back (docs/experiments.md, "The order of works").
+WorkOrder order_of_works(const Problem& p, const OnePassPlan& plan, const cuda::Target& target) {
+  const OnePassConfig& c = plan.config;
+  const std::int64_t all = p.packed ? p.Hk : p.B * p.Hk, blocks = plan.blocks / all;
+  const auto order = [&](std::int64_t together, std::int64_t stagger) {
+    return WorkOrder{.heads = static_cast<Int32>(all),
+                     .blocks = static_cast<Int32>(blocks),
+                     .together = static_cast<Int32>(together),
+                     .stagger = static_cast<Int32>(stagger)};
+  };
+  if (p.packed) return order(all, blocks);                                            // the blocks of all sequences
+  const std::int64_t usual = std::min<std::int64_t>(all, ceil_div(16, p.Hk) * p.Hk);  // whole sequences
+  const std::int64_t tiles = ceil_div(p.Nq, std::int64_t{c.block_queries});
+  const std::int64_t head_bytes = p.Nq * (2 * (p.D + p.Dv) + std::int64_t{sizeof(float)} * c.D);
+  const std::int64_t cached = heads_in_cache(target, head_bytes);
+  if (c.ordered && p.options.causal && p.options.window_left < 0) {
+    constexpr std::int64_t grids = 4, long_head = 8;
+    const std::int64_t heads = std::max<std::int64_t>(ceil_div(grids * plan.grid, tiles), cached);
+    if (c.block_queries < one_pass_keys || p.Hq > p.Hk || blocks < long_head || heads >= all)
+      return order(usual, blocks);
+    return order(ceil_div(heads, blocks), ceil_div(blocks, heads));
+  }
+  const std::int64_t least = std::max<std::int64_t>(2, c.ordered ? ceil_div(plan.grid, tiles) : 0);
+  return order(section_of(all, std::min(usual, std::max(least, cached)), least), blocks);
+}
+
 }  // namespace
 
 OnePassPlan plan_one_pass(const Problem& p, const cuda::Target& target) {
@@ -61,6 +103,7 @@ OnePassPlan plan_one_pass(const Problem& p, const cuda::Target& target) {
   const std::int64_t tiles_in_all = product({p.Hq, plan.tiles_per_head});
   plan.reason = tiles_refusal(p, std::max(plan.blocks, tiles_in_all));
   if (!plan.reason.empty()) return plan;
+  plan.order = order_of_works(p, plan, target);
   // So few tiles have a workspace whose size is far inside 64 bits.
   std::int64_t end = 0;
   const auto take = [&](std::int64_t bytes) {

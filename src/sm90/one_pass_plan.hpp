@@ -18,6 +18,7 @@ struct OnePassPlan {
   std::int64_t blocks = 0, grid = 0;  // of keys; of threads
   std::int64_t query_blocks = 0;      // of what comes before and after
   std::int64_t tiles_per_head = 0;
+  WorkOrder order{};
   // In the family's own part of the workspace: the sums of dQ, the counts, numbers of queries, the works.
   struct Part {
     std::int64_t at = 0, bytes = 0;

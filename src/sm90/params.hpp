@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/params.hpp"
+#include "sm90/work_order.hpp"
 
 namespace tessera::sm90 {
 
@@ -60,6 +61,7 @@ struct OnePassParams {
 struct PrepareParams {
   gpu::BackwardParams call;
   OnePassMemory memory;
+  WorkOrder order;
   Int32 Dv;
   void* zero;  // to be set to 0: `zeros` times 16 bytes
   Int64 zeros;

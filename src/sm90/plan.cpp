@@ -40,6 +40,10 @@ bool copyable(const Tensor& o) {
          o.shape[static_cast<std::size_t>(o.ndim - 1)] % chunk_columns == 0;
 }
 
+std::int64_t heads_in_cache(const cuda::Target& target, std::int64_t head_bytes) {
+  return std::max<std::int64_t>(1, std::int64_t{target.l2_bytes} * 2 / 5 / std::max<std::int64_t>(1, head_bytes));
+}
+
 double score_scale(const Problem& p) { return gpu::corrected_scale(p, halves_S(p)); }
 
 ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
@@ -65,8 +69,8 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
   // Heads that are worked on at the same time, a power of two that divides their number: no more than the cache holds K
   // and V of, and where all tiles are equal, so few that several blocks read the same keys together. Where tiles differ
   // it takes more heads for those at work to be nearly equal, and to read together.
-  constexpr std::int64_t cache = 32 << 20, few = 16;
-  const std::int64_t cached = cache / (p.Nk * (p.D + p.Dv) * 2) * (p.Hq / p.Hk);
+  constexpr std::int64_t few = 16;
+  const std::int64_t cached = product({heads_in_cache(target, p.Nk * (p.D + p.Dv) * 2), p.Hq / p.Hk});
   const std::int64_t most = plan.varied ? std::max(cached, few) : std::min(cached, few);
   while (2 * plan.section <= most && heads % (2 * plan.section) == 0) plan.section *= 2;
   plan.grid = static_cast<int>(std::min<std::int64_t>(plan.tiles, target.multiprocessors));

@@ -117,6 +117,7 @@ Step prepare_step(const Problem& p, const OnePassPlan& plan) {
   step.gives<PrepareParams>([plan, Dv = p.Dv](const Given& given) {
     return PrepareParams{.call = given.backward(),
                          .memory = memory_of(plan, given.own),
+                         .order = plan.order,
                          .Dv = static_cast<Int32>(Dv),
                          .zero = given.own + plan.zeros().at,
                          .zeros = plan.zeros().bytes / 16};

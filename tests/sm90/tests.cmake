@@ -1,6 +1,7 @@
 # Tests of the Hopper kernels without a GPU: layouts, barriers, and their own text on an emulated machine
 # (tests/emulated). Included by tests/CMakeLists.txt, which defines tessera_test.
 tessera_test(NAME sm90_test SOURCES sm90/sm90_test.cpp)
+tessera_test(NAME sm90_order_test SOURCES sm90/sm90_order_test.cpp)
 tessera_test(NAME sm90_protocol_test SOURCES sm90/sm90_protocol_test.cpp)
 tessera_test(NAME sm90_backward_protocol_test SOURCES sm90/sm90_backward_protocol_test.cpp)
 

@@ -19,12 +19,12 @@ struct alignas(16) OnePassWork {
   Int32 low, high;                // key j sees queries low + j to high + j
   Int32 begin, end, tiles_begin;  // tiles of queries, at absolute positions; number of the sequence's first tile
 
-  // The work that is taken as number n.
-  __device__ void find(const gpu::Question& x, Int64 n) {
+  // The work that is taken as number n. Not inlined: its search and the caller's rows would be more than the registers.
+  __attribute__((noinline)) __device__ void find(const gpu::Question& x, const WorkOrder& order, Int64 n) {
     constexpr Int64 block = config.block_queries;
     gpu::QueryPlace place;
     keys = begin = end = 0;
-    if (!gpu::key_place(x, one_pass_keys, place, number_taken_as(x, n))) return;
+    if (!gpu::key_place(x, one_pass_keys, place, number_of(x, work_at(order, n)))) return;
     const gpu::DeviceSequence& s = place.s;
     b = place.b, tensor_b = x.cu_seqlens_q.data ? 0 : place.b;
     kv = place.kv, head = place.h, heads = x.Hq / x.Hk;
@@ -40,15 +40,10 @@ struct alignas(16) OnePassWork {
     tiles_begin = Int32(gpu::first_block(x.cu_seqlens_q, b, block, x.Nq));
   }
 
-  // Blocks of one head wait for each other where they add in order, so those at work at the same time should be of many
-  // heads: where a sequence has few, sequences take turns. (Not packed ones, whose lengths differ.)
-  __device__ static Int64 number_taken_as(const gpu::Question& x, Int64 n) {
-    constexpr Int64 heads_at_once = 16;
-    if (x.cu_seqlens_k.data) return n;
-    const Int64 together = ceil_div(heads_at_once, Int64(x.Hk)), blocks = ceil_div(x.Nk, Int64(one_pass_keys));
-    const Int64 section = together * blocks * x.Hk, first = n / section * together;
-    const Int64 sequences = lesser(together, x.B - first), at = n % section / x.Hk;
-    return ((first + at % sequences) * blocks + at / sequences) * x.Hk + n % x.Hk;
+  // A work's number for gpu::key_place. Packed sequences are one: their blocks are those of all of them.
+  __device__ static Int64 number_of(const gpu::Question& x, const WorkPlace& at) {
+    if (x.cu_seqlens_k.data) return at.block * x.Hk + at.head;
+    return (at.head / x.Hk * ceil_div(x.Nk, Int64(one_pass_keys)) + at.block) * x.Hk + at.head % x.Hk;
   }
 
   // Two kinds of nothing: a number without keys, and no more numbers.

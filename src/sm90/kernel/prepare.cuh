@@ -43,7 +43,7 @@ __device__ void prepare(const PrepareParams& p) {
   start_kernel_after();
   const Int64 thread = blockIdx.x * Int64(prepare_threads) + threadIdx.x, threads = gridDim.x * Int64(prepare_threads);
   for (Int64 n = thread; n < p.memory.blocks; n += threads)
-    static_cast<OnePassWork<config>*>(p.memory.works)[n].find(p.call.x, n);
+    static_cast<OnePassWork<config>*>(p.memory.works)[n].find(p.call.x, p.order, n);
   for (Int64 n = thread; n < p.zeros; n += threads) static_cast<uint4*>(p.zero)[n] = uint4{0, 0, 0, 0};
 
   gpu::QueryPlace place;
