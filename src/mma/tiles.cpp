@@ -16,11 +16,11 @@ namespace {
 // multiplies 1024 times a clock (sm_80, sm_90), shared memory limits: 32 rows of a warp use each fragment of K and V
 // twice. Where it is half that or less, more warps of 16 rows hide latencies better, with Q in registers.
 constexpr Config class_227[] = {
-    {.D = 64, .Dv = 64},
+    {.D = 64, .Dv = 64, .block_keys = 128},
     {.D = 128, .Dv = 128},
     {.D = 192, .Dv = 128, .stages = 1},
     {.D = 192, .Dv = 192, .warps = 8, .row_tiles = 1, .spreads_copies = true, .blocks_per_sm = 1},
-    {.D = 256, .Dv = 256, .warps = 8, .row_tiles = 1, .spreads_copies = true, .blocks_per_sm = 1},
+    {.D = 256, .Dv = 256, .row_tiles = 1, .stages = 1},
 };
 // The same; for sm_100 the compiler needs more registers.
 constexpr Config class_100[] = {
@@ -31,7 +31,7 @@ constexpr Config class_100[] = {
     {.D = 256, .Dv = 256, .warps = 8, .row_tiles = 1, .blocks_per_sm = 1},
 };
 constexpr Config class_163[] = {
-    {.D = 64, .Dv = 64},
+    {.D = 64, .Dv = 64, .block_keys = 128, .stages = 1},
     {.D = 128, .Dv = 128, .block_keys = 48},
     {.D = 192, .Dv = 192, .warps = 8, .row_tiles = 1, .blocks_per_sm = 1},
     {.D = 256, .Dv = 256, .warps = 8, .row_tiles = 1, .stages = 1, .blocks_per_sm = 1},
