@@ -125,6 +125,10 @@ TEST(Fork, DuringTheFirstMask) {
 
 // Not paused anywhere: threads call again and again, with new questions, while children are forked.
 TEST(Fork, AnyTime) {
+#if defined(__SANITIZE_ADDRESS__)
+  // Its locks stay locked in a child that is forked while another thread is in malloc; glibc's allocator lets them go.
+  GTEST_SKIP() << "AddressSanitizer's allocator does not survive a fork beside threads that allocate";
+#endif
   EXPECT_EQ(in_child([]() -> int {
               std::atomic<bool> stop{false};
               std::vector<std::thread> callers;
