@@ -40,7 +40,7 @@ std::size_t run_gate(const std::vector<GateUnit>& units, int threads);
 // The distinct units of many problems, as the planners give them.
 struct UnitSet {
   std::size_t problems = 0;
-  std::vector<std::string> refused;  // problems that no kernel takes, and what the best one says
+  std::vector<std::string> refused;  // problems that none of the kernels takes that they are for, and why
   std::size_t known = 0;             // units, of which these were chosen
   std::vector<GateUnit> units;
 };

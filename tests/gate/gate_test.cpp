@@ -224,6 +224,21 @@ TEST(Sets, HoldMmaForEveryArchitecture) {
           << gpu << first;
 }
 
+// "sm_75, backward, f16 256, bias: mma: REASON; mma_two_pass: REASON".
+TEST(Sets, SayWhyAProblemIsRefused) {
+  std::set<std::string> families;
+  for (const std::string& refused : known_set().refused) {
+    const std::size_t colon = refused.find(": ");
+    ASSERT_NE(colon, std::string::npos) << refused;
+    const std::string reason = refused.substr(colon + 2);
+    EXPECT_GT(reason.size(), 20u) << refused;
+    EXPECT_FALSE(reason.ends_with(": ")) << refused;
+    EXPECT_EQ(reason.find(": ;"), std::string::npos) << refused;
+    families.insert(reason.starts_with("mma: ") ? "mma" : "ladder");
+  }
+  EXPECT_EQ(families, (std::set<std::string>{"ladder", "mma"}));
+}
+
 TEST(Sets, OnlyTheControlGroupMaySpill) {
   const UnitSet& set = quick_set();
   const auto strict = [](const GateUnit& u) { return !u.may_spill; };

@@ -25,7 +25,7 @@ static int run(bool full, const char* word, bool list, const char* pack) {
               set.problems, set.known, set.units.size(), word ? ", those with the name " : "", word ? word : "",
               full ? "any two settings that meet in some unit, and any two options with a third setting"
                    : "every setting, and any two options, on or off");
-  std::printf("%zu problems are taken by no GPU kernel%s\n", set.refused.size(),
+  std::printf("%zu problems are taken by no kernel that they are for%s\n", set.refused.size(),
               set.refused.empty() ? "." : ", such as");
   for (std::size_t i = 0; i < set.refused.size(); i += 1 + set.refused.size() / 5)
     std::printf("  %s\n", set.refused[i].c_str());

@@ -133,6 +133,22 @@ const char* const mma_classes[] = {"sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a
 // Whose kernels are looked at: those of every rung, of the one that a call gets, or of one family.
 enum class Rungs { all, best, hopper, mma };
 
+bool concerns(Rungs rungs, const api::GpuPlan& plan) {
+  if (rungs == Rungs::hopper) return plan.family == "hopper";
+  if (rungs == Rungs::mma) return plan.family == "mma";
+  return true;
+}
+
+// What the kernels of one family say, each for itself; of all the kernels `vector`, which takes most.
+std::string refusal(Rungs rungs, const std::vector<api::GpuPlan>& plans) {
+  if (rungs == Rungs::all || rungs == Rungs::best)
+    return std::ranges::find(plans, "vector", &api::GpuPlan::kernel)->reason;
+  std::string said;
+  for (const api::GpuPlan& plan : plans)
+    if (concerns(rungs, plan)) said += text(said.empty() ? "" : "; ", plan.kernel, ": ", plan.reason);
+  return said;
+}
+
 class Collector {
  public:
   UnitSet set;
@@ -153,15 +169,14 @@ class Collector {
     const std::vector<api::GpuPlan> plans = api::gpu_plans(p, cuda::target_named(architecture));
     bool taken = false;
     for (const api::GpuPlan& plan : plans) {
-      if (!plan.reason.empty() || (rungs == Rungs::best && (taken || plan.by_name))) continue;
-      if (rungs == Rungs::hopper && plan.family != "hopper") continue;
-      if (rungs == Rungs::mma && plan.family != "mma") continue;
+      if (!plan.reason.empty() || !concerns(rungs, plan)) continue;
+      if (rungs == Rungs::best && (taken || plan.by_name)) continue;
       taken = true;
       for (const cuda::NamedUnit& unit : plan.units) add_unit(unit, variant);
     }
     if (!taken)
       set.refused.push_back(text(architecture, ", ", pass == Pass::forward ? "forward" : "backward", ", ", variant,
-                                 ": ", std::ranges::find(plans, "vector", &api::GpuPlan::kernel)->reason));
+                                 ": ", refusal(rungs, plans)));
   }
 
   // Of every rung, also of one that sums in any order.
