@@ -59,7 +59,7 @@ std::vector<Instruction> vector_reads(Keys& K) {
       std::vector<Access> recorded;
       threadIdx.x = static_cast<unsigned>(first + lane);
       accesses = &recorded;
-      load_tile<drawn_tile, Element::f32, D>(tile, K.ref(), 0, 0, keys, 0);
+      load_tile<drawn_tile, D>(tile, TileRows<Element::f32>(K.ref(), K.data[0]), keys);
       accesses = nullptr;
       const std::vector<Access> reads = inside(recorded, K.data);
       of_warp.resize(reads.size(), {{}, sizeof(float4)});
