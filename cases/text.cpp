@@ -78,6 +78,12 @@ void tensors(std::ostream& out, const Case& c) {
 constexpr const char* distributions[] = {"normal", "small", "outlier", "cold", "huge", "structured", "identity"};
 constexpr const char* styles[] = {"contiguous", "gaps", "heads_first", "shifted", "mixed", "broadcast"};
 
+// A stream that does not end the text where memory runs out, but throws.
+class TextStream : public std::ostringstream {
+ public:
+  TextStream() { exceptions(std::ios::badbit); }
+};
+
 std::string padded(const std::string& text, std::size_t width) {
   return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
 }
@@ -91,7 +97,7 @@ std::string printed(const char* format, double x) {
 }  // namespace
 
 std::string describe(const Case& c) {
-  std::ostringstream out;
+  TextStream out;
   shapes(out, c);
   options(out, c.options);
   tensors(out, c);
@@ -107,7 +113,7 @@ std::string reproduce(const Case& c) {
 }
 
 std::string to_text(const CaseReport& report) {
-  std::ostringstream out;
+  TextStream out;
   out << (report.skipped ? "skipped "
           : report.ok    ? "ok      "
                          : "FAILED  ")
@@ -134,7 +140,7 @@ std::size_t underflowed(const SuiteReport& report) {
 std::string worst_table(const SuiteReport& report) {
   static constexpr const char* outputs[] = {"o", "lse", "dq", "dk", "dv", "dbias", "dsinks"};
   static constexpr Type types[] = {Type::f32, Type::f16, Type::bf16, Type::f64};
-  std::ostringstream out;
+  TextStream out;
   out << padded("output", 8) << padded("type", 6) << padded("error/allowed", 15) << padded("error", 11)
       << padded("allowed", 11) << "worst case\n";
   for (const char* name : outputs)

@@ -13,6 +13,7 @@
 #include "cli/progress.hpp"
 #include "cli/rates.hpp"
 #include "cli/timing.hpp"
+#include "core/processor.hpp"
 #include "tessera/tessera.hpp"
 
 namespace tessera::cli {
@@ -144,7 +145,7 @@ int bench_cpu(const BenchArguments& a) {
   json["fma_gflops"] = median(rates) / 1e9;
   json["rows"] = Json::array();
   progress.hide();
-  std::printf("%s, %d threads, B=1 H=8; registers alone reach %.1f GF/s (FMA)\n\n", cpu_model().c_str(), threads,
+  std::printf("%s, %d threads, B=1 H=8; registers alone reach %.1f GF/s (FMA)\n\n", processor().c_str(), threads,
               median(rates) / 1e9);
   std::fputs(table.heading().c_str(), stdout);
   for (const BenchShape& shape : shapes) {

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 
 #include "cli/bench.hpp"
 #include "cli/failure.hpp"
@@ -69,9 +69,25 @@ class TemporaryFolder {
   fs::path path;
 };
 
+struct FirstCalls {
+  double forward = 0, backward = 0;  // seconds
+  std::size_t compiled = 0;          // kernels
+};
+
+// Reads what bench_first_call() prints.
+FirstCalls read_first_calls(const fs::path& printed) {
+  FirstCalls calls;
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(printed.c_str(), "r"), std::fclose);
+  if (!file || std::fscanf(file.get(), " forward first call %lf s%*[^\n]", &calls.forward) != 1 ||
+      std::fscanf(file.get(), " backward first call %lf s%*[^\n]", &calls.backward) != 1 ||
+      std::fscanf(file.get(), " %zu kernels", &calls.compiled) != 1)
+    throw Failure("`tessera bench --suite first-call` printed no figures in a process of its own.");
+  return calls;
+}
+
 // Runs `tessera bench --suite first-call` in a process of its own with its own cache folder: a true cold start.
-Json run_first_call(const fs::path& cache, const fs::path& report) {
-  std::vector<std::string> arguments{"tessera", "bench", "--suite", "first-call", "--json", report.string()};
+FirstCalls run_first_call(const fs::path& cache, const fs::path& printed) {
+  std::vector<std::string> arguments{"tessera", "bench", "--suite", "first-call"};
   std::vector<std::string> variables{"TESSERA_CACHE=" + cache.string()};
   for (char** variable = environ; *variable; ++variable)
     if (std::strncmp(*variable, "TESSERA_CACHE=", 14) != 0) variables.push_back(*variable);
@@ -81,18 +97,17 @@ Json run_first_call(const fs::path& cache, const fs::path& report) {
     list.push_back(nullptr);
     return list;
   };
-  posix_spawn_file_actions_t quiet;
-  posix_spawn_file_actions_init(&quiet);
-  posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_t into_file;
+  posix_spawn_file_actions_init(&into_file);
+  posix_spawn_file_actions_addopen(&into_file, STDOUT_FILENO, printed.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   pid_t child = 0;
-  const int failed =
-      posix_spawn(&child, "/proc/self/exe", &quiet, nullptr, pointers(arguments).data(), pointers(variables).data());
-  posix_spawn_file_actions_destroy(&quiet);
+  const int failed = posix_spawn(&child, "/proc/self/exe", &into_file, nullptr, pointers(arguments).data(),
+                                 pointers(variables).data());
+  posix_spawn_file_actions_destroy(&into_file);
   int status = 1;
   if (failed == 0) waitpid(child, &status, 0);
   if (failed != 0 || status != 0) throw Failure("`tessera bench --suite first-call` failed in a process of its own.");
-  std::ifstream in(report);
-  return Json::parse(in);
+  return read_first_calls(printed);
 }
 
 }  // namespace
@@ -108,25 +123,27 @@ int bench_first_call(const BenchArguments& a) {
     const double seconds = first_seconds(tensors, backward);
     const double again = first_seconds(tensors, backward);
     json[backward ? "backward" : "forward"] = {{"seconds", seconds}, {"again", again}};
-    std::printf("%-8s first call %s, second call %s (D=%lld)\n", backward ? "backward" : "forward",
-                time_text(seconds).c_str(), time_text(again).c_str(), static_cast<long long>(unpacked_dim));
+    std::printf("%-8s first call %.6f s, second call %.6f s (D=%lld)\n", backward ? "backward" : "forward", seconds,
+                again, static_cast<long long>(unpacked_dim));
   }
-  json["compiled"] = cached_kernels() - before;
-  std::printf("%zu kernels were added to the cache %s\n", json["compiled"].get<std::size_t>(),
-              cuda::cache_folder().c_str());
+  const std::size_t compiled = cached_kernels() - before;
+  json["compiled"] = compiled;
+  std::printf("%zu kernels were added to the cache %s\n", compiled, cuda::cache_folder().c_str());
   save_json(a.json, json);
   return 0;
 }
 
 Json measure_first_calls() {
   const TemporaryFolder folder;
-  const fs::path cache = folder.path / "cache", report = folder.path / "report.json";
-  const Json compiled = run_first_call(cache, report), loaded = run_first_call(cache, report);
-  if (compiled["compiled"] == 0) throw Failure("first call: the kernels of D=72 were not compiled; are they packed?");
-  if (loaded["compiled"] != 0) throw Failure("first call: a second process found nothing in the cache of the first.");
-  Json json{{"kernels", compiled["compiled"]}};
-  for (const char* pass : {"forward", "backward"}) {
-    const double first = compiled[pass]["seconds"].get<double>(), disk = loaded[pass]["seconds"].get<double>();
+  const fs::path cache = folder.path / "cache", printed = folder.path / "printed";
+  const FirstCalls compiled = run_first_call(cache, printed), loaded = run_first_call(cache, printed);
+  if (compiled.compiled == 0) throw Failure("first call: the kernels of D=72 were not compiled; are they packed?");
+  if (loaded.compiled != 0) throw Failure("first call: a second process found nothing in the cache of the first.");
+  Json json{{"kernels", compiled.compiled}};
+  for (const bool backward : {false, true}) {
+    const char* const pass = backward ? "backward" : "forward";
+    const double first = backward ? compiled.backward : compiled.forward;
+    const double disk = backward ? loaded.backward : loaded.forward;
     json[pass] = {{"compiled_seconds", first}, {"from_disk_seconds", disk}};
     std::printf("%-8s first call: %s compiled, %s from the disk cache\n", pass, time_text(first).c_str(),
                 time_text(disk).c_str());

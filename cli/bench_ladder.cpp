@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 #include "cli/bench.hpp"
 #include "cli/failure.hpp"
@@ -15,7 +16,6 @@ namespace tessera::cli {
 namespace {
 
 constexpr const char* control = "naive";                        // the baseline
-constexpr const char* over_control = "speedup_over_naive";      // as JSON names it
 constexpr double wanted_speedup = 8.5, wanted_over_full = 1.7;  // of the best kernel
 
 // One kernel on one pass of one shape.
@@ -123,44 +123,68 @@ const Table table({{"type", 4, true},
                    {"naive TF/s", 10},
                    {"vs full", 7}});
 
-Json report_row(const BenchShape& shape, const Contender& one, const std::vector<Contender>& all) {
-  const Contender *full = find(all, one.kernel, false), *naive = find(all, control, one.causal);
-  const double rate = shape.operations(one.causal) / one.seconds();
-  Json row = {{"type", name_of(shape.type)},
-              {"B", shape.B},
-              {"H", shape.H},
-              {"N", shape.N},
-              {"D", shape.D},
-              {"pass", shape.pass()},
-              {"causal", one.causal},
-              {"kernel", one.kernel},
-              {"deterministic", one.deterministic},
-              {"runs", one.times.size()},
-              {"seconds", one.seconds()},
-              {"tflops", rate / 1e12}};
-  std::string ratio, naive_rate, over_full;
-  if (naive) {
-    row[over_control] = naive->seconds() / one.seconds();
-    row["naive_tflops"] = shape.operations(one.causal) / naive->seconds() / 1e12;
-    ratio = format("%.2fx", row[over_control].get<double>());
-    naive_rate = format("%.2f", row["naive_tflops"].get<double>());
+// One line of the table. Figures that the kernel has no counterpart for are missing.
+struct Row {
+  BenchShape shape;
+  std::string kernel;
+  bool causal, deterministic;
+  std::size_t runs;
+  double seconds;
+  std::optional<double> naive_seconds, over_naive, over_full;
+
+  double tflops(double in_seconds) const { return shape.operations(causal) / in_seconds / 1e12; }
+
+  std::string text() const {
+    const auto ratio = [](const std::optional<double>& value) { return value ? format("%.2fx", *value) : ""; };
+    return table.row({name_of(shape.type), std::to_string(shape.D), shape.pass(), causal ? "causal" : "full",
+                      kernel + (deterministic ? "" : "*"), time_text(seconds), format("%.2f", tflops(seconds)),
+                      ratio(over_naive), naive_seconds ? format("%.2f", tflops(*naive_seconds)) : "",
+                      ratio(over_full)});
   }
-  if (one.causal && full) {
-    row["speedup_over_full"] = full->seconds() / one.seconds();
-    over_full = format("%.2fx", row["speedup_over_full"].get<double>());
+
+  Json json() const {
+    Json json = {{"type", name_of(shape.type)},
+                 {"B", shape.B},
+                 {"H", shape.H},
+                 {"N", shape.N},
+                 {"D", shape.D},
+                 {"pass", shape.pass()},
+                 {"causal", causal},
+                 {"kernel", kernel},
+                 {"deterministic", deterministic},
+                 {"runs", runs},
+                 {"seconds", seconds},
+                 {"tflops", tflops(seconds)}};
+    if (over_naive) json["speedup_over_naive"] = *over_naive;
+    if (naive_seconds) json["naive_tflops"] = tflops(*naive_seconds);
+    if (over_full) json["speedup_over_full"] = *over_full;
+    return json;
   }
-  const std::string line =
-      table.row({name_of(shape.type), std::to_string(shape.D), shape.pass(), one.causal ? "causal" : "full",
-                 one.kernel + (one.deterministic ? "" : "*"), time_text(one.seconds()), format("%.2f", rate / 1e12),
-                 ratio, naive_rate, over_full});
-  std::fputs(line.c_str(), stdout);
+};
+
+Row row_of(const BenchShape& shape, const Contender& one, const std::vector<Contender>& all) {
+  Row row{.shape = shape,
+          .kernel = one.kernel,
+          .causal = one.causal,
+          .deterministic = one.deterministic,
+          .runs = one.times.size(),
+          .seconds = one.seconds(),
+          .naive_seconds = {},
+          .over_naive = {},
+          .over_full = {}};
+  if (const Contender* naive = find(all, control, one.causal)) {
+    row.naive_seconds = naive->seconds();
+    row.over_naive = naive->seconds() / one.seconds();
+  }
+  if (const Contender* full = find(all, one.kernel, false); full && one.causal)
+    row.over_full = full->seconds() / one.seconds();
   return row;
 }
 
 // Times every kernel on every shape; rows appear as they are measured.
-Json measure_rows(const std::vector<BenchShape>& shapes, const std::vector<std::string>& kernels, bool only_best,
-                  int repeat) {
-  Json rows = Json::array();
+std::vector<Row> measure_rows(const std::vector<BenchShape>& shapes, const std::vector<std::string>& kernels,
+                              bool only_best, int repeat) {
+  std::vector<Row> rows;
   std::vector<std::string> refusals;
   bool marked = false;
   std::unique_ptr<const Arena> arena;
@@ -176,7 +200,8 @@ Json measure_rows(const std::vector<BenchShape>& shapes, const std::vector<std::
     for (const bool causal : {false, true})
       for (const Contender& one : all)
         if (one.causal == causal) {
-          rows.push_back(report_row(shape, one, all));
+          rows.push_back(row_of(shape, one, all));
+          std::fputs(rows.back().text().c_str(), stdout);
           marked = marked || !one.deterministic;
         }
     std::fflush(stdout);
@@ -191,19 +216,20 @@ Json measure_rows(const std::vector<BenchShape>& shapes, const std::vector<std::
 }
 
 // The minimum of one figure over a kernel's f32 rows, beside the goal.
-Json print_verdict(const char* what, const Json& rows, const std::string& kernel, const char* figure, double wanted) {
-  const Json* worst = nullptr;
-  for (const Json& row : rows)
-    if (row["kernel"] == kernel && row["type"] == "f32" && row.contains(figure) &&
-        (!worst || row[figure] < (*worst)[figure]))
+Json print_verdict(const char* what, const std::vector<Row>& rows, const std::string& kernel,
+                   std::optional<double> Row::*figure, double wanted) {
+  const Row* worst = nullptr;
+  for (const Row& row : rows)
+    if (row.kernel == kernel && row.shape.type == Type::f32 && row.*figure &&
+        (!worst || *(row.*figure) < *(worst->*figure)))
       worst = &row;
   if (!worst) return {{"wanted", wanted}, {"met", false}};
-  const double value = (*worst)[figure].get<double>();
+  const double value = *(worst->*figure);
   const bool met = value >= wanted;
-  std::string where = format("D=%d %s %s", (*worst)["D"].get<int>(), (*worst)["pass"].get<std::string>().c_str(),
-                             (*worst)["causal"].get<bool>() ? "causal" : "full");
-  if (std::string(figure) == over_control)
-    where += format(", where %s reaches %.2f TFLOP/s", control, (*worst)["naive_tflops"].get<double>());
+  std::string where =
+      format("D=%d %s %s", static_cast<int>(worst->shape.D), worst->shape.pass(), worst->causal ? "causal" : "full");
+  if (figure == &Row::over_naive)
+    where += format(", where %s reaches %.2f TFLOP/s", control, worst->tflops(*worst->naive_seconds));
   std::printf("%s: at least %.2fx (%s); %.1fx wanted: %s\n", what, value, where.c_str(), wanted,
               met ? "met" : "NOT met");
   return {{"smallest", value}, {"wanted", wanted}, {"met", met}, {"where", where}};
@@ -219,11 +245,13 @@ void print_method(const BenchShape& shape) {
       static_cast<long long>(shape.B), static_cast<long long>(shape.H), static_cast<long long>(shape.N));
 }
 
-Json header(const BenchArguments& a) {
+Json report(const BenchArguments& a, const std::vector<Row>& rows) {
   Json json;
   json["machine"] = machine();
   json["gpu"] = gpu_name();
   json["suite"] = a.suite;
+  json["rows"] = Json::array();
+  for (const Row& row : rows) json["rows"].push_back(row.json());
   return json;
 }
 
@@ -244,16 +272,16 @@ int bench_ladder(const BenchArguments& a) {
   for (const std::int64_t D : {64, 128})
     shapes.push_back({.type = Type::bf16, .N = 4096, .D = D, .backward = false, .B = 2, .H = 8});
 
-  Json json = header(a);
   std::printf("%s\n\n", gpu_name().c_str());
-  json["rows"] = measure_rows(shapes, kernels, false, a.repeat);
+  const std::vector<Row> rows = measure_rows(shapes, kernels, false, a.repeat);
   print_method(shapes.front());
-  const std::string best = json["rows"].front()["kernel"];  // of those that take f32
+  const std::string best = rows.front().kernel;  // of those that take f32
   std::printf("\n");
-  json["verdicts"] = {{"over_naive", print_verdict((best + " over " + control).c_str(), json["rows"], best,
-                                                   over_control, wanted_speedup)},
-                      {"causal_over_full", print_verdict((best + ", causal over full").c_str(), json["rows"], best,
-                                                         "speedup_over_full", wanted_over_full)}};
+  Json json = report(a, rows);
+  json["verdicts"] = {
+      {"over_naive", print_verdict((best + " over " + control).c_str(), rows, best, &Row::over_naive, wanted_speedup)},
+      {"causal_over_full",
+       print_verdict((best + ", causal over full").c_str(), rows, best, &Row::over_full, wanted_over_full)}};
   json["repeated_call"] = measure_repeated_calls();
   json["first_call"] = measure_first_calls();
   save_json(a.json, json);
@@ -269,11 +297,10 @@ int bench_gpu(const BenchArguments& a) {
     for (const std::int64_t D : {64, 128})
       for (const bool backward : {false, true})
         shapes.push_back({.type = type, .N = 4096, .D = D, .backward = backward, .B = 2, .H = 16});
-  Json json = header(a);
   std::printf("%s\n\n", gpu_name().c_str());
-  json["rows"] = measure_rows(shapes, kernels, true, a.repeat);
+  const std::vector<Row> rows = measure_rows(shapes, kernels, true, a.repeat);
   print_method(shapes.front());
-  save_json(a.json, json);
+  save_json(a.json, report(a, rows));
   return 0;
 }
 

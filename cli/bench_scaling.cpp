@@ -6,6 +6,7 @@
 #include "cli/bench_pass.hpp"
 #include "cli/rates.hpp"
 #include "cli/timing.hpp"
+#include "core/processor.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -68,7 +69,7 @@ int bench_scaling(const BenchArguments& a) {
   json["machine"] = machine();
   json["threads"] = a.execution.threads();
   json["rows"] = Json::array();
-  std::printf("%s, 1 and %d threads, B=1\n\n", cpu_model().c_str(), a.execution.threads());
+  std::printf("%s, 1 and %d threads, B=1\n\n", processor().c_str(), a.execution.threads());
   std::fputs(table.heading().c_str(), stdout);
   for (const Type type : {Type::f32, Type::bf16})
     for (const bool backward : {false, true}) json["rows"].push_back(measure({type, 4096, 128, backward, 1, 16}, a));

@@ -79,15 +79,16 @@ Array array_of(const std::vector<float>& values, std::vector<std::int64_t> shape
 
 Json print_corner(const char* name, const Array& array) {
   const std::int64_t D = array.shape().back();
-  Json rows = Json::array();
+  Json rows;
   for (std::int64_t i = 0; i < 3; ++i) {
     std::string line = format("  %-3s", i == 0 ? name : "");
-    rows.push_back(Json::array());
+    Json row;
     for (std::int64_t d = 0; d < 3; ++d) {
       line += format(" %13s", format("%.6g", array.at(i * D + d)).c_str());
-      rows.back().push_back(array.at(i * D + d));
+      row.push_back(array.at(i * D + d));
     }
     std::printf("%s\n", line.c_str());
+    rows.push_back(row);
   }
   return rows;
 }
@@ -233,8 +234,8 @@ void print_comparison(const Figures& ours, const Figures& plain) {
       std::max(ours.forward_bytes, ours.backward_bytes), std::max(plain.forward_bytes, plain.backward_bytes));
 }
 
-// Tessera against unfused attention; `other` receives the latter's results.
-Json compare(const Attention& x, Attention& other, const UnfusedProblem& problem) {
+// Tessera against unfused attention; `other` receives the latter's results, `json` the figures.
+void compare(const Attention& x, Attention& other, const UnfusedProblem& problem, Json& json) {
   Unfused plain(problem);
   const auto f32 = [](Array& array) { return array.data<float>(); };
   std::vector<Timed> calls{{"tessera, forward", 1, [&] { x.forward(); }},
@@ -259,7 +260,9 @@ Json compare(const Attention& x, Attention& other, const UnfusedProblem& problem
       "is\n"
       "blocked for the caches, uses %s and one thread per head.\n",
       rounds, apart, name_of(best_isa()));
-  return {{"tessera", ours.json()}, {"unfused", theirs.json()}, {"largest_difference", apart}};
+  json["tessera"] = ours.json();
+  json["unfused"] = theirs.json();
+  json["largest_difference"] = apart;
 }
 
 Json realistic_problem(const Arguments& a) {
@@ -277,7 +280,7 @@ Json realistic_problem(const Arguments& a) {
   Json json{{"heads", heads}, {"tokens", tokens}, {"dim", dim}, {"causal", true}, {"threads", threads}};
   const std::size_t needed = Unfused::total_bytes(problem);
   if (needed < available_memory()) {
-    json.update(compare(x, other, problem));
+    compare(x, other, problem, json);
     return json;
   }
   const double forward = median_seconds([&] { x.forward(); }, rounds, 0);

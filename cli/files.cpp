@@ -73,6 +73,7 @@ void Files::add(const fs::path& path, const std::function<void(std::ostream&)>& 
   if (fs::is_directory(path, error)) cannot("write", path, "it is a folder");
   if (is_stream(path)) {
     std::ostringstream content;
+    content.exceptions(std::ios::badbit);  // or the content would end where memory ran out
     write(content);
     streams.push_back({path, content.str()});
     return;

@@ -43,8 +43,10 @@ std::vector<std::string> gpu_kernels(Type type) {
   inputs.q = inputs.k = inputs.v = x;
   std::vector<std::string> names;
   std::istringstream lines(tessera::info());
+  lines.exceptions(std::ios::badbit);  // out of memory is not the end of the text
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
+    words.exceptions(std::ios::badbit);
     std::string word;
     words >> word;
     if (word != "kernels") continue;

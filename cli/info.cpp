@@ -22,6 +22,7 @@ int info(const std::string& json_path) {
   // The library's lines are a name, spaces, and the fact.
   Json json = machine();
   std::istringstream lines(text);
+  lines.exceptions(std::ios::badbit);  // out of memory is not the end of the text
   for (std::string line; std::getline(lines, line);) {
     const std::size_t end = line.find(' '), begin = line.find_first_not_of(' ', end);
     if (begin != std::string::npos) json["library"][line.substr(0, end)] = line.substr(begin);

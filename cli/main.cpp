@@ -39,6 +39,19 @@ int usage_error(const CLI::App& program, const CLI::ParseError& error, const std
   return fail(sentence + " (see `" + command + " --help`).", 2);
 }
 
+// CLI11 writes the help into streams, which end it without a word where memory runs out. This throws instead.
+std::string whole_help(const CLI::App& program) {
+  static bool ran_out = false;
+  const std::new_handler usual = std::set_new_handler([] {
+    ran_out = true;
+    throw std::bad_alloc();
+  });
+  const std::string text = program.help();
+  std::set_new_handler(usual);
+  if (ran_out) throw std::bad_alloc();
+  return text;
+}
+
 int run_chosen(const std::vector<std::pair<CLI::App*, Action>>& actions) {
   for (const auto& [command, action] : actions)
     if (command->parsed()) return action();
@@ -92,11 +105,15 @@ int run(int argc, char** argv) {
 
   try {
     program.parse(argc, argv);
-  } catch (const CLI::Success& help) {
-    return program.exit(help);
+  } catch (const CLI::CallForVersion& version) {
+    std::printf("%s\n", version.what());
+    return 0;
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(whole_help(program).c_str(), stdout);
+    return 0;
   } catch (const CLI::ParseError& error) {
     if (argc == 1) {  // nothing was asked for: the help is the best answer
-      std::fputs(program.help().c_str(), stderr);
+      std::fputs(whole_help(program).c_str(), stderr);
       return 2;
     }
     return usage_error(program, error, argv[1]);

@@ -82,7 +82,7 @@ void compile(const Arguments& a, const std::vector<cuda::NamedUnit>& units) {
   const cuda::Pack pack = cuda::make_pack(units, {}, resolve_threads(a.jobs), on_compiled);
   Files files;
   files.add(a.out, [&](std::ostream& out) { out << cuda::write_pack(pack); });
-  if (!a.json.empty()) files.add(a.json, [&](std::ostream& out) { out << text_of(json); });
+  if (!a.json.empty()) files.add(a.json, [&](std::ostream& out) { out << json.text(); });
   files.commit([&] {
     progress.hide();
     std::printf("%zu kernels are in %s. The library reads it when TESSERA_PACK names it.\n", pack.size(),

@@ -1,4 +1,4 @@
-// Implements cli/report.hpp. Facts about the machine come from /proc, so that they are correct in a container too.
+// Implements cli/report.hpp. What the commands share and only print or write.
 #include "cli/report.hpp"
 
 #include <sched.h>
@@ -9,12 +9,12 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <ostream>
 
 #include "cli/failure.hpp"
 #include "cli/files.hpp"
 #include "cli/isa.hpp"
+#include "core/processor.hpp"
 #include "tessera/tessera.hpp"
 
 namespace tessera::cli {
@@ -67,13 +67,6 @@ int usable_threads() {
   return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
-std::string cpu_model() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with("model name") && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
-  return "unknown";
-}
-
 std::string compiler() {
 #if defined(__clang__)
   return format("clang %d.%d.%d", __clang_major__, __clang_minor__, __clang_patchlevel__);
@@ -91,14 +84,12 @@ Json machine() {
   Json json;
   json["tessera"] = version();
   json["compiler"] = compiler();
-  json["cpu"] = cpu_model();
+  json["cpu"] = processor();
   json["instructions"] = name_of(best_isa());
   json["threads"] = usable_threads();
   json["memory_bytes"] = static_cast<long long>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
   return json;
 }
-
-std::string text_of(const Json& json) { return json.dump(2) + "\n"; }
 
 void require_stdout() {
   errno = 0;
@@ -110,7 +101,7 @@ void require_stdout() {
 void save_json(const std::string& path, const Json& json) {
   if (path.empty()) return;
   Files files;
-  files.add(path, [&](std::ostream& out) { out << text_of(json); });
+  files.add(path, [&](std::ostream& out) { out << json.text(); });
   files.commit();
 }
 

@@ -4,14 +4,12 @@
 #pragma once
 
 #include <cstddef>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-namespace tessera::cli {
+#include "cli/json.hpp"
 
-// Keeps insertion order. Where memory runs out, its destructor ends the process: made only where --json asks for it.
-using Json = nlohmann::ordered_json;
+namespace tessera::cli {
 
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
@@ -40,11 +38,8 @@ int usable_threads();
 
 // CPU, threads, memory, compiler, version: what makes figures comparable.
 Json machine();
-std::string cpu_model();
 std::string compiler();
 std::string version();
-
-std::string text_of(const Json& json);
 
 // Throws Failure where something that was printed did not reach standard output: a full disk, a closed descriptor.
 void require_stdout();

@@ -145,7 +145,7 @@ class Run {
     files.create_folder(folder);
     for (const Output& output : results)
       files.add(place_of(output), [&](std::ostream& out) { write_npy(out, output.array); });
-    if (!arguments.json.empty()) files.add(arguments.json, [&](std::ostream& out) { out << cli::text_of(json()); });
+    if (!arguments.json.empty()) files.add(arguments.json, [&](std::ostream& out) { out << json().text(); });
     files.commit([&] {
       progress.hide();
       print();

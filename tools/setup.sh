@@ -18,7 +18,7 @@ headers=("hwy/highway.h libhwy-dev")
 if [[ $purpose == python ]]; then
   tools+=("python3 python3")
 else
-  headers+=("CLI/CLI.hpp libcli11-dev" "nlohmann/json.hpp nlohmann-json3-dev")
+  headers+=("CLI/CLI.hpp libcli11-dev")
 fi
 if [[ $purpose == test ]]; then
   tools+=("python3 python3" "pkg-config pkgconf")

@@ -4,6 +4,7 @@
 #include "api/kernels.hpp"
 #include "core/failure.hpp"
 #include "core/parallel.hpp"
+#include "core/processor.hpp"
 #include "cpu/kernels.hpp"
 #include "cuda/device.hpp"
 #include "cuda/jit/cache.hpp"
@@ -57,10 +58,9 @@ std::string kernel_names() {
 }
 
 std::string info() {
-  return text("processor  ", cpu::processor(), "\nisa        ", cpu::instruction_sets(), "\nthreads    ",
-              resolve_threads(0), "\nkernels    ", kernel_names(), "\nGPU        ", fact_or_failure(gpu_text),
-              "\nNVRTC      ", nvrtc_text(), "\npacked     ", fact_or_failure(cuda::packs_summary), "\ncache      ",
-              cache_text(), "\n");
+  return text("processor  ", processor(), "\nisa        ", cpu::instruction_sets(), "\nthreads    ", resolve_threads(0),
+              "\nkernels    ", kernel_names(), "\nGPU        ", fact_or_failure(gpu_text), "\nNVRTC      ",
+              nvrtc_text(), "\npacked     ", fact_or_failure(cuda::packs_summary), "\ncache      ", cache_text(), "\n");
 }
 
 }  // namespace tessera::api

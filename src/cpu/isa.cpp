@@ -1,11 +1,7 @@
-// Instruction sets and the processor's name; see isa.hpp and kernels.hpp.
+// Instruction sets; see isa.hpp and kernels.hpp.
 #include "cpu/isa.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include "core/environment.hpp"
@@ -104,17 +100,6 @@ IsaChoices choices() {
 const IsaChoices& isa_choices() {
   static constinit Once<const IsaChoices> found;
   return found.get(choices);
-}
-
-std::string processor() {
-  char text[4096];  // the first processor's part; not a stream, which takes the file for missing when memory is short
-  const int file = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
-  const ssize_t bytes = file < 0 ? 0 : read(file, text, sizeof(text));
-  if (file >= 0) close(file);
-  const std::string_view all(text, bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
-  const auto line = all.find("model name");
-  const auto begin = line == all.npos ? all.npos : all.find(": ", line), end = all.find('\n', line);
-  return begin < end && end != all.npos ? std::string(all.substr(begin + 2, end - begin - 2)) : "unknown";
 }
 
 std::string instruction_sets() {

@@ -16,7 +16,6 @@ std::vector<const Kernel*> kernels();
 void merge(std::span<const Outputs> partials, const Outputs& merged, int threads);
 void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, int threads);
 
-std::string processor();         // its name, as the system gives it
 std::string instruction_sets();  // those that the kernels can use here
 
 }  // namespace tessera::cpu

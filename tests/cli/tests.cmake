@@ -2,6 +2,7 @@
 if(TARGET tessera_cli)
   tessera_test(NAME npy_test SOURCES cli/npy_test.cpp LIBRARIES tessera_cli_parts)
   tessera_test(NAME turns_test SOURCES cli/turns_test.cpp)
+  tessera_test(NAME json_test SOURCES cli/json_test.cpp LIBRARIES tessera_cli_parts)
 
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   foreach(group Run Errors Commands Terminal)

@@ -1,4 +1,4 @@
-// Draws docs/pictures/*.svg. Usage: draw_pictures FOLDER, which holds data/timeline.json (see record_timeline.cpp)
+// Draws docs/pictures/*.svg. Usage: draw_pictures FOLDER, which holds data/timeline.txt (see record_timeline.cpp)
 #include <exception>
 #include <filesystem>
 
@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
     memory_access().save(folder + "/memory_access.svg");
     shared_banks().save(folder + "/shared_banks.svg");
     butterfly().save(folder + "/butterfly.svg");
-    const std::string recording = folder + "/data/timeline.json";
+    const std::string recording = folder + "/data/timeline.txt";
     if (std::filesystem::exists(recording))
       sync_timeline(recording).save(folder + "/sync_timeline.svg");
     else

@@ -1,4 +1,4 @@
-// Records when each warp of `vector_forward` loads, waits and computes: docs/pictures/data/timeline.json, from which
+// Records when each warp of `vector_forward` loads, waits and computes: docs/pictures/data/timeline.txt, from which
 // draw_pictures draws the timeline. Needs a GPU. Usage: record_timeline FILE
 // The kernel is the library's own text with time stamps put between its lines; if those lines change, this says so.
 #include <algorithm>
@@ -6,7 +6,6 @@
 #include <exception>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "cases/device.hpp"
