@@ -1,6 +1,7 @@
 // What a table row cannot say: NaN and Inf that must or must not travel, rows masked by hand, merge, the dropout mask,
 // errors that leave everything alone, several threads calling at once.
 // Links tessera_cases. Implements the contract's list "Edge cases that broke others".
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -195,6 +196,33 @@ TEST(Empty, PackedBatchOfNoSequences) {
     EXPECT_TRUE(o.untouched(0));
     for (const Buffer* gradient : {&dq, &dk, &dv})
       for (double x : gradient->values()) EXPECT_EQ(x, 0);
+  });
+}
+
+// The judge's float64 gradients leave padding to what the kernels share, so it is looked at here.
+void expect_zero_in_unused_rows(const Buffer& gradient, const CaseData& data, bool keys) {
+  const std::int64_t heads = keys ? data.spec.Hk : data.spec.Hq, width = heads * data.spec.D;  // D is Dv
+  std::vector<bool> used(static_cast<std::size_t>(gradient.elements() / width));
+  for (const Sequence& s : data.sequences)
+    for (std::int64_t i = 0; i < (keys ? s.Nk : s.Nq); ++i)
+      used[static_cast<std::size_t>((keys ? s.row_k : s.row_q) + i)] = true;
+  EXPECT_TRUE(std::find(used.begin(), used.end(), false) != used.end()) << "all rows are used";
+  for (std::int64_t e = 0; e < gradient.elements(); ++e)
+    if (!used[static_cast<std::size_t>(e / width)]) {
+      ASSERT_EQ(gradient.get(e), 0) << gradient.index(e);
+    }
+}
+
+TEST(Padding, HasGradientsOfZero) {
+  on_each_kernel([](const Execution& execution) {
+    for (const char* name : {"seqused_f32", "packed_seqused_f32"}) {
+      CaseData data = build(find_case(name));
+      SCOPED_TRACE(describe(data.spec));
+      run(data, execution);
+      expect_zero_in_unused_rows(data.dq, data, false);
+      expect_zero_in_unused_rows(data.dk, data, true);
+      expect_zero_in_unused_rows(data.dv, data, true);
+    }
   });
 }
 

@@ -125,8 +125,9 @@ int posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) {
 
 #if !TESSERA_TEST_SANITIZED
 
-extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
-                              void* argument) {
+// Visible to libraries that are loaded later: a runtime's threads are counted too.
+extern "C" [[gnu::visibility("default")]] int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                                                             void* (*start)(void*), void* argument) {
   using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
   static constinit std::atomic<void*> next{nullptr};
   if (!next) next = dlsym(RTLD_NEXT, "pthread_create");

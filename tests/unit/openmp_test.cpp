@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,8 +37,10 @@ struct OpenMp {
     return reinterpret_cast<Function>(dlsym(library, name));
   }
   OpenMp() {
-    if (library) get<void (*)(int)>("omp_set_num_threads")(openmp_threads);
+    if (library) set_threads(openmp_threads);
   }
+  // Of regions that the calling thread begins. Those of others have as many as there are processors.
+  void set_threads(int count) const { get<void (*)(int)>("omp_set_num_threads")(count); }
   // ThreadSanitizer does not see that the runtime hands memory over; it sees the atomics.
   void parallel(std::function<void()> body) const {
     struct Region {
@@ -212,6 +215,7 @@ TEST_F(OpenMpTest, ManyCallersKeepFewThreads) {
   for (std::size_t n = 0; n < callers; ++n) {  // one after the other, and all stay
     std::atomic<bool> called{false};
     list.emplace_back([&] {
+      openmp.set_threads(openmp_threads);
       EXPECT_EQ(threads_of_call(openmp_threads).size(), openmp_threads);
       called = true;
       while (!stop) std::this_thread::yield();
@@ -231,6 +235,8 @@ TEST_F(OpenMpTest, ManyCallersKeepFewThreads) {
 TEST_F(OpenMpTest, ThreadsThatCannotBeMade) {
   constexpr const char* variable = "TESSERA_TEST_REFUSES_THREADS";
   if (!std::getenv(variable)) return run_again("OpenMpTest.ThreadsThatCannotBeMade", variable, "1");
+  ASSERT_EQ(dlsym(RTLD_DEFAULT, "pthread_create"), reinterpret_cast<void*>(&pthread_create))
+      << "the runtime's threads would not be refused";
   const auto computes = [] {
     std::atomic<int> sum{0};
     parallel_for(100, openmp_threads, [&](std::int64_t, int) { ++sum; });
@@ -247,10 +253,10 @@ TEST_F(OpenMpTest, ThreadsThatCannotBeMade) {
   EXPECT_EQ(threads_of_served_call(openmp_threads, theirs), theirs) << "none has to be made";
   test::allow_threads(-1);
   const std::size_t before = threads_alive();
-  openmp.get<void (*)(int)>("omp_set_num_threads")(2);
+  openmp.set_threads(2);
   threads_of_region();  // ends the others
   while (threads_alive() > before - (openmp_threads - 2)) std::this_thread::yield();
-  openmp.get<void (*)(int)>("omp_set_num_threads")(openmp_threads);
+  openmp.set_threads(openmp_threads);
   test::allow_threads(0);
   computes();
   test::allow_threads(-1);
