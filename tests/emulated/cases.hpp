@@ -76,20 +76,22 @@ inline void add_shapes(EmulatedCases& c) {
     c.add({.name = "BlocksThatTakeSeveralTiles", .B = 2, .Nq = 300, .Nk = 260, .D = 128, .options = {.causal = true}},
           grid);
   // Short sequences: descriptions of work come and go fast, and whole warpgroups have nothing to do.
-  c.add({.name = "BlocksThatTakeSeveralTiles", .B = 4, .Nq = 3, .Nk = 90, .Hq = 3, .D = 128, .used_q = {3, 1, 0, 2}},
-        1);
+  for (const int grid : {1, 2})
+    c.add({.name = "BlocksThatTakeSeveralTiles", .B = 4, .Nq = 3, .Nk = 90, .Hq = 3, .D = 128, .used_q = {3, 1, 0, 2}},
+          grid);
   c.add(
       {.name = "BlocksThatTakeSeveralTiles", .Hq = 4, .D = 64, .packed_q = {19, 64, 0, 38}, .packed_k = {73, 5, 9, 1}},
       2);
   c.add({.name = "BlocksThatTakeSeveralTiles", .B = 2, .Nq = 200, .Nk = 200, .Hq = 4, .Hk = 2, .D = 64}, 3);
-  c.add({.name = "BlocksThatTakeSeveralTiles",
-         .B = 2,
-         .Nq = 140,
-         .Nk = 100,
-         .Hq = 1,
-         .D = 256,
-         .options = {.causal = true}},
-        2);
+  for (const int grid : {1, 2})
+    c.add({.name = "BlocksThatTakeSeveralTiles",
+           .B = 2,
+           .Nq = 140,
+           .Nk = 200,
+           .Hq = 1,
+           .D = 256,
+           .options = {.causal = true}},
+          grid);
 }
 
 inline void add_lengths(EmulatedCases& c) {

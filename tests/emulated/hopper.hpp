@@ -27,7 +27,7 @@ template <Config config>
 void launch(const ForwardParams& p, int grid) {
   emulated::Machine& machine = emulated::Machine::here();
   machine.memory = memory;
-  machine.run(grid, threads_of(config), [&] { forward<config>(p); });
+  machine.run(grid, threads_of(config), 128, [&] { forward<config>(p); });
 }
 
 // Runs the kernel of a configuration, if it is one of the list.

@@ -47,6 +47,7 @@ struct Meeting {
 struct PhaseBarrier {
   int count = 0, arrived = 0, bytes = 0;
   UInt32 phase = 0;
+  bool awaited = true;  // a thread has waited for the latest phase to end
 };
 
 class Machine {
@@ -56,14 +57,18 @@ class Machine {
     return machine;
   }
 
-  // Runs a kernel's blocks one after another. Throws if a block's threads wait for each other for ever.
-  void run(int blocks, int threads, const std::function<void()>& kernel) {
+  // Runs a kernel's blocks one after another, whose first threads are so many producers. Throws if a block's threads
+  // wait for each other for ever.
+  void run(int blocks, int threads, int producer_threads, const std::function<void()>& kernel) {
     gridDim.x = blocks;
+    producers = static_cast<std::size_t>(producer_threads);
     for (int b = 0; b < blocks; ++b) {
       blockIdx.x = b;
       std::memset(memory, 0xff, memory_bytes);  // NaN
       meetings.clear(), phase_barriers.clear(), exchanged.clear();
       late_copies.assign(static_cast<std::size_t>(threads), {{}});
+      late_products.assign(static_cast<std::size_t>(threads), {{}});
+      late_warpgroups = random_lateness();
       run_block(threads, kernel);
     }
   }
@@ -129,11 +134,35 @@ class Machine {
     ++progress;
   }
 
+  // wgmma: a product reads its operands at any time from its issue to the wait for its group. Some warpgroups multiply
+  // as early as they may, and see what is not there yet; others as late, and see what has been overwritten.
+  template <class Product>
+  void multiply(const Product& product) {
+    if (multiplies_late())
+      late_products[current].back().push_back(product);
+    else
+      product();
+  }
+  void commit_products() { late_products[current].emplace_back(); }
+  // Until only the latest `pending` groups are under way. A product is one of the whole warpgroup: it ends only after
+  // all four warps have begun it, and for all of them.
+  void wait_products(int pending) {
+    meet(warpgroup_name(), 128, threadIdx.x % 128);
+    auto& groups = late_products[current];
+    for (; static_cast<int>(groups.size()) > pending + 1; groups.pop_front())
+      for (const auto& product : groups.front()) product();
+    if (multiplies_late()) meet(warpgroup_name(), 128, threadIdx.x % 128);
+  }
+
   PhaseBarrier& phase_barrier(const void* at) { return phase_barriers[at]; }
   void settle(PhaseBarrier& b) {
     ++progress;
     if (b.arrived > b.count) throw std::runtime_error("a barrier has more arrivals than it counts");
-    if (b.arrived == b.count && b.bytes == 0) b.arrived = 0, ++b.phase;
+    if (b.arrived != b.count || b.bytes != 0) return;
+    // One of several that arrives twice stands for another that has not arrived.
+    if (b.count > 1 && !b.awaited)
+      throw std::runtime_error("a barrier's phase ends before anybody has waited for the one before");
+    b.arrived = 0, ++b.phase, ++phases_ended, b.awaited = false;
   }
 
   static constexpr std::size_t memory_bytes = 232448;
@@ -142,6 +171,8 @@ class Machine {
   std::mt19937 random{1};
 
  private:
+  bool multiplies_late() const { return late_warpgroups >> threadIdx.x / 128 & 1; }
+
   struct Thread {
     Fiber fiber;
     const std::function<bool()>* waits_for = nullptr;
@@ -169,39 +200,59 @@ class Machine {
     }
     std::vector<std::size_t> order(threads.size());
     for (std::size_t n = 0; n < order.size(); ++n) order[n] = n;
-    // One warp, or none, goes on only when all others wait for it: what it was to do in time shows.
+    // One warp, or none, goes on only when all others wait for it: what it was to do in time shows. In every other
+    // block producers fill what is given back before any other thread goes on: what was given back too early shows.
     const std::size_t warps = (threads.size() + 31) / 32, slow = random() % (warps + 1);
+    const bool hasty = producers > 0 && ++blocks_with_producers % 2 == 0;
     for (bool running = true, hurry = false; running;) {
       std::shuffle(order.begin(), order.end(), random);
       const long before = progress;
       running = false;
       for (const std::size_t n : order) {
-        Thread& thread = threads[n];
-        if (thread.done) continue;
+        if (threads[n].done) continue;
         running = true;
         if (n / 32 == slow && !hurry) continue;
-        if (thread.waits_for && !(*thread.waits_for)()) continue;
-        current = n, threadIdx.x = static_cast<int>(n);
-        thread.fiber.enter();
-        if (failure) std::rethrow_exception(failure);
+        const long ended_before = phases_ended;
+        go_on(n);
+        if (hasty && phases_ended != ended_before) run_producers();
       }
       if (running && progress == before && hurry) throw std::runtime_error("all threads of the block wait");
       hurry = progress == before;
     }
   }
 
+  // False: the thread has ended, or waits.
+  bool go_on(std::size_t n) {
+    Thread& thread = threads[n];
+    if (thread.done || (thread.waits_for && !(*thread.waits_for)())) return false;
+    current = n, threadIdx.x = static_cast<int>(n);
+    thread.fiber.enter();
+    if (failure) std::rethrow_exception(failure);
+    return true;
+  }
+  void run_producers() {
+    for (bool any = true; any;) {
+      any = false;
+      for (std::size_t n = 0; n < producers; ++n) any |= go_on(n);
+    }
+  }
+
   std::vector<Thread> threads;
-  std::size_t current = 0;
+  std::size_t current = 0, producers = 0;
   const std::function<void()>* kernel = nullptr;
   std::exception_ptr failure;
-  long progress = 0;
+  long progress = 0, phases_ended = 0, blocks_with_producers = 0;
   std::map<int, Meeting> meetings;
   std::map<const void*, PhaseBarrier> phase_barriers;
   struct Exchanged {
     std::vector<unsigned char> room[2];
   };
-  std::map<int, Exchanged> exchanged;                          // by warp
-  std::vector<std::deque<std::vector<LateCopy>>> late_copies;  // of each thread, by group; the last is not committed
+  std::map<int, Exchanged> exchanged;  // by warp
+  // Of each thread, by group; the last is not committed.
+  std::vector<std::deque<std::vector<LateCopy>>> late_copies;
+  std::vector<std::deque<std::vector<std::function<void()>>>> late_products;
+  std::mt19937 random_lateness{2};
+  std::mt19937::result_type late_warpgroups = 0;  // a bit for each
 };
 
 }  // namespace tessera::emulated

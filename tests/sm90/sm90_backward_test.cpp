@@ -27,7 +27,7 @@ template <BackwardConfig config>
 void launch(const BackwardParams& p, std::int64_t blocks) {
   emulated::Machine& machine = emulated::Machine::here();
   machine.memory = memory;
-  machine.run(int(blocks), threads_of(config), [&] { backward<config>(p); });
+  machine.run(int(blocks), threads_of(config), 128, [&] { backward<config>(p); });
 }
 
 // Runs the kernel of a configuration, if it is one of the list.

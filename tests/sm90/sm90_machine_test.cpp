@@ -1,6 +1,6 @@
 // The Hopper forward kernel's own text, run on the host (tests/emulated): scheduler, loader, consumers, barriers,
-// layouts, masks, options, softmax and epilogue, against float64. What the hardware does in the background happens at
-// once here. Links tessera_cases; its include path puts tests/emulated before src.
+// layouts, masks, options, softmax and epilogue, against float64. Copies happen at once here, products at once or as
+// late as they may. Links tessera_cases; its include path puts tests/emulated before src.
 #include "tests/emulated/hopper.hpp"
 
 #include "hopper_tiles.hpp"  // written while this is built

@@ -27,10 +27,10 @@ namespace {
 
 using enum Element;
 
-void run_blocks(std::int64_t blocks, int threads, const std::function<void()>& kernel) {
+void run_blocks(std::int64_t blocks, int threads, int producers, const std::function<void()>& kernel) {
   emulated::Machine& machine = emulated::Machine::here();
   machine.memory = memory;
-  machine.run(int(blocks), threads, kernel);
+  machine.run(int(blocks), threads, producers, kernel);
 }
 
 template <Element element, Element gradient, int D>
@@ -45,13 +45,13 @@ bool run_if(const OnePassPlan& plan, const PrepareParams& before, const OnePassP
                                    .ordered = ordered};
     if (!(config == plan.config) || plan.dQ != gradient || plan.o != element) return false;
     const int lanes = plan.prepare_lanes;
-    run_blocks(plan.query_blocks, prepare_threads, [&] {
+    run_blocks(plan.query_blocks, prepare_threads, 0, [&] {
       if (lanes == 16) prepare<config, element, 16>(before);
       if (lanes == 8) prepare<config, element, 8>(before);
       if (lanes == 4) prepare<config, element, 4>(before);
     });
-    run_blocks(plan.grid, one_pass_threads, [&] { one_pass<config>(p); });
-    run_blocks(plan.query_blocks, 128 * parts_of(config), [&] { finish<config, gradient>(after); });
+    run_blocks(plan.grid, one_pass_threads, 128, [&] { one_pass<config>(p); });
+    run_blocks(plan.query_blocks, 128 * parts_of(config), 0, [&] { finish<config, gradient>(after); });
     return true;
   };
   return run(std::true_type{}) || run(std::false_type{});

@@ -22,6 +22,7 @@ struct Barrier {
   void complete(int bytes) const { model().bytes -= bytes, Machine::here().settle(model()); }
   void wait(UInt32 parity) const {
     Machine::here().wait_until([&] { return model().phase % 2 != parity; });
+    model().awaited = true;
   }
 
  private:

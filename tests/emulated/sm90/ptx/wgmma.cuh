@@ -1,6 +1,8 @@
-// Stands in for src/sm90/ptx/wgmma.cuh on the host: products happen at once. Operands are fetched from the addresses
-// that their descriptors mean, and from the registers of the lanes that hold them.
+// Stands in for src/sm90/ptx/wgmma.cuh on the host: products happen at once, or when they are waited for. Operands are
+// fetched from the addresses that their descriptors mean, and from the registers of the lanes that hold them.
 #pragma once
+
+#include <array>
 
 #include "sm90/layout.hpp"
 #include "sm90/ptx/barrier.cuh"
@@ -38,31 +40,48 @@ void fetch_column(float (&x)[16], Operand o, int column) {
 
 template <int n, Element element>
 struct Wgmma {
-  static void set(float (&d)[n / 2], Operand a, Operand b) {
-    for (float& x : d) x = 0;
-    add(d, a, b);
+  using Sums = float[n / 2];
+
+  static void set(Sums& d, Operand a, Operand b) {
+    Machine::here().multiply([&d, a, b] { clear(d), add_now(d, a, b); });
   }
-  static void set_in_place(float (&d)[n / 2], Operand a, Operand b) { set(d, a, b); }
-  static void add(float (&d)[n / 2], Operand a, Operand b) {
+  static void set_in_place(Sums& d, Operand a, Operand b) { set(d, a, b); }
+  static void add(Sums& d, Operand a, Operand b) {
+    Machine::here().multiply([&d, a, b] { add_now(d, a, b); });
+  }
+  static void set_over_rows(Sums& d, Operand a, Operand b) {
+    Machine::here().multiply([&d, a, b] { clear(d), add_over_rows_now(d, a, b); });
+  }
+  static void add_over_rows(Sums& d, Operand a, Operand b) {
+    Machine::here().multiply([&d, a, b] { add_over_rows_now(d, a, b); });
+  }
+  // The compiler sees to it that the registers keep their values.
+  static void add(Sums& d, const UInt32* a, Operand b, bool accumulate) {
+    Machine::here().multiply([&d, a = std::array{a[0], a[1], a[2], a[3]}, b, accumulate] {
+      if (!accumulate) clear(d);
+      add_over_rows_now(d, a, b);
+    });
+  }
+
+ private:
+  static void clear(Sums& d) {
+    for (float& x : d) x = 0;
+  }
+  static void add_now(Sums& d, Operand a, Operand b) {
     float rows[2][16];
     fetch(rows, a);
     multiply(d, rows, [b](float(&x)[16], int column) { fetch_row<element>(x, b, column); });
   }
-  static void set_over_rows(float (&d)[n / 2], Operand a, Operand b) {
-    for (float& x : d) x = 0;
-    add_over_rows(d, a, b);
-  }
-  static void add_over_rows(float (&d)[n / 2], Operand a, Operand b) {
+  static void add_over_rows_now(Sums& d, Operand a, Operand b) {
     float rows[2][16];
     fetch(rows, a);
     multiply(d, rows, [b](float(&x)[16], int column) { fetch_column<element>(x, b, column); });
   }
-  static void add(float (&d)[n / 2], const UInt32* a, Operand b, bool accumulate) {
+  static void add_over_rows_now(Sums& d, const std::array<UInt32, 4>& a, Operand b) {
     const int lane = threadIdx.x % 32;
-    for (float& x : d) x = accumulate ? x : 0;
     float rows[2][16];  // this lane's own columns, and those of the three lanes beside it
     for (int r = 0; r < 4; ++r) {
-      const auto& all = Machine::here().meet(Machine::here().warp_name(), 32, lane, a[r]);
+      const auto& all = Machine::here().meet(Machine::here().warp_name(), 32, lane, a[std::size_t(r)]);
       for (int other = 0; other < 4; ++other)
         for (int half = 0; half < 2; ++half) {
           const auto bits = UInt32(all[std::size_t(lane / 4 * 4 + other)] >> 16 * half & 0xffff);
@@ -72,13 +91,12 @@ struct Wgmma {
     multiply(d, rows, [b](float(&x)[16], int column) { fetch_column<element>(x, b, column); });
   }
 
- private:
   static void fetch(float (&rows)[2][16], Operand a) {
     for (int r = 0; r < 2; ++r) fetch_row<element>(rows[r], a, accumulator_row(threadIdx.x % 128, 2 * r));
   }
   // A thread's two rows of the first operand with all of its columns of the second.
   template <class Fetch>
-  static void multiply(float (&d)[n / 2], const float (&rows)[2][16], Fetch fetch) {
+  static void multiply(Sums& d, const float (&rows)[2][16], Fetch fetch) {
     for (int i = 0; i < n / 2; i += i % 2 == 0 ? 1 : 3) {
       float x[16];
       fetch(x, accumulator_column(threadIdx.x % 128, i));
@@ -88,11 +106,10 @@ struct Wgmma {
 };
 
 inline void begin_products() {}
-inline void commit_products() {}
-// A product is one of the whole warpgroup: it ends only after all four warps have begun it.
+inline void commit_products() { Machine::here().commit_products(); }
 template <int pending>
 void wait_products() {
-  Machine::here().meet(Machine::here().warpgroup_name(), 128, threadIdx.x % 128);
+  Machine::here().wait_products(pending);
 }
 template <int count>
 void arrived(float (&)[count]) {}
