@@ -1,6 +1,8 @@
 // The table of what broke other implementations: lengths at tile edges, empty things, masks that hide everything,
 // extreme numbers, odd head dimensions and memory layouts.
 // Part of tessera_cases; see tables.hpp. Implements the contract's list "Edge cases that broke others".
+#include <limits>
+
 #include "cases/tables.hpp"
 #include "cases/tiles.hpp"
 
@@ -192,7 +194,7 @@ void limits(Rows& rows) {
 }
 
 void blind_rows(Rows& rows) {
-  const std::int64_t far = std::int64_t{1} << 40, all_of_it = std::int64_t{1} << 62;
+  constexpr std::int64_t far = std::int64_t{1} << 40, all_of_it = std::numeric_limits<std::int64_t>::max();
   const Case base{.name = "", .B = 2, .Nq = 150, .Nk = 210, .D = 16, .dlse = true};
   const auto add = [&](const char* name, Options options, auto change) {
     Case c = base;

@@ -186,10 +186,11 @@ class Model {
   double v_norm(const Head& x, std::int64_t j) const { return std::sqrt(v_squares[key(x, j)]); }
 
   bool visible(const Head& x, std::int64_t i, std::int64_t j) const {
-    const std::int64_t row = i + c.options.row0 + x.s.off, column = j + c.options.col0;
-    if (c.options.causal && column > row) return false;
-    if (c.options.window_left >= 0 && column < row - c.options.window_left) return false;
-    if (c.options.window_right >= 0 && column > row + c.options.window_right) return false;
+    // The distance is far inside 64 bits; its sum with a window, which may be any number, is not.
+    const std::int64_t ahead = j + c.options.col0 - (i + c.options.row0 + x.s.off);
+    if (c.options.causal && ahead > 0) return false;
+    if (c.options.window_left >= 0 && -ahead > c.options.window_left) return false;
+    if (c.options.window_right >= 0 && ahead > c.options.window_right) return false;
     return mask.empty() || mask[mask_index(x.b, x.h, i, j)] != 0;
   }
 
