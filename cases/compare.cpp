@@ -87,7 +87,8 @@ OutputReport compare_lse(const Buffer& output, const Expected& expected) {
     const auto n = static_cast<std::size_t>(e);
     const double x = output.get(e);
     if (settled(report, output, expected, e, x)) continue;
-    const double off = std::abs(x - expected.exact[n]), allowed = absolute_factor * expected.bound[n];
+    const double off = std::abs(x - expected.exact[n]);
+    const double allowed = absolute_factor * expected.bound[n] + spacing(output.type(), expected.exact[n]) / 2;
     norm += expected.exact[n] * expected.exact[n];
     if (report.allowed == 0 || off * report.allowed > report.error * allowed) {
       report.error = off, report.allowed = allowed;

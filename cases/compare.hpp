@@ -17,7 +17,7 @@ inline constexpr double model_factor = 1.5;
 inline constexpr double absolute_factor = 8 * 0x1p-24;
 
 OutputReport compare(const std::string& name, const Buffer& output, const Expected& expected);
-// LSE is judged element by element: 8 * 2^-24 * bound.
+// LSE is judged element by element: 8 * 2^-24 * bound, and half a spacing for its own rounding.
 OutputReport compare_lse(const Buffer& output, const Expected& expected);
 
 }  // namespace tessera::cases

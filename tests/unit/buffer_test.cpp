@@ -3,6 +3,7 @@
 // Implements docs/numerics.md's promise that the tests can fail.
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <set>
 
 #include "cases/compare.hpp"
@@ -92,6 +93,22 @@ TEST(Tables, NamesAreUniqueAndFound) {
   EXPECT_EQ(find_case("ancestor_c_identity_4x4").D, 4);
   EXPECT_THROW(find_case("no such case"), std::invalid_argument);
   EXPECT_THROW(suite("no such suite"), std::invalid_argument);
+}
+
+// LSE of 2^25 scores of 0 is 17.3: numbers of f32 are further apart there than the rest of the rule allows.
+TEST(Compare, LseMayBeRounded) {
+  const double exact = 25 * std::numbers::ln2, step = spacing(Type::f32, exact);
+  const auto judged = [&](double value) {
+    Buffer lse(Type::f32, {1, 1, 1});
+    lse.set(0, value);
+    return compare_lse(lse, {.exact = {exact}, .model = {exact}, .bound = {1}, .initial = {}});
+  };
+  const double nearest = static_cast<float>(exact);
+  EXPECT_TRUE(judged(nearest).ok);
+  EXPECT_GT(std::abs(nearest - exact), absolute_factor) << "not a number that the rule once refused";
+  EXPECT_FALSE(judged(nearest + step).ok && judged(nearest - step).ok);
+  EXPECT_FALSE(judged(nearest + 2 * step).ok);
+  EXPECT_FALSE(judged(nearest - 2 * step).ok);
 }
 
 }  // namespace
