@@ -42,7 +42,8 @@ double cost(const Case& c) {
   return pairs * static_cast<double>(c.Hq) * static_cast<double>(c.D + c.dim_v());
 }
 
-// Elements of the largest tensor: rows of queries or keys, or a bias.
+// Elements of the largest tensor: rows of queries or keys, or a bias. That of no sequences or heads may have one of
+// each.
 double elements(const Case& c) {
   double Nq = static_cast<double>(c.Nq), Nk = static_cast<double>(c.Nk), tokens = static_cast<double>(c.B) * (Nq + Nk);
   if (c.packed()) {
@@ -51,8 +52,9 @@ double elements(const Case& c) {
     const auto sum = [](const auto& n) { return std::accumulate(n.begin(), n.end(), std::int64_t{0}); };
     tokens = static_cast<double>(sum(c.packed_q) + sum(c.packed_k) + c.front_q + c.front_k + c.tail_q + c.tail_k);
   }
-  const double pairs = static_cast<double>(c.B) * Nq * Nk, dim = static_cast<double>(std::max(c.D, c.dim_v()));
-  return static_cast<double>(c.Hq) * std::max(tokens * dim, pairs);
+  const double sequences = static_cast<double>(std::max<std::int64_t>(1, c.B)), pairs = sequences * Nq * Nk;
+  const double heads = static_cast<double>(std::max<std::int64_t>(1, c.Hq));
+  return heads * std::max(tokens * static_cast<double>(std::max(c.D, c.dim_v())), pairs);
 }
 
 void shapes(Bytes& in, Case& c) {
