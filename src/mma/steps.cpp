@@ -90,18 +90,19 @@ Steps forward_steps(const Problem& p, const cuda::Target& target) {
   step.gives<ForwardParams>([D = p.D, Dv = p.Dv, per_head, section = section_of(p, heads),
                              even = !p.packed && !p.seqused_q && !p.seqused_k](const Given& given) {
     const gpu::ForwardParams& call = given.forward();
-    ForwardParams params{.call = call,
+    const gpu::DeviceSequence every = even ? gpu::sequence_of(call.x, 0) : gpu::DeviceSequence{};
+    return ForwardParams{.call = call,
                          .D = static_cast<Int32>(D),
                          .Dv = static_cast<Int32>(Dv),
                          .factor = static_cast<float>(double{call.x.score_scale} * std::numbers::log2e),
                          .tiles_per_head = static_cast<Int32>(per_head),
                          .section = section,
-                         .even = even};
-    if (!even) return params;
-    const gpu::DeviceSequence s = gpu::sequence_of(call.x, 0);
-    params.queries = static_cast<Int32>(s.nq), params.keys = static_cast<Int32>(s.nk), params.shift = s.shift;
-    params.low = s.mask.low, params.high = s.mask.high;
-    return params;
+                         .even = even,
+                         .queries = static_cast<Int32>(every.nq),
+                         .keys = static_cast<Int32>(every.nk),
+                         .shift = every.shift,
+                         .low = every.mask.low,
+                         .high = every.mask.high};
   });
   steps.add(std::move(step));
   return steps;

@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
     for (const gpu::Step& step : steps.list) units_of_backward.insert(step.unit);
   }
   // Of test::LongRows: rows that are aligned, of head dims that are not.
-  cases::CaseData odd = cases::build({.D = 90, .Dv = 97, .type = Type::bf16, .backward = false});
+  cases::CaseData odd = cases::build({.name = "odd", .D = 90, .Dv = 97, .type = Type::bf16, .backward = false});
   Problem aligned = mma::problem_of(mma::call_of(odd));
   aligned.alignment = 16;
   units.insert(mma::steps_of(aligned, "sm_90a").list.front().unit);
