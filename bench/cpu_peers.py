@@ -13,7 +13,6 @@ time, as other programs or other guests of the machine do. Needs PyTorch.
 """
 import argparse
 import ctypes
-import json
 import math
 import os
 import statistics
@@ -268,10 +267,7 @@ def main():
     if "decode" in arguments.passes:
         measure_decoding(torch, measure, arguments, report["rows"])
     report["verdicts"] = judge(report["rows"], arguments.threads)
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as out:
-            json.dump(report, out, indent=2)
-            out.write("\n")
+    _measure.write_report(arguments.json, report)
 
 
 if __name__ == "__main__":

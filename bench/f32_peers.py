@@ -12,7 +12,6 @@ is called through its C ABI.
 """
 import argparse
 import itertools
-import json
 
 import contenders
 from contenders import Data, Differentiated, Problem, Tessera, exact, results_of, torch
@@ -88,15 +87,13 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args()
     contenders.open_library(arguments.library)
+    from tessera._measure import write_report
     torch.backends.cuda.matmul.allow_tf32 = False
     report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "B": BATCH, "H": HEADS, "N": TOKENS}
     print(f"{report['gpu']}, PyTorch {report['torch']}, memory-efficient attention")
     report["speed"] = measure_speed(arguments.kernel)
     report["errors"] = measure_errors(arguments.kernel)
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as out:
-            json.dump(report, out, indent=2)
-            out.write("\n")
+    write_report(arguments.json, report)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ nothing of the inputs left in the L2 cache. PlannedPass is a pass of Tessera wit
 """
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import time
@@ -164,3 +165,12 @@ def measure_cold(calls: dict[str, Sequence[Call]], graphs: bool,
         if name not in timers:
             timers[name] = Flushed(variants[0], room.zero_)
     return take_turns(timers, pace), {name: timer.method for name, timer in timers.items()}
+
+
+def write_report(path: Optional[str], report: Any) -> None:
+    """As JSON, where a path is given."""
+    if path is None:
+        return
+    with open(path, "w", encoding="utf-8") as out:
+        json.dump(report, out, indent=2)
+        out.write("\n")

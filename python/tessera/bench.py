@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import json
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from . import torch as tessera_torch
-from ._measure import measure
+from ._measure import measure, write_report
 
 EMPTY = "empty operator"
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -207,10 +206,7 @@ def main(words: Optional[list[str]] = None) -> None:
         report["rows"] = compare(arguments)
         if arguments.png:
             draw(report["rows"], title, arguments.png)
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as out:
-            json.dump(report, out, indent=2)
-            out.write("\n")
+    write_report(arguments.json, report)
 
 
 if __name__ == "__main__":
