@@ -253,11 +253,12 @@ class Caller {
   Sized<tessera_inputs> inputs() const {
     const tessera_inputs in{sizeof in,       at(slot_q),      at(slot_k),     at(slot_v),    at(slot_bias),
                             at(slot_mask),   at(slot_slopes), at(slot_sinks), at(slot_cu_q), at(slot_cu_k),
-                            at(slot_used_q), at(slot_used_k), at(slot_rng)};
+                            at(slot_used_q), at(slot_used_k), at(slot_rng),   nullptr,       nullptr,
+                            nullptr,         nullptr,         nullptr};
     return {in, call.sizes[0], call.given[0]};
   }
   Sized<tessera_outputs> outputs() const {
-    return {{sizeof(tessera_outputs), at(slot_o), at(slot_lse)}, call.sizes[1], call.given[1]};
+    return {{sizeof(tessera_outputs), at(slot_o), at(slot_lse), nullptr}, call.sizes[1], call.given[1]};
   }
   Sized<tessera_saved> saved() const {
     return {

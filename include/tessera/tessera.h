@@ -78,28 +78,42 @@ typedef struct tessera_tensor {
 
 /* Padded: q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv].
  * Packed (cu_seqlens_q and cu_seqlens_k given): q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv].
+ * Paged (block_table, or page_indptr and page_indices given): q padded, or packed by cu_seqlens_q alone;
+ * k [pages,page_size,Hk,D], v [pages,page_size,Hk,Dv]; seqused_k holds the lengths. Key j of sequence b is
+ * number (j + leftpad) % page_size of page table[b][(j + leftpad) / page_size]; NHD and HND caches, [2,...]
+ * and slices of one tensor for K and V are strides. Forward pass on the CPU (docs/algorithm.md, "Paged keys
+ * and values").
  * D is at most 576, Dv 512, B, Hq and Hk 2^31 - 1, Nq, Nk, Tq and Tk 2^48. */
 typedef struct tessera_inputs {
   size_t size;
   const tessera_tensor* q;
   const tessera_tensor* k;
   const tessera_tensor* v;
-  const tessera_tensor* bias;         /* [B|1,Hq|1,Nq|1,Nk|1], q's type or f32, added to the scores */
-  const tessera_tensor* mask;         /* same shapes, u8: non-zero means visible */
-  const tessera_tensor* slopes;       /* ALiBi, f32 [Hq] or [B,Hq] */
-  const tessera_tensor* sinks;        /* f32 [Hq] */
-  const tessera_tensor* cu_seqlens_q; /* i32 [B+1] */
-  const tessera_tensor* cu_seqlens_k; /* i32 [B+1] */
-  const tessera_tensor* seqused_q;    /* i32 [B] */
-  const tessera_tensor* seqused_k;    /* i32 [B] */
-  const tessera_tensor* rng;          /* i64 [2]: dropout's seed and offset, read on the device */
+  const tessera_tensor* bias;          /* [B|1,Hq|1,Nq|1,Nk|1], q's type or f32, added to the scores */
+  const tessera_tensor* mask;          /* same shapes, u8: non-zero means visible */
+  const tessera_tensor* slopes;        /* ALiBi, f32 [Hq] or [B,Hq] */
+  const tessera_tensor* sinks;         /* f32 [Hq] */
+  const tessera_tensor* cu_seqlens_q;  /* i32 [B+1] */
+  const tessera_tensor* cu_seqlens_k;  /* i32 [B+1] */
+  const tessera_tensor* seqused_q;     /* i32 [B] */
+  const tessera_tensor* seqused_k;     /* i32 [B] */
+  const tessera_tensor* rng;           /* i64 [2]: dropout's seed and offset, read on the device */
+  const tessera_tensor* block_table;   /* i32 [B,entries]: the pages of each sequence, in order */
+  const tessera_tensor* v_block_table; /* the same for v, where its pages are not k's */
+  const tessera_tensor* page_indptr;   /* i32 [B+1], instead of block_table: sequence b has the pages */
+  const tessera_tensor* page_indices;  /* i32 [n]: indices[indptr[b]] to indices[indptr[b+1] - 1] */
+  const tessera_tensor* leftpad_k;     /* i32 [B]: places before key 0; seqused_k counts them, Nk_b does not */
 } tessera_inputs;
+
+/* Bits of tessera_outputs.status. */
+#define TESSERA_PAGE_OUTSIDE_POOL 1 /* a table entry in use was no page of the pool: its keys counted as zeros */
 
 /* What the forward pass writes (and what merge writes). */
 typedef struct tessera_outputs {
   size_t size;
-  const tessera_tensor* o;   /* [B,Nq,Hq,Dv] or [Tq,Hq,Dv]; q's type or f32 */
-  const tessera_tensor* lse; /* optional; f32 [B,Hq,Nq] or [Hq,Tq]; natural logarithm */
+  const tessera_tensor* o;      /* [B,Nq,Hq,Dv] or [Tq,Hq,Dv]; q's type or f32 */
+  const tessera_tensor* lse;    /* optional; f32 [B,Hq,Nq] or [Hq,Tq]; natural logarithm */
+  const tessera_tensor* status; /* optional, beside a page table; i32 [1]: the call sets bits, and clears none */
 } tessera_outputs;
 
 /* What the backward pass reads besides the inputs. */
@@ -150,7 +164,7 @@ typedef struct tessera_options {
   int64_t head0;
   int64_t batch0;
   int64_t max_seqlen_q; /* -1: unknown. Upper bounds for packed input; they never change a bit of a result */
-  int64_t max_seqlen_k; /* -1 */
+  int64_t max_seqlen_k; /* -1. For paged keys too */
   int32_t accumulate;   /* 0; 1: gradients (all f32) are added to what the buffers hold */
   /* 1: the same call gives the same bits in every run. 0: a backward pass on a GPU may add up dQ, or dK and dV, in any
      order, which can be faster; their bits may then vary between runs. Forward passes and the CPU do not change. */

@@ -54,25 +54,29 @@ class CTensor {
 
 struct CInputs {
   CTensor q, k, v, bias, mask, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng;
+  CTensor block_table, v_block_table, page_indptr, page_indices, leftpad_k;
   tessera_inputs view;
   CInputs(const Inputs& in) :
       q(in.q), k(in.k), v(in.v), bias(in.bias), mask(in.mask), slopes(in.slopes), sinks(in.sinks),
       cu_seqlens_q(in.cu_seqlens_q), cu_seqlens_k(in.cu_seqlens_k), seqused_q(in.seqused_q), seqused_k(in.seqused_k),
-      rng(in.rng) {
+      rng(in.rng), block_table(in.block_table), v_block_table(in.v_block_table), page_indptr(in.page_indptr),
+      page_indices(in.page_indices), leftpad_k(in.leftpad_k) {
     tessera_inputs_init(&view);
     view.q = q, view.k = k, view.v = v;
     view.bias = bias, view.mask = mask, view.slopes = slopes, view.sinks = sinks;
     view.cu_seqlens_q = cu_seqlens_q, view.cu_seqlens_k = cu_seqlens_k;
     view.seqused_q = seqused_q, view.seqused_k = seqused_k, view.rng = rng;
+    view.block_table = block_table, view.v_block_table = v_block_table;
+    view.page_indptr = page_indptr, view.page_indices = page_indices, view.leftpad_k = leftpad_k;
   }
 };
 
 struct COutputs {
-  CTensor o, lse;
+  CTensor o, lse, status;
   tessera_outputs view;
-  COutputs(const Outputs& out) : o(out.o), lse(out.lse) {
+  COutputs(const Outputs& out) : o(out.o), lse(out.lse), status(out.status) {
     tessera_outputs_init(&view);
-    view.o = o, view.lse = lse;
+    view.o = o, view.lse = lse, view.status = status;
   }
 };
 
@@ -139,13 +143,14 @@ inline void backward(const Inputs& inputs, const Saved& saved, const Gradients& 
 
 // Merges partial results over disjoint key sets (split-KV, ring attention), in index order.
 inline void merge(const std::vector<Outputs>& partials, const Outputs& merged, const Execution& execution = {}) {
-  std::vector<tessera_tensor> tensors(2 * partials.size());
+  std::vector<tessera_tensor> tensors(3 * partials.size());
   std::vector<tessera_outputs> views(partials.size());
   for (std::size_t i = 0; i < partials.size(); ++i) {
     const detail::COutputs part(partials[i]);
     tessera_outputs_init(&views[i]);
-    if (part.view.o) tensors[2 * i] = *part.view.o, views[i].o = &tensors[2 * i];
-    if (part.view.lse) tensors[2 * i + 1] = *part.view.lse, views[i].lse = &tensors[2 * i + 1];
+    if (part.view.o) tensors[3 * i] = *part.view.o, views[i].o = &tensors[3 * i];
+    if (part.view.lse) tensors[3 * i + 1] = *part.view.lse, views[i].lse = &tensors[3 * i + 1];
+    if (part.view.status) tensors[3 * i + 2] = *part.view.status, views[i].status = &tensors[3 * i + 2];
   }
   const detail::COutputs out(merged);
   const auto e = detail::to_c(execution);

@@ -75,6 +75,8 @@ struct Tensor {
 
 // Padded: q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv].
 // Packed (cu_seqlens_q and cu_seqlens_k given): q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv].
+// Paged (block_table, or page_indptr and page_indices given): q padded, or packed by cu_seqlens_q alone; k
+// [pages,page_size,Hk,D], v [pages,page_size,Hk,Dv]; lengths in seqused_k. Forward pass on the CPU.
 struct Inputs {
   Tensor q{}, k{}, v{};
   Tensor bias{};                          // [B|1,Hq|1,Nq|1,Nk|1], q's type or f32
@@ -84,12 +86,21 @@ struct Inputs {
   Tensor cu_seqlens_q{}, cu_seqlens_k{};  // i32 [B+1]
   Tensor seqused_q{}, seqused_k{};        // i32 [B]
   Tensor rng{};                           // i64 [2]: dropout's seed and offset, in device memory
+  Tensor block_table{};                   // i32 [B,entries]: the pages of each sequence, in order
+  Tensor v_block_table{};                 // the same for v, where its pages are not k's
+  Tensor page_indptr{}, page_indices{};   // i32 [B+1], [n]: sequence b has the pages indices[indptr[b] .. indptr[b+1])
+  Tensor leftpad_k{};                     // i32 [B]: places of the first page(s) before key 0; seqused_k counts them
 };
 
 struct Outputs {
   Tensor o{};    // [B,Nq,Hq,Dv] or [Tq,Hq,Dv]; q's type or f32
   Tensor lse{};  // optional; f32 [B,Hq,Nq] or [Hq,Tq]; natural logarithm
+  // Optional, beside a page table; i32 [1]. The call sets bits and clears none; 1 (page_outside_pool): a table entry in
+  // use was no page of the pool, and its keys and values counted as zeros.
+  Tensor status{};
 };
+
+inline constexpr std::int32_t page_outside_pool = 1;
 
 // What the backward pass reads besides the inputs.
 struct Saved {

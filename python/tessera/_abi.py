@@ -32,11 +32,12 @@ def _pointers(names: str) -> list[tuple[str, Any]]:
 
 
 class Inputs(_Tensors):
-    _fields_ = _pointers("q k v bias mask slopes sinks cu_seqlens_q cu_seqlens_k seqused_q seqused_k rng")
+    _fields_ = _pointers("q k v bias mask slopes sinks cu_seqlens_q cu_seqlens_k seqused_q seqused_k rng "
+                         "block_table v_block_table page_indptr page_indices leftpad_k")
 
 
 class Outputs(_Tensors):
-    _fields_ = _pointers("o lse")
+    _fields_ = _pointers("o lse status")
 
 
 class Saved(_Tensors):

@@ -91,11 +91,12 @@ bool ends_a_field(const tessera_tensor*, std::size_t size) {
 bool ends_a_field(const tessera_inputs*, std::size_t size) {
   using T = tessera_inputs;
   return ends_one_of(size, &T::size, &T::q, &T::k, &T::v, &T::bias, &T::mask, &T::slopes, &T::sinks, &T::cu_seqlens_q,
-                     &T::cu_seqlens_k, &T::seqused_q, &T::seqused_k, &T::rng);
+                     &T::cu_seqlens_k, &T::seqused_q, &T::seqused_k, &T::rng, &T::block_table, &T::v_block_table,
+                     &T::page_indptr, &T::page_indices, &T::leftpad_k);
 }
 bool ends_a_field(const tessera_outputs*, std::size_t size) {
   using T = tessera_outputs;
-  return ends_one_of(size, &T::size, &T::o, &T::lse);
+  return ends_one_of(size, &T::size, &T::o, &T::lse, &T::status);
 }
 bool ends_a_field(const tessera_saved*, std::size_t size) {
   using T = tessera_saved;
@@ -171,12 +172,17 @@ Inputs inputs(const tessera_inputs* given) {
           .cu_seqlens_k = tensor("cu_seqlens_k", c.cu_seqlens_k),
           .seqused_q = tensor("seqused_q", c.seqused_q),
           .seqused_k = tensor("seqused_k", c.seqused_k),
-          .rng = tensor("rng", c.rng)};
+          .rng = tensor("rng", c.rng),
+          .block_table = tensor("block_table", c.block_table),
+          .v_block_table = tensor("v_block_table", c.v_block_table),
+          .page_indptr = tensor("page_indptr", c.page_indptr),
+          .page_indices = tensor("page_indices", c.page_indices),
+          .leftpad_k = tensor("leftpad_k", c.leftpad_k)};
 }
 
 Outputs outputs(const tessera_outputs* given) {
   const tessera_outputs c = require_struct("outputs", given, tessera_outputs_init);
-  return {.o = tensor("o", c.o), .lse = tensor("lse", c.lse)};
+  return {.o = tensor("o", c.o), .lse = tensor("lse", c.lse), .status = tensor("status", c.status)};
 }
 
 Saved saved_tensors(const tessera_saved* given) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "core/check_pages.hpp"
 #include "core/failure.hpp"
 #include "core/limits.hpp"
 #include "core/overlap.hpp"
@@ -37,28 +38,33 @@ void check_qkv(const Inputs& in, Problem& p) {
   if (in.v.type != in.k.type)
     invalid("v: has type ", name_of(in.v.type), " but k has ", name_of(in.k.type), "; they must agree");
 
-  if (bool(in.cu_seqlens_q) != bool(in.cu_seqlens_k))
+  const bool paged = has_pages(in);
+  if (!paged && bool(in.cu_seqlens_q) != bool(in.cu_seqlens_k))
     invalid(in.cu_seqlens_q ? "cu_seqlens_k" : "cu_seqlens_q", ": is missing; packed input needs both cu_seqlens");
   p.packed = bool(in.cu_seqlens_q);
-  const int token_dim = p.packed ? 0 : 1, ndim = p.packed ? 3 : 4;
-  const char* layout = p.packed ? "[tokens, heads, dim] since cu_seqlens are given" : "[batch, tokens, heads, dim]";
-  check_ndim("q", in.q, ndim, layout), check_ndim("k", in.k, ndim, layout), check_ndim("v", in.v, ndim, layout);
+  const bool packed_keys = p.packed && !paged;
+  const char* packed_layout = "[tokens, heads, dim] since cu_seqlens are given";
+  const char* paged_layout = "[pages, tokens, heads, dim] since there is a page table";
+  const char* layout = packed_keys ? packed_layout : paged ? paged_layout : "[batch, tokens, heads, dim]";
+  check_ndim("q", in.q, p.packed ? 3 : 4, p.packed ? packed_layout : "[batch, tokens, heads, dim]");
+  check_ndim("k", in.k, packed_keys ? 3 : 4, layout), check_ndim("v", in.v, packed_keys ? 3 : 4, layout);
+  const int query_dim = p.packed ? 0 : 1, key_dim = packed_keys ? 0 : 1;
   p.B = p.packed ? 0 : dim(in.q, 0);
-  p.Nq = dim(in.q, token_dim), p.Hq = dim(in.q, token_dim + 1), p.D = dim(in.q, token_dim + 2);
-  p.Nk = dim(in.k, token_dim), p.Hk = dim(in.k, token_dim + 1);
-  p.Dv = dim(in.v, token_dim + 2);
+  p.Nq = dim(in.q, query_dim), p.Hq = dim(in.q, query_dim + 1), p.D = dim(in.q, query_dim + 2);
+  p.Nk = dim(in.k, key_dim), p.Hk = dim(in.k, key_dim + 1);
+  p.Dv = dim(in.v, key_dim + 2);
 
   check_head_dim("q", p.D, most_dims), check_head_dim("v", p.Dv, most_value_dims);
-  if (dim(in.k, token_dim + 2) != p.D)
-    invalid("k: head_dim is ", dim(in.k, token_dim + 2), " but q has ", p.D, "; q and k must agree in head_dim");
-  if (!p.packed && dim(in.k, 0) != p.B)
+  if (dim(in.k, key_dim + 2) != p.D)
+    invalid("k: head_dim is ", dim(in.k, key_dim + 2), " but q has ", p.D, "; q and k must agree in head_dim");
+  if (!p.packed && !paged && dim(in.k, 0) != p.B)
     invalid("k: batch is ", dim(in.k, 0), " but q has ", p.B, "; q, k and v must agree in batch");
-  if (!p.packed && dim(in.v, 0) != p.B)
+  if (!p.packed && !paged && dim(in.v, 0) != p.B)
     invalid("v: batch is ", dim(in.v, 0), " but q has ", p.B, "; q, k and v must agree in batch");
-  if (dim(in.v, token_dim) != p.Nk)
-    invalid("v: has ", dim(in.v, token_dim), " tokens but k has ", p.Nk, "; k and v must agree in tokens");
-  if (dim(in.v, token_dim + 1) != p.Hk)
-    invalid("v: has ", dim(in.v, token_dim + 1), " heads but k has ", p.Hk, "; k and v must agree in heads");
+  if (dim(in.v, key_dim) != p.Nk)
+    invalid("v: has ", dim(in.v, key_dim), " tokens but k has ", p.Nk, "; k and v must agree in tokens");
+  if (dim(in.v, key_dim + 1) != p.Hk)
+    invalid("v: has ", dim(in.v, key_dim + 1), " heads but k has ", p.Hk, "; k and v must agree in heads");
   if (!p.packed) check_count("q", p.B, "sequences", most_sequences);
   check_count("q", p.Nq, "tokens", most_tokens), check_count("k", p.Nk, "tokens", most_tokens);
   check_count("q", p.Hq, "heads", most_heads), check_count("k", p.Hk, "heads", most_heads);
@@ -86,8 +92,8 @@ void check_lengths(const Inputs& in, Problem& p) {
   p.seqused_q = bool(in.seqused_q), p.seqused_k = bool(in.seqused_k);
 }
 
-// bias and mask: each dimension 1 or full. For packed input the last two need only hold every sequence: an upper bound,
-// so at least the longest length that is known without reading lengths.
+// bias and mask: each dimension 1 or full. Packed queries, and packed or paged keys, have no full size: the dimension
+// need only hold every sequence.
 std::optional<Broadcast> check_broadcast(const char* name, const Tensor& t, const Problem& p) {
   if (!t) return {};
   check_view(name, t, p.device);
@@ -95,7 +101,8 @@ std::optional<Broadcast> check_broadcast(const char* name, const Tensor& t, cons
   const char* names[] = {"batch", "heads", "queries", "keys"};
   const std::int64_t full[] = {p.B, p.Hq, p.Nq, p.Nk};
   for (int i = 0; i < 4; ++i) {
-    if (dim(t, i) == 1 || dim(t, i) == full[i] || (p.packed && i >= 2)) continue;
+    const bool upper_bound = i >= 2 && (p.packed || (p.pages && i == 3));
+    if (dim(t, i) == 1 || dim(t, i) == full[i] || upper_bound) continue;
     invalid(name, ": has shape ", shape_text(t), "; its ", names[i], " must be 1 or ", full[i]);
   }
   check_count(name, dim(t, 2), names[2], most_tokens), check_count(name, dim(t, 3), names[3], most_tokens);
@@ -124,10 +131,14 @@ void check_extras(const Inputs& in, Problem& p) {
   p.rng = bool(in.rng);
 }
 
-Problem check_inputs(Pass pass, const Inputs& in, const Options& options, const Execution& execution) {
+// Outputs of the forward pass; none of the backward pass.
+Problem check_inputs(Pass pass, const Inputs& in, const Outputs& out, const Options& options,
+                     const Execution& execution) {
   Problem p{.pass = pass};
+  check_tables_given(in, out);
   check_qkv(in, p);
   check_lengths(in, p);
+  check_tables(in, out, p);
   check_extras(in, p);
   check_options(options, in.rng);
   check_execution(execution, p.device);
@@ -167,7 +178,7 @@ bool have_far_strides(std::initializer_list<const Tensor*> tensors) {
 }  // namespace
 
 Problem check_forward(const Inputs& in, const Outputs& out, const Options& options, const Execution& execution) {
-  Problem p = check_inputs(Pass::forward, in, options, execution);
+  Problem p = check_inputs(Pass::forward, in, out, options, execution);
   check_given("o", out.o);
   check_token_tensor("o", out.o, p, false, p.Dv);
   check_follows("o", out.o.type, "q", p.q_type);
@@ -185,7 +196,8 @@ Problem check_forward(const Inputs& in, const Outputs& out, const Options& optio
 
 Problem check_backward(const Inputs& in, const Saved& saved, const Gradients& g, const Options& options,
                        const Execution& execution) {
-  Problem p = check_inputs(Pass::backward, in, options, execution);
+  if (has_pages(in)) throw Failure(TESSERA_UNSUPPORTED, "k: is paged; there is no backward pass through a page table");
+  Problem p = check_inputs(Pass::backward, in, {}, options, execution);
   check_given("o", saved.o), check_given("lse", saved.lse), check_given("d_o", saved.d_o);
   check_token_tensor("o", saved.o, p, false, p.Dv);
   check_follows("o", saved.o.type, "q", p.q_type);

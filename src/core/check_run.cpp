@@ -4,47 +4,37 @@
 #include <string>
 
 #include "core/check.hpp"
+#include "core/check_pages.hpp"
 #include "core/failure.hpp"
 #include "core/limits.hpp"
 #include "core/overlap.hpp"
 #include "core/rules.hpp"
+#include "core/sequence.hpp"
 #include "core/tensor.hpp"
 
 namespace tessera {
 
 namespace {
 
-std::int32_t entry(const Tensor& t, std::int64_t i) {
-  return static_cast<const std::int32_t*>(t.data)[i * stride(t, 0)];
-}
-
 // Lengths of the sequences of one side (q or k), in host memory.
 void check_host_lengths(const char* cu_name, const Tensor& cu, const char* used_name, const Tensor& used,
                         const char* hint_name, std::int64_t hint, const Problem& p, std::int64_t tokens) {
-  if (!cu && !used) return;
-  for (std::int64_t b = 0; b < p.B; ++b) {
-    std::int64_t length = tokens;
-    if (cu) {
-      const std::int64_t begin = entry(cu, b), end = entry(cu, b + 1);
-      if (b == 0 && begin < 0) invalid(cu_name, ": entry 0 is ", begin, "; must not be negative");
-      if (end < begin)
-        invalid(cu_name, ": entry ", b + 1, " is ", end, " after ", begin, "; entries must not decrease");
-      if (end > tokens) invalid(cu_name, ": entry ", b + 1, " is ", end, " but there are only ", tokens, " tokens");
-      length = end - begin;
-      if (hint >= 0 && length > hint)
-        invalid(hint_name, ": is ", hint, " but sequence ", b, " has length ", length, "; it must be an upper bound");
-    }
+  if (cu) check_host_offsets(cu_name, cu, p.B, tokens, "tokens");
+  for (std::int64_t b = 0; b < p.B && (cu || used); ++b) {
+    const std::int64_t length = cu ? entry(cu, b + 1) - entry(cu, b) : tokens;
+    if (cu) check_host_bound(hint_name, hint, b, length);
     if (used && (entry(used, b) < 0 || entry(used, b) > length))
       invalid(used_name, ": entry ", b, " is ", entry(used, b), "; must be from 0 to the sequence's length ", length);
   }
 }
 
-// Packed bias and mask are indexed inside each sequence: they must reach the longest.
-void check_host_broadcast(const char* name, const Tensor& t, const Inputs& in, const Problem& p) {
-  if (!t || !p.packed) return;
+// Bias and mask of packed queries and of packed or paged keys are indexed inside each sequence: they must reach the
+// longest.
+void check_host_broadcast(const char* name, const Tensor& t, const Call& call, const Problem& p) {
+  if (!t || !(p.packed || p.pages)) return;
   for (std::int64_t b = 0; b < p.B; ++b) {
-    const std::int64_t nq = entry(in.cu_seqlens_q, b + 1) - entry(in.cu_seqlens_q, b);
-    const std::int64_t nk = entry(in.cu_seqlens_k, b + 1) - entry(in.cu_seqlens_k, b);
+    const Sequence s = sequence_of(p, call, b);
+    const std::int64_t nq = s.q_capacity, nk = s.k_capacity;
     if ((dim(t, 2) != 1 && dim(t, 2) < nq) || (dim(t, 3) != 1 && dim(t, 3) < nk))
       invalid(name, ": has shape ", shape_text(t), " but sequence ", b, " has ", nq, " queries and ", nk,
               " keys; its last two dimensions must be 1 or at least every length");
@@ -61,8 +51,8 @@ struct Named {
 
 // All tensors of a call, by what it does to them.
 struct Tensors {
-  std::array<Named, 16> read;
-  std::array<Named, 7> written;
+  std::array<Named, 21> read;
+  std::array<Named, 8> written;
 
   explicit Tensors(const Call& c) :
       read{{{"q", &c.inputs.q},
@@ -77,12 +67,18 @@ struct Tensors {
             {"seqused_q", &c.inputs.seqused_q},
             {"seqused_k", &c.inputs.seqused_k},
             {"rng", &c.inputs.rng},
+            {"block_table", &c.inputs.block_table},
+            {"v_block_table", &c.inputs.v_block_table},
+            {"page_indptr", &c.inputs.page_indptr},
+            {"page_indices", &c.inputs.page_indices},
+            {"leftpad_k", &c.inputs.leftpad_k},
             {"o", &c.saved.o},
             {"lse", &c.saved.lse},
             {"d_o", &c.saved.d_o},
             {"d_lse", &c.saved.d_lse}}},
       written{{{"o", &c.outputs.o},
                {"lse", &c.outputs.lse},
+               {"status", &c.outputs.status},
                {"dq", &c.gradients.dq},
                {"dk", &c.gradients.dk},
                {"dv", &c.gradients.dv},
@@ -109,10 +105,13 @@ void check_run(const Problem& p, const Call& call) {
   if (p.device.type != DeviceType::cpu) return;
   check_host_lengths("cu_seqlens_q", in.cu_seqlens_q, "seqused_q", in.seqused_q, "max_seqlen_q", p.options.max_seqlen_q,
                      p, p.Nq);
-  check_host_lengths("cu_seqlens_k", in.cu_seqlens_k, "seqused_k", in.seqused_k, "max_seqlen_k", p.options.max_seqlen_k,
-                     p, p.Nk);
-  check_host_broadcast("bias", in.bias, in, p);
-  check_host_broadcast("mask", in.mask, in, p);
+  if (p.pages)
+    check_host_pages(p, in);
+  else
+    check_host_lengths("cu_seqlens_k", in.cu_seqlens_k, "seqused_k", in.seqused_k, "max_seqlen_k",
+                       p.options.max_seqlen_k, p, p.Nk);
+  check_host_broadcast("bias", in.bias, call, p);
+  check_host_broadcast("mask", in.mask, call, p);
 }
 
 void check_workspace(const Call& call, std::size_t bytes) {
@@ -139,6 +138,7 @@ void check_cpu(const char* name, const Tensor& t, const Execution& execution) {
 void check_partial(const std::string& name, const Outputs& part, const Tensor& like, bool lse_required) {
   const std::string o = name + "o", lse = name + "lse";
   check_given(o.c_str(), part.o);
+  if (part.status) invalid(name, "status: is given; merging reports nothing");
   check_view(o.c_str(), part.o, like.device);
   if (!is_float(part.o.type)) invalid(o, ": has type ", name_of(part.o.type), "; must be f64, f32, f16 or bf16");
   if (part.o.ndim != 3 && part.o.ndim != 4)

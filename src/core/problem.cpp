@@ -7,12 +7,12 @@
 
 namespace tessera {
 
-static std::int64_t longest(const Problem& p, std::int64_t tokens, std::int64_t hint) {
-  return p.packed && hint >= 0 ? lesser(tokens, hint) : tokens;
+static std::int64_t longest(std::int64_t tokens, std::int64_t hint) {
+  return hint >= 0 ? lesser(tokens, hint) : tokens;
 }
 
-std::int64_t Problem::longest_q() const { return longest(*this, Nq, options.max_seqlen_q); }
-std::int64_t Problem::longest_k() const { return longest(*this, Nk, options.max_seqlen_k); }
+std::int64_t Problem::longest_q() const { return packed ? longest(Nq, options.max_seqlen_q) : Nq; }
+std::int64_t Problem::longest_k() const { return packed || pages ? longest(Nk, options.max_seqlen_k) : Nk; }
 
 ScoreOptions Problem::score_options() const {
   return {.softcap = options.softcap > 0,
@@ -51,12 +51,21 @@ static std::string mask_text(const Problem& p) {
   return out;
 }
 
+static std::string pages_text(const Pages& pages) {
+  std::string out = text(", ", pages.count, " pages of ", pages.size, " keys, ", pages.entries, " table entries");
+  if (pages.indptr) out += " by indptr";
+  if (pages.v_table) out += text(", a table of v for ", pages.v_count, " pages");
+  if (pages.leftpad) out += ", left padding";
+  return pages.status ? out + ", status" : out;
+}
+
 std::string text_of(const Problem& p) {
   std::string out = p.pass == Pass::forward ? "forward, " : "backward, ";
   out += text(name_of(p.device), ", ", name_of(p.q_type));
-  if (p.packed) out += text(", packed B=", p.B, " Tq=", p.Nq, " Tk=", p.Nk);
-  if (!p.packed) out += text(", B=", p.B, " Nq=", p.Nq, " Nk=", p.Nk);
+  out += text(p.packed ? ", packed B=" : ", B=", p.B, p.packed ? " Tq=" : " Nq=", p.Nq);
+  out += text(p.packed && !p.pages ? " Tk=" : " Nk=", p.Nk);
   out += text(" Hq=", p.Hq, " Hk=", p.Hk, " D=", p.D, " Dv=", p.Dv, ", scale ", p.options.scale);
+  if (p.pages) out += pages_text(*p.pages);
   out += mask_text(p);
   if (p.seqused_q || p.seqused_k) out += ", used lengths";
   if (p.options.softcap > 0) out += text(", softcap ", p.options.softcap);

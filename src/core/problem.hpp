@@ -21,6 +21,15 @@ struct Broadcast {
   bool operator==(const Broadcast&) const = default;
 };
 
+// K and V in the pages of a cache.
+struct Pages {
+  std::int64_t count = 0, v_count = 0;  // of K's pool and of V's
+  std::int64_t size = 0;                // keys that a page holds
+  std::int64_t entries = 0;             // of a sequence's row of the table; listed by indptr: of all sequences
+  bool indptr = false, v_table = false, leftpad = false, status = false;
+  bool operator==(const Pages&) const = default;
+};
+
 struct Problem {
   Pass pass = Pass::forward;
   Device device{};
@@ -31,8 +40,10 @@ struct Problem {
 
   Type q_type = Type::f32, kv_type = Type::f32, o_type = Type::f32;
   bool packed = false;
-  std::int64_t B = 0, Nq = 0, Nk = 0, Hq = 0, Hk = 0, D = 0, Dv = 0;  // packed: Nq, Nk are the total token counts
+  // Packed: Nq, Nk are the total token counts. Paged: Nk is the most keys that the table has entries for.
+  std::int64_t B = 0, Nq = 0, Nk = 0, Hq = 0, Hk = 0, D = 0, Dv = 0;
   bool seqused_q = false, seqused_k = false;
+  std::optional<Pages> pages{};  // K and V have no batch or sequence of their own then, even if q is packed
 
   std::optional<Broadcast> bias{}, mask{};
   int slopes = 0;  // dimensions of the slopes: 0 (none), 1 [Hq], 2 [B,Hq]

@@ -149,6 +149,20 @@ void check_execution(const Execution& e, Device device) {
     invalid("device: is ", name_of(e.device), " but q is on ", name_of(device), "; they must agree");
 }
 
+void check_host_offsets(const char* name, const Tensor& offsets, std::int64_t n, std::int64_t count, const char* what) {
+  for (std::int64_t b = 0; b < n; ++b) {
+    const std::int64_t begin = entry(offsets, b), end = entry(offsets, b + 1);
+    if (b == 0 && begin < 0) invalid(name, ": entry 0 is ", begin, "; must not be negative");
+    if (end < begin) invalid(name, ": entry ", b + 1, " is ", end, " after ", begin, "; entries must not decrease");
+    if (end > count) invalid(name, ": entry ", b + 1, " is ", end, " but there are only ", count, " ", what);
+  }
+}
+
+void check_host_bound(const char* name, std::int64_t bound, std::int64_t sequence, std::int64_t length) {
+  if (bound >= 0 && length > bound)
+    invalid(name, ": is ", bound, " but sequence ", sequence, " has length ", length, "; it must be an upper bound");
+}
+
 void check_data(const char* name, const Tensor& t) {
   if (!t || t.elements() == 0) return;
   if (!t.data)

@@ -1,6 +1,6 @@
-// The rules for a single tensor, the options and the execution, each with its sentence. Included by core/check.cpp and
-// core/check_run.cpp, which apply them. Every rule throws Failure; each has a row in tests/api/check_rows.hpp that
-// expects its text.
+// The rules for a single tensor, the options and the execution, each with its sentence. Included by core/check.cpp,
+// core/check_run.cpp and core/check_pages.cpp, which apply them. Every rule throws Failure; each has a row in
+// tests/api/check_rows.hpp that expects its text.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,10 @@ void check_single(const char* name, const Tensor& t, Type q_type);              
 void check_head_dim(const char* name, std::int64_t dims, std::int64_t most);
 void check_count(const char* name, std::int64_t count, const char* what, std::int64_t most);
 void check_data(const char* name, const Tensor& t);  // there, and aligned to its elements
+
+// Of host memory: offsets (i32 [n + 1]) of n parts of so many tokens or pages, and a length's upper bound, -1 for none.
+void check_host_offsets(const char* name, const Tensor& offsets, std::int64_t n, std::int64_t count, const char* what);
+void check_host_bound(const char* name, std::int64_t bound, std::int64_t sequence, std::int64_t length);
 
 void check_options(const Options& options, const Tensor& rng);
 void check_positions(const Options& options);

@@ -3,12 +3,13 @@
 
 #include <cstring>
 
-namespace tessera {
-namespace {
+#include "core/limits.hpp"
 
-std::int64_t entry(const Tensor& t, std::int64_t i) {
-  return static_cast<const std::int32_t*>(t.data)[i * stride(t, 0)];
-}
+namespace tessera {
+
+alignas(64) const char zero_row[most_dims * 8] = {};
+
+namespace {
 
 char* byte_address(const Tensor& t, std::int64_t element) {
   // A tensor without elements may have no memory; its address is never used, but must not look like "not given".
@@ -22,11 +23,16 @@ Sequence sequence_of(const Problem& p, const Call& call, std::int64_t b) {
   const Inputs& in = call.inputs;
   Sequence s{.b = b};
   s.q_begin = p.packed ? entry(in.cu_seqlens_q, b) : 0;
-  s.k_begin = p.packed ? entry(in.cu_seqlens_k, b) : 0;
   s.q_capacity = p.packed ? entry(in.cu_seqlens_q, b + 1) - s.q_begin : p.Nq;
-  s.k_capacity = p.packed ? entry(in.cu_seqlens_k, b + 1) - s.k_begin : p.Nk;
   s.nq = in.seqused_q ? entry(in.seqused_q, b) : s.q_capacity;
-  s.nk = in.seqused_k ? entry(in.seqused_k, b) : s.k_capacity;
+  if (p.pages) {
+    s.leftpad = in.leftpad_k ? entry(in.leftpad_k, b) : 0;
+    s.nk = s.k_capacity = entry(in.seqused_k, b) - s.leftpad;
+  } else {
+    s.k_begin = p.packed ? entry(in.cu_seqlens_k, b) : 0;
+    s.k_capacity = p.packed ? entry(in.cu_seqlens_k, b + 1) - s.k_begin : p.Nk;
+    s.nk = in.seqused_k ? entry(in.seqused_k, b) : s.k_capacity;
+  }
 
   const Options& o = p.options;
   const std::int64_t off = diagonal_offset(static_cast<int>(o.alignment), s.nq, s.nk, o.diagonal_offset);
@@ -39,6 +45,50 @@ TokenRows token_rows(const Tensor& t, const Problem& p, std::int64_t b, std::int
   if (!t) return {};
   if (p.packed) return {t.type, byte_address(t, begin * stride(t, 0)), stride(t, 0), stride(t, 1)};
   return {t.type, byte_address(t, b * stride(t, 0)), stride(t, 1), stride(t, 2)};
+}
+
+// K or V; v's table is `apart` from k's if given.
+static KeyRows rows_of(const Tensor& t, const Tensor& apart, const Problem& p, const Call& call, const Sequence& s,
+                       std::int64_t kv) {
+  const std::int64_t bytes = size_of(t.type);
+  if (!p.pages) {
+    const TokenRows rows = token_rows(t, p, s.b, s.k_begin);
+    return {.type = t.type, .base = static_cast<const char*>(rows.at(0, kv)), .stride = rows.token * bytes};
+  }
+  const Inputs& in = call.inputs;
+  const Tensor& table = apart ? apart : p.pages->indptr ? in.page_indices : in.block_table;
+  const std::int64_t first = p.pages->indptr ? entry(in.page_indptr, s.b) * stride(table, 0) : s.b * stride(table, 0);
+  return {.type = t.type,
+          .base = byte_address(t, kv * stride(t, 2)),
+          .stride = stride(t, 1) * bytes,
+          .table = reinterpret_cast<const Int32*>(byte_address(table, first)),
+          .table_stride = stride(table, table.ndim - 1),
+          .pages = t.shape[0],
+          .page_size = p.pages->size,
+          .page_stride = stride(t, 0) * bytes,
+          .leftpad = s.leftpad};
+}
+
+KeyRows keys_of(const Problem& p, const Call& call, const Sequence& s, std::int64_t kv) {
+  return rows_of(call.inputs.k, {}, p, call, s, kv);
+}
+
+KeyRows values_of(const Problem& p, const Call& call, const Sequence& s, std::int64_t kv) {
+  return rows_of(call.inputs.v, call.inputs.v_block_table, p, call, s, kv);
+}
+
+void report_pages(const Problem& p, const Call& call) {
+  if (!call.outputs.status) return;
+  bool outside = false;
+  for (std::int64_t b = 0; b < p.B; ++b) {
+    const Sequence s = sequence_of(p, call, b);
+    if (s.nq == 0 || s.nk == 0) continue;
+    for (const KeyRows& rows : {keys_of(p, call, s, 0), values_of(p, call, s, 0)})
+      for (Int64 n = s.leftpad / rows.page_size; n <= (s.leftpad + s.nk - 1) / rows.page_size; ++n)
+        outside = outside || !rows.page_at(n);
+  }
+  auto* word = static_cast<std::int32_t*>(call.outputs.status.data);
+  if (outside) __atomic_fetch_or(word, page_outside_pool, __ATOMIC_RELAXED);
 }
 
 RowNumbers row_numbers(const Tensor& t, const Problem& p, const Sequence& s) {

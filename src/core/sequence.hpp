@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/kernel.hpp"
+#include "core/key_rows.hpp"
 #include "core/tensor.hpp"
 #include "math/mask.hpp"
 #include "math/score.hpp"
@@ -49,6 +50,7 @@ struct Sequence {
   std::int64_t q_begin = 0, k_begin = 0;        // first token in the packed tensors; 0 when padded
   std::int64_t q_capacity = 0, k_capacity = 0;  // rows that memory holds
   std::int64_t nq = 0, nk = 0;                  // rows in use: Nq_b, Nk_b
+  std::int64_t leftpad = 0;                     // paged keys: places before key 0
   std::int64_t shift = 0;                       // the diagonal is j - i = shift: off + row0 - col0
   BandMask mask{};
 };
@@ -56,6 +58,13 @@ struct Sequence {
 Sequence sequence_of(const Problem& problem, const Call& call, std::int64_t b);
 
 TokenRows token_rows(const Tensor& t, const Problem& p, std::int64_t b, std::int64_t begin);
+// K and V of one KV head, padded, packed or paged.
+KeyRows keys_of(const Problem& p, const Call& call, const Sequence& s, std::int64_t kv);
+KeyRows values_of(const Problem& p, const Call& call, const Sequence& s, std::int64_t kv);
+
+// Sets a bit of the caller's status word, if there is one, where a used table entry is outside of the pool.
+void report_pages(const Problem& problem, const Call& call);
+
 RowNumbers row_numbers(const Tensor& t, const Problem& p, const Sequence& s);
 PairNumbers pair_numbers(const Tensor& t, const Sequence& s);
 

@@ -33,4 +33,9 @@ inline std::int64_t stride(const Tensor& t, int dim) {
   return t.shape[d] <= 1 ? 0 : t.strides[d];
 }
 
+// Element i of an i32 [n] tensor in host memory: a length, an offset.
+inline std::int64_t entry(const Tensor& t, std::int64_t i) {
+  return static_cast<const std::int32_t*>(t.data)[i * stride(t, 0)];
+}
+
 }  // namespace tessera

@@ -18,7 +18,8 @@ Range seen_blocks(const Sequence& s) {
 }  // namespace
 
 Int64 panel_room(const Problem& p, const Isa& isa) {
-  const Int64 blocks = p.packed ? lesser(p.Nk, p.Nk / block_k + p.B) : product({p.B, key_blocks(p.Nk)});
+  const Int64 blocks =
+      p.packed && !p.pages ? lesser(p.Nk, p.Nk / block_k + p.B) : product({p.B, key_blocks(p.longest_k())});
   return lesser(product({p.Hk, blocks, isa.panel_bytes(p)}), most_panel_bytes);
 }
 

@@ -1,8 +1,9 @@
-// Where rows lie in memory, as the CPU kernels see it: those of a head's queries and outputs, and those of its keys.
-// The only place that knows how a key's number becomes an address. Included by cpu/kernel_jobs.hpp; functions are part
-// of their callers, since these are compiled for several instruction sets.
+// Where rows lie in memory, as the CPU kernels see it: those of a head's queries and outputs, and those of the keys of
+// a tile. Included by cpu/kernel_jobs.hpp; functions are part of their callers, since these are compiled for several
+// instruction sets.
 #pragma once
 
+#include "core/key_rows.hpp"
 #include "math/types.hpp"
 #include "tessera/types.hpp"
 
@@ -18,31 +19,22 @@ struct Rows {
   explicit operator bool() const { return base != nullptr; }
 };
 
-// Neighbouring keys: row r is that of the r-th. Evenly apart as well, so a product may read them in place.
+// Neighbouring keys, at most `most` of them: row r is that of the r-th. They may lie in several pages.
+template <Int64 most>
 struct KeyTile {
-  Type type = Type::f32;
-  const char* base = nullptr;
-  Int64 stride = 0;
+  Type type;
+  const char* rows[most];
 
-  TESSERA_ALWAYS_INLINE const char* row(Int64 r) const { return base + r * stride; }
-};
+  TESSERA_ALWAYS_INLINE const char* row(Int64 r) const { return rows[r]; }
 
-// K or V of one KV head of one sequence. Kernels ask for the row of a key, or for the tile that begins at a key, and
-// read a tile no further than they were told that there are keys. Padded and packed tensors have all their keys evenly
-// apart; a paged cache would look its table up here.
-class KeyRows {
- public:
-  Type type = Type::f32;
-
-  constexpr KeyRows() = default;
-  constexpr explicit KeyRows(const Rows& rows) : type(rows.type), base(rows.base), stride(rows.stride) {}
-
-  TESSERA_ALWAYS_INLINE const char* row(Int64 j) const { return base + j * stride; }
-  TESSERA_ALWAYS_INLINE KeyTile tile(Int64 j) const { return {type, row(j), stride}; }
-
- private:
-  const char* base = nullptr;
-  Int64 stride = 0;
+  TESSERA_ALWAYS_INLINE void find(const KeyRows& source, Range keys) {
+    type = source.type;
+    if (source.table) return source.find(keys, rows);
+    // All of them, whether there is a key or not: a loop of constant length is a few vector instructions. Addresses of
+    // rows that do not exist may wrap around.
+    const auto first = __builtin_bit_cast(UInt64, source.row(keys.begin)), step = UInt64(source.stride);
+    for (UInt64 r = 0; r < UInt64(most); ++r) rows[r] = __builtin_bit_cast(const char*, first + r * step);
+  }
 };
 
 }  // namespace tessera::cpu

@@ -154,6 +154,7 @@ void run_forward(const Problem& p, const Isa& isa, const WorkspaceLayout& layout
     decoding.emplace(decode->steps(), decode->threads());
   }
   // From here on nothing fails: outputs are written.
+  report_pages(p, call);
   if (decoding) decoding->run();
   attention.run();
 }

@@ -88,6 +88,8 @@ class GpuPlan : public KernelPlan {
 Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
   if (p.device.type != DeviceType::cuda)
     return Steps::refused(text("device is ", name_of(p.device), "; this kernel runs on cuda"));
+  if (p.pages)
+    return Steps::refused("k and v are paged; GPU kernels take padded and packed ones, cpu kernels pages too");
   if (const std::string& missing = cuda::find_driver().reason; !missing.empty()) return Steps::refused(missing);
   Steps steps = algorithm.plan(p, cuda::properties(p.device.id));
   if (steps.reason.empty() && algorithm.by_name && !execution.kernel) return Steps::refused(algorithm.by_name);

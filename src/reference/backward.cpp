@@ -79,8 +79,8 @@ void backward_head(const Problem& p, const Call& call, const Sequence& s, std::i
 // All the query heads of one KV head of one sequence: they share dK and dV.
 void backward_group(const Problem& p, const Call& call, const Sequence& s, std::int64_t kv, Room& room,
                     Shared& shared) {
-  room.K.load(token_rows(call.inputs.k, p, s.b, s.k_begin), kv, s.nk);
-  room.V.load(token_rows(call.inputs.v, p, s.b, s.k_begin), kv, s.nk);
+  room.K.load(keys_of(p, call, s, kv), s.nk);
+  room.V.load(values_of(p, call, s, kv), s.nk);
   room.dK.clear(), room.dV.clear();
   const std::int64_t group = p.heads_per_kv();
   for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) backward_head(p, call, s, h, room, shared);

@@ -24,8 +24,8 @@ void forward_head(const Problem& p, const Call& call, const Sequence& s, std::in
   const std::int64_t kv = h / p.heads_per_kv();
   auto& [Q, K, V, S, o] = room;
   Q.load(token_rows(call.inputs.q, p, s.b, s.q_begin), h, s.nq);
-  K.load(token_rows(call.inputs.k, p, s.b, s.k_begin), kv, s.nk);
-  V.load(token_rows(call.inputs.v, p, s.b, s.k_begin), kv, s.nk);
+  K.load(keys_of(p, call, s, kv), s.nk);
+  V.load(values_of(p, call, s, kv), s.nk);
   const TokenRows O = token_rows(call.outputs.o, p, s.b, s.q_begin);
   const RowNumbers LSE = row_numbers(call.outputs.lse, p, s);
 
@@ -59,6 +59,7 @@ void forward_head(const Problem& p, const Call& call, const Sequence& s, std::in
 void forward(const Problem& p, const Call& call, int threads) {
   if (!p.has_queries()) return;
   std::vector<Room> rooms(static_cast<std::size_t>(worker_count(p.B * p.Hq, threads)), Room(p, Longest(p, call)));
+  report_pages(p, call);
   parallel_for(p.B * p.Hq, threads, [&](std::int64_t index, int worker) {
     const Sequence s = sequence_of(p, call, index / p.Hq);
     forward_head(p, call, s, index % p.Hq, rooms[static_cast<std::size_t>(worker)]);

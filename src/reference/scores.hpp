@@ -26,6 +26,10 @@ struct Matrix {
     for (std::int64_t i = 0; i < rows; ++i)
       for (std::int64_t d = 0; d < width; ++d) (*this)[i][d] = load_element(source.at(i, h), source.type, d);
   }
+  void load(const KeyRows& source, std::int64_t keys) {
+    for (std::int64_t j = 0; j < keys; ++j)
+      for (std::int64_t d = 0; d < width; ++d) (*this)[j][d] = load_element(source.row(j), source.type, d);
+  }
   void clear() { std::fill(values.begin(), values.end(), 0.0); }
   double* operator[](std::int64_t i) { return values.data() + i * width; }
   const double* operator[](std::int64_t i) const { return values.data() + i * width; }

@@ -174,10 +174,12 @@ static const struct {
      {END(tessera_inputs, size), END(tessera_inputs, q), END(tessera_inputs, k), END(tessera_inputs, v),
       END(tessera_inputs, bias), END(tessera_inputs, mask), END(tessera_inputs, slopes), END(tessera_inputs, sinks),
       END(tessera_inputs, cu_seqlens_q), END(tessera_inputs, cu_seqlens_k), END(tessera_inputs, seqused_q),
-      END(tessera_inputs, seqused_k), END(tessera_inputs, rng)}},
+      END(tessera_inputs, seqused_k), END(tessera_inputs, rng), END(tessera_inputs, block_table),
+      END(tessera_inputs, v_block_table), END(tessera_inputs, page_indptr), END(tessera_inputs, page_indices),
+      END(tessera_inputs, leftpad_k)}},
     {"outputs",
      sizeof(tessera_outputs),
-     {END(tessera_outputs, size), END(tessera_outputs, o), END(tessera_outputs, lse)}},
+     {END(tessera_outputs, size), END(tessera_outputs, o), END(tessera_outputs, lse), END(tessera_outputs, status)}},
     {"saved",
      sizeof(tessera_saved),
      {END(tessera_saved, size), END(tessera_saved, o), END(tessera_saved, lse), END(tessera_saved, d_o),
@@ -256,7 +258,7 @@ static void test_partials_of_several_sizes(void) {
   parts[0] = parts[1] = p.out;
   parts[1].size = offsetof(tessera_outputs, lse);
   EXPECT_ERROR(tessera_merge(parts, 2, &p.out, NULL), TESSERA_INVALID_ARGUMENT,
-               "partials[1]: size is 16 but that of partials[0] is 24; all elements of an array have one size");
+               "partials[1]: size is 16 but that of partials[0] is 32; all elements of an array have one size");
 }
 
 /* A shorter struct comes from an older header: what lies behind it is not read. A longer one comes from a newer header

@@ -1,6 +1,6 @@
 // The table of check_test.cpp: one row per rule for the caller's arguments. A valid call, one mutation, the status and
 // the exact sentence that must come back. tests/tree_test.py compares the sentences here with those in src/.
-// Included by tests/api/check_test.cpp only. Implements the contract's "No surprises" (docs/algorithm.md).
+// Included by tests/api/check_test.cpp and page_rows.hpp. Implements the contract's "No surprises" (docs/algorithm.md).
 #pragma once
 
 #include <limits>
@@ -27,10 +27,12 @@ struct Arguments {
   Execution execution;
   std::vector<Outputs> parts;                      // of a merge
   Tensor dropout_mask, rng;                        // of dropout_mask
-  std::vector<std::int32_t> q_lengths, k_lengths;  // contents of cu_seqlens (packed) or seqused (padded)
+  std::vector<std::int32_t> q_lengths, k_lengths;  // contents of cu_seqlens (packed) or seqused (padded, paged)
+  Tensor page_indptr, page_indices;                // the same pages as in.block_table
+  std::vector<std::int32_t> indptr, leftpad;       // contents of page_indptr, in.leftpad_k
 };
 
-enum class Entry { forward, backward, packed, packed_backward, merge, dropout_mask, plan_forward };
+enum class Entry { forward, backward, packed, packed_backward, paged, merge, dropout_mask, plan_forward };
 
 struct Row {
   const char* name;

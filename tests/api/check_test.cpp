@@ -1,9 +1,9 @@
 // Every rule for the caller's arguments refuses with its own sentence and leaves the outputs as they were.
-// The rules are the rows of tests/api/check_rows.hpp.
+// The rules are the rows of tests/api/check_rows.hpp and page_rows.hpp.
 // Links tessera_cases. Implements the contract's "No surprises" (docs/algorithm.md).
 #include "core/check.hpp"
 #include "api/attention.hpp"
-#include "tests/api/check_rows.hpp"
+#include "tests/api/page_rows.hpp"
 #include "tests/support/support.hpp"
 
 // A row asks for more memory than any machine has; the sanitizers would end the program instead of refusing it.
@@ -29,17 +29,29 @@ Case valid_case(bool packed) {
 struct Prepared {
   CaseData data;
   Buffer o1, o2, lse1, lse2, dropout_mask, rng;
+  Buffer pool_k, pool_v, block_table, page_indptr, page_indices, leftpad, status;
   Arguments a;
 
   explicit Prepared(bool packed) :
       data(build(valid_case(packed))), o1(filled(Type::f32, {2, 5, 4, 6}, 1)), o2(filled(Type::f32, {2, 5, 4, 6}, 2)),
       lse1(filled(Type::f32, {2, 4, 5}, 0)), lse2(filled(Type::f32, {2, 4, 5}, 0)),
-      dropout_mask(Type::u8, {2, 4, 5, 7}), rng(of(Type::i64, {2}, {1, 2})) {
+      dropout_mask(Type::u8, {2, 4, 5, 7}), rng(of(Type::i64, {2}, {1, 2})), pool_k(filled(Type::f32, {4, 3, 2, 8}, 1)),
+      pool_v(filled(Type::f32, {4, 3, 2, 6}, 1)), block_table(of(Type::i32, {2, 3}, {2, 0, 1, 3, 1, 99})),
+      page_indptr(of(Type::i32, {3}, {0, 3, 5})), page_indices(of(Type::i32, {5}, {2, 0, 1, 3, 1})),
+      leftpad(of(Type::i32, {2}, {1, 0})), status(of(Type::i32, {1}, {0})) {
     a.in = data.inputs(), a.out = data.outputs(), a.saved = data.saved(), a.grads = data.gradients();
     a.parts = {{.o = o1.tensor(), .lse = lse1.tensor()}, {.o = o2.tensor(), .lse = lse2.tensor()}};
     a.dropout_mask = dropout_mask.tensor(), a.rng = rng.tensor();
     a.q_lengths = packed ? std::vector{0, 2, 5} : std::vector{5, 3};
     a.k_lengths = packed ? std::vector{0, 4, 7} : std::vector{7, 4};
+    a.page_indptr = page_indptr.tensor(), a.page_indices = page_indices.tensor();
+    a.indptr = {0, 3, 5}, a.leftpad = {1, 0};
+  }
+
+  // The same call with its keys in pages.
+  void use_pages() {
+    a.in.k = pool_k.tensor(), a.in.v = pool_v.tensor(), a.in.block_table = block_table.tensor();
+    a.in.leftpad_k = leftpad.tensor(), a.out.status = status.tensor();
   }
 
   // The lengths' contents live in the arguments, so that a row can spoil them.
@@ -48,6 +60,8 @@ struct Prepared {
     Tensor& k = packed ? a.in.cu_seqlens_k : a.in.seqused_k;
     if (q) q.data = a.q_lengths.data();
     if (k) k.data = a.k_lengths.data();
+    if (a.in.page_indptr) a.in.page_indptr.data = a.indptr.data();
+    if (a.in.leftpad_k) a.in.leftpad_k.data = a.leftpad.data();
   }
 
   void expect_outputs_untouched() const {
@@ -58,7 +72,8 @@ struct Prepared {
 };
 
 void call(Entry entry, const Arguments& a, const Plan* plan) {
-  if (entry == Entry::forward || entry == Entry::packed) forward(a.in, a.out, a.options, a.execution);
+  if (entry == Entry::forward || entry == Entry::packed || entry == Entry::paged)
+    forward(a.in, a.out, a.options, a.execution);
   if (entry == Entry::backward || entry == Entry::packed_backward)
     backward(a.in, a.saved, a.grads, a.options, a.execution);
   if (entry == Entry::merge) merge(a.parts, a.out, a.execution);
@@ -92,6 +107,7 @@ TEST_P(Check, RefusesWithItsSentence) {
   const Row& row = GetParam();
   Prepared prepared(is_packed(row.entry));
   const Plan plan = Plan::forward(prepared.a.in, prepared.a.out);
+  if (row.entry == Entry::paged) prepared.use_pages();
   row.spoil(prepared.a);
   prepared.place_lengths(is_packed(row.entry));
   try {
@@ -107,15 +123,27 @@ TEST_P(Check, RefusesWithItsSentence) {
 INSTANTIATE_TEST_SUITE_P(All, Check, testing::ValuesIn(rows),
                          [](const testing::TestParamInfo<Row>& info) { return info.param.name; });
 
+INSTANTIATE_TEST_SUITE_P(Pages, Check, testing::ValuesIn(page_rows),
+                         [](const testing::TestParamInfo<Row>& info) { return info.param.name; });
+
 // The rows prove nothing unless the calls that they spoil are fine by themselves.
 TEST(Unspoiled, EveryEntryAcceptsItsCall) {
-  for (Entry entry : {Entry::forward, Entry::backward, Entry::packed, Entry::packed_backward, Entry::merge,
-                      Entry::dropout_mask, Entry::plan_forward}) {
+  for (Entry entry : {Entry::forward, Entry::backward, Entry::packed, Entry::packed_backward, Entry::paged,
+                      Entry::merge, Entry::dropout_mask, Entry::plan_forward}) {
     Prepared prepared(is_packed(entry));
     const Plan plan = Plan::forward(prepared.a.in, prepared.a.out);
+    if (entry == Entry::paged) prepared.use_pages();
     prepared.place_lengths(is_packed(entry));
     EXPECT_NO_THROW(call(entry, prepared.a, &plan)) << static_cast<int>(entry);
   }
+}
+
+TEST(Unspoiled, PagesMayBeListed) {
+  Prepared prepared(false);
+  prepared.use_pages();
+  use_indptr(prepared.a);
+  prepared.place_lengths(false);
+  EXPECT_NO_THROW(call(Entry::paged, prepared.a, nullptr));
 }
 
 template <class Body>

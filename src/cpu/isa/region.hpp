@@ -41,6 +41,8 @@ inline constexpr Int64 width_step = lanes;
 //
 #include "cpu/kernel/forward.hpp"
 //
+#include "cpu/kernel/decode_products.hpp"
+//
 #include "cpu/kernel/decode.hpp"
 //
 #include "cpu/kernel/backward.hpp"

@@ -3,208 +3,6 @@
 // elsewhere: there are few rows. Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
-#if HWY_TARGET == HWY_AVX3
-// Of neighbouring 128-bit blocks the sums: first those of `a`, then those of `b`.
-HWY_INLINE Vec add_blocks(Vec a, Vec b) {
-  return Vec{_mm512_add_ps(_mm512_shuffle_f32x4(a.raw, b.raw, 0x88), _mm512_shuffle_f32x4(a.raw, b.raw, 0xdd))};
-}
-#endif
-
-// Sums of the lanes of `lanes` vectors, one per lane of the result.
-HWY_INLINE Vec sums_of(const Vec (&x)[lanes]) {
-  const hn::RepartitionToWide<FloatTag> wide;
-  Vec fours[lanes / 4];  // in every 128-bit block, that block's share of four sums
-  TESSERA_UNROLL
-  for (Int64 n = 0; n < lanes / 4; ++n) {
-    const Vec *a = x + 4 * n,
-              first = hn::Add(hn::InterleaveLower(FloatTag(), a[0], a[1]), hn::InterleaveUpper(FloatTag(), a[0], a[1]));
-    const Vec second =
-        hn::Add(hn::InterleaveLower(FloatTag(), a[2], a[3]), hn::InterleaveUpper(FloatTag(), a[2], a[3]));
-    const auto low = hn::BitCast(wide, first), high = hn::BitCast(wide, second);
-    fours[n] = hn::Add(hn::BitCast(FloatTag(), hn::InterleaveLower(wide, low, high)),
-                       hn::BitCast(FloatTag(), hn::InterleaveUpper(wide, low, high)));
-  }
-#if HWY_TARGET == HWY_AVX3
-  return add_blocks(add_blocks(fours[0], fours[1]), add_blocks(fours[2], fours[3]));
-#elif HWY_TARGET == HWY_AVX2
-  return hn::Add(hn::ConcatLowerLower(FloatTag(), fours[1], fours[0]),
-                 hn::ConcatUpperUpper(FloatTag(), fours[1], fours[0]));
-#else
-  return fours[0];
-#endif
-}
-
-// bf16 in rows whose length is a multiple of two vectors. Two vectors at a time are widened by one instruction each if
-// the first gets the numbers with even places and the second those with odd ones; rows of Q and O are then kept in that
-// order.
-struct PairedBF16 {
-  UInt16 bits;
-};
-inline constexpr Int64 pair_width = 2 * lanes;
-
-template <class T>
-HWY_INLINE void widen_two(const T* p, Vec (&out)[2]) {
-  out[0] = widen_vector(p), out[1] = widen_vector(p + lanes);
-}
-HWY_INLINE void widen_two(const PairedBF16* p, Vec (&out)[2]) {
-  const auto both = hn::BitCast(IntTag(), load(reinterpret_cast<const float*>(p)));
-  out[0] = hn::BitCast(FloatTag(), hn::ShiftLeft<16>(both));
-  out[1] = hn::BitCast(FloatTag(), hn::And(both, hn::Set(IntTag(), -65536)));
-}
-// Such rows have no single vector.
-HWY_INLINE Vec widen_vector(const PairedBF16*) { return hn::Zero(FloatTag()); }
-
-HWY_INLINE bool is_paired(Type type, Int64 width) { return type == Type::bf16 && width % pair_width == 0; }
-
-// The products of a few keys with a few rows of Q, which fill a vector: out[row][key].
-template <class T, int rows>
-HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, Int64 Q_stride, Int64 D, float* out) {
-  constexpr int count = lanes / rows;
-  Vec sums[lanes];
-  TESSERA_UNROLL
-  for (int n = 0; n < lanes; ++n) sums[n] = hn::Zero(FloatTag());
-  Int64 d = 0;
-  for (; d + pair_width <= D; d += pair_width) {
-    Vec q[rows][2];
-    TESSERA_UNROLL
-    for (int r = 0; r < rows; ++r) q[r][0] = load(Q + r * Q_stride + d), q[r][1] = load(Q + r * Q_stride + d + lanes);
-    TESSERA_UNROLL
-    for (int k = 0; k < count; ++k) {
-      Vec key[2];
-      widen_two(keys[k] + d, key);
-      TESSERA_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        Vec& sum = sums[r * count + k];
-        sum = hn::MulAdd(key[1], q[r][1], hn::MulAdd(key[0], q[r][0], sum));
-      }
-    }
-  }
-  if (d < D) TESSERA_UNROLL
-  for (int k = 0; k < count; ++k) {
-    const Vec key = widen_vector(keys[k] + d);
-    TESSERA_UNROLL
-    for (int r = 0; r < rows; ++r)
-      sums[r * count + k] = hn::MulAdd(key, load(Q + r * Q_stride + d), sums[r * count + k]);
-  }
-  store(sums_of(sums), out);
-}
-
-// Prefetches the rows of K and V that the next step will read; without a head, none. K's while K is read and V's while
-// V is, so that memory is busy all the time.
-struct DecodePrefetch {
-  const HeadJob* head = nullptr;
-  Int64 key = 0;
-  HWY_INLINE void prefetch_key(Int64 j) const {
-    if (head) prefetch_row(head->k, key + j, head->D);
-  }
-  HWY_INLINE void prefetch_value(Int64 j) const {
-    if (head) prefetch_row(head->v, key + j, head->Dv);
-  }
-};
-
-// Row r of keys whose type is T.
-template <class T>
-HWY_INLINE const T* row_of(const KeyTile& tile, Int64 r) {
-  return reinterpret_cast<const T*>(tile.row(r));
-}
-// Rows that were widened into scratch.
-HWY_INLINE KeyTile in_scratch(const float* rows, Int64 stride) {
-  return {Type::f32, reinterpret_cast<const char*>(rows), stride * Int64(sizeof(float))};
-}
-
-// S[row][j] for `count` keys, a few rows at a time.
-template <class T, int rows>
-HWY_NOINLINE void dot_keys(KeyTile K, Int64 count, const float* Q, Int64 Q_stride, Int64 D, const DecodePrefetch& next,
-                           float* S) {
-  constexpr Int64 step = lanes / rows;
-  for (Int64 j = 0; j < count; j += step) {
-    const T* keys[step];
-    // Lanes past the last key read its row again: no load leaves the tensor.
-    for (Int64 k = 0; k < step; ++k) {
-      keys[k] = row_of<T>(K, lesser(j + k, count - 1));
-      next.prefetch_key(j + k);
-    }
-    // A row of S is padded behind its last key.
-    if (rows == 1) {
-      dot_block<T, rows>(keys, Q, Q_stride, D, S + j);
-      continue;
-    }
-    HWY_ALIGN float out[lanes];
-    dot_block<T, rows>(keys, Q, Q_stride, D, out);
-    TESSERA_UNROLL
-    for (int r = 0; r < rows; ++r) __builtin_memcpy(S + r * block_q + j, out + r * step, step * sizeof(float));
-  }
-}
-
-template <class T>
-HWY_INLINE void dot_all(KeyTile K, Int64 count, const float* Q, Int64 Q_stride, Int64 rows, Int64 D,
-                        const DecodePrefetch& next, float* S) {
-  if (rows == 1) return dot_keys<T, 1>(K, count, Q, Q_stride, D, next, S);
-  if (rows == 2) return dot_keys<T, 2>(K, count, Q, Q_stride, D, next, S);
-  for (Int64 r = 0; r < rows; r += 4)
-    dot_keys<T, 4>(K, count, Q + r * Q_stride, Q_stride, D, r == 0 ? next : DecodePrefetch{}, S + r * block_q);
-}
-
-// O[row][d ...] += sum over the keys of P[row][j] V[j][d ...], for `cols` vectors and a few rows.
-template <class T, int rows, int cols>
-HWY_INLINE void add_values_block(KeyTile V, Int64 d, Int64 count, const float* P, const DecodePrefetch& next, float* O,
-                                 Int64 O_stride) {
-  Vec sums[rows][cols];
-  TESSERA_UNROLL
-  for (int r = 0; r < rows; ++r) TESSERA_UNROLL
-  for (int c = 0; c < cols; ++c) sums[r][c] = hn::Zero(FloatTag());
-  for (Int64 j = 0; j < count; ++j) {
-    next.prefetch_value(j);
-    const T* row = row_of<T>(V, j) + d;
-    Vec weight[rows];
-    TESSERA_UNROLL
-    for (int r = 0; r < rows; ++r) weight[r] = set(P[r * block_q + j]);
-    TESSERA_UNROLL
-    for (int c = 0; c + 2 <= cols; c += 2) {
-      Vec value[2];
-      widen_two(row + c * lanes, value);
-      TESSERA_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        sums[r][c] = hn::MulAdd(weight[r], value[0], sums[r][c]);
-        sums[r][c + 1] = hn::MulAdd(weight[r], value[1], sums[r][c + 1]);
-      }
-    }
-    if (cols == 1) {
-      const Vec value = widen_vector(row);
-      TESSERA_UNROLL
-      for (int r = 0; r < rows; ++r) sums[r][0] = hn::MulAdd(weight[r], value, sums[r][0]);
-    }
-  }
-  TESSERA_UNROLL
-  for (int r = 0; r < rows; ++r) TESSERA_UNROLL
-  for (int c = 0; c < cols; ++c) {
-    float* out = O + r * O_stride + c * lanes;
-    store(hn::Add(load(out), sums[r][c]), out);
-  }
-}
-
-template <class T, int rows>
-HWY_NOINLINE void add_values_of(KeyTile V, Int64 count, const float* P, const DecodePrefetch& next, float* O,
-                                Int64 O_stride) {
-  constexpr int cols = rows == 1 ? 8 : lanes < 16 ? 2 : 4;  // as many accumulators as fit the registers
-  Int64 d = 0;
-  for (; d + cols * lanes <= O_stride; d += cols * lanes)
-    add_values_block<T, rows, cols>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
-  for (; d + pair_width <= O_stride; d += pair_width)
-    add_values_block<T, rows, 2>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
-  for (; d < O_stride; d += lanes)
-    add_values_block<T, rows, 1>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
-}
-
-template <class T>
-HWY_INLINE void add_all_values(KeyTile V, Int64 count, const float* P, Int64 rows, const DecodePrefetch& next, float* O,
-                               Int64 O_stride) {
-  if (rows == 1) return add_values_of<T, 1>(V, count, P, next, O, O_stride);
-  if (rows == 2) return add_values_of<T, 2>(V, count, P, next, O, O_stride);
-  for (Int64 r = 0; r < rows; r += 4)
-    add_values_of<T, 4>(V, count, P + r * block_q, r == 0 ? next : DecodePrefetch{}, O + r * O_stride, O_stride);
-}
-
 // What a job keeps from step to step.
 struct DecodeState {
   float *Q, *O, *m;
@@ -244,11 +42,11 @@ struct DecodeScratch {
 using DecodeBlock = DecodeScratch::Block;
 
 // Products of K and q, which carries the scores' factor, for every row of the job.
-HWY_INLINE void decode_products(const DecodeJob& job, Range keys, Int64 rows, const DecodePrefetch& next,
+HWY_INLINE void decode_products(const DecodeJob& job, const StepKeys& step, Int64 rows, const DecodePrefetch& next,
                                 const DecodeBlock& s) {
   const HeadJob& any = job.heads[0];
-  const KeyTile K = any.k.tile(keys.begin);
-  const Int64 count = keys.size();
+  const StepTile& K = step.K;
+  const Int64 count = step.keys.size();
   if (any.D % lanes != 0) {
     load_rows(K, 0, count, any.D, s.K);
     return dot_all<float>(in_scratch(s.K, s.Q_stride), count, s.Q, s.Q_stride, rows, s.Q_stride, next, s.S);
@@ -332,10 +130,10 @@ HWY_INLINE void decode_softmax(Int64 count, float* S, float* m, double* l, float
 }
 
 // O += P V
-HWY_INLINE void decode_values(const HeadJob& any, Range keys, Int64 rows, const DecodePrefetch& next,
+HWY_INLINE void decode_values(const HeadJob& any, const StepKeys& step, Int64 rows, const DecodePrefetch& next,
                               const DecodeBlock& s) {
-  const KeyTile V = any.v.tile(keys.begin);
-  const Int64 count = keys.size();
+  const StepTile& V = step.V;
+  const Int64 count = step.keys.size();
   if (any.Dv % lanes != 0) {
     load_rows(V, 0, count, any.Dv, s.V);
     return add_all_values<float>(in_scratch(s.V, s.O_stride), count, s.S, rows, next, s.O, s.O_stride);
@@ -371,10 +169,12 @@ HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
   }
 }
 
-HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const DecodePrefetch& next, const DecodeBlock& s) {
+HWY_INLINE void decode_step_of(const DecodeJob& job, const StepKeys& step, const DecodePrefetch& next,
+                               const DecodeBlock& s) {
   const HeadJob& any = job.heads[0];
+  const Range keys = step.keys;
   const Int64 rows = job.count * any.nq;
-  decode_products(job, keys, rows, next, s);
+  decode_products(job, step, rows, next, s);
   decode_scores(job, keys, rows, s.S);
   float alpha[decode_rows];
   Int64 row = 0;
@@ -386,7 +186,7 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, Range keys, const DecodePre
       float* at = s.O + row * s.O_stride + d;
       store(hn::Mul(load(at), set(alpha[row])), at);
     }
-  decode_values(any, keys, rows, next, s);
+  decode_values(any, step, rows, next, s);
 }
 
 // m, l and O of every row.
@@ -404,6 +204,8 @@ HWY_INLINE void store_partials(const DecodeJob& job, const DecodeBlock& s) {
   }
 }
 
+HWY_INLINE Range step_from(Int64 j, Range keys) { return {j, lesser(j + decode_step, keys.end)}; }
+
 HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* memory) {
   const Int64 D = jobs[0].heads[0].D, Dv = jobs[0].heads[0].Dv;
   Scratch pieces(memory);
@@ -411,11 +213,15 @@ HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* 
   // Rows that a job lacks are computed from zeros, and lanes behind the last key are overwritten: nobody looks at them.
   fill(s.S, decode_rows * block_q, 0);
   for (Int64 n = 0; n < count; ++n) start_decode(jobs[n], s.job(n, D, Dv));
+  StepKeys steps[2];  // this one and the next
+  int turn = 0;
+  steps[turn].find(jobs[0].heads[0], step_from(keys.begin, keys));
   for (Int64 j = keys.begin; j < keys.end; j += decode_step)
-    for (Int64 n = 0; n < count; ++n) {
+    for (Int64 n = 0; n < count; ++n, turn ^= 1) {
       const bool last = n + 1 == count;
-      const DecodePrefetch next{&jobs[last ? 0 : n + 1].heads[0], last ? j + decode_step : j};
-      decode_step_of(jobs[n], {j, lesser(j + decode_step, keys.end)}, next, s.job(n, D, Dv));
+      StepKeys& next = steps[turn ^ 1];
+      next.find(jobs[last ? 0 : n + 1].heads[0], step_from(last ? j + decode_step : j, keys));
+      decode_step_of(jobs[n], steps[turn], DecodePrefetch(next, D, Dv), s.job(n, D, Dv));
     }
   for (Int64 n = 0; n < count; ++n) store_partials(jobs[n], s.job(n, D, Dv));
 }

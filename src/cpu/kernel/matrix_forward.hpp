@@ -13,10 +13,11 @@ inline constexpr Int64 key_rows = block_k + tile_step;
 
 template <int pieces>
 HWY_INLINE Int64 load_key_rows(const KeyRows& source, Range keys, Int64 width, const Halves& out) {
-  const KeyTile tile = source.tile(keys.begin);
+  KeyBlock block;
+  block.find(source, keys);
   for (Int64 r = 0; r < keys.size(); ++r) {
-    prefetch_row(tile, r + prefetch_distance, width);
-    split_row<pieces>(tile, r, width, out, r);
+    prefetch_behind(block, r, keys.size(), width);
+    split_row<pieces>(block, r, width, out, r);
   }
   const Int64 end = lesser(tiled(keys.size()) + tile_step, key_rows);
   for (Int64 r = keys.size(); r < end; ++r) clear_row<pieces>(out, r);

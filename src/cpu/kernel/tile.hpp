@@ -71,15 +71,20 @@ class PrefetchRows {
   PrefetchRows() = default;
   PrefetchRows(const Rows& rows, Range range, Int64 width) :
       PrefetchRows(rows.row(range.begin), rows.stride, range, width * bytes_each(rows.type)) {}
+  // The keys must outlive this.
   PrefetchRows(const KeyRows& keys, Range range, Int64 width) :
-      PrefetchRows(keys.row(range.begin), keys.tile(range.begin).stride, range, width * bytes_each(keys.type)) {}
+      PrefetchRows(keys.row(range.begin), keys.stride, range, width * bytes_each(keys.type)) {
+    if (keys.table) paged = &keys, key = range.begin;
+  }
 
   // False: there was none left.
   HWY_INLINE bool prefetch_line() {
     if (left <= 0) return false;
     __builtin_prefetch(row + at, 0, 2);
     at += 64;
-    if (at >= bytes) at = 0, row += stride, --left;
+    if (at < bytes) return true;
+    at = 0;
+    if (--left > 0) row = paged ? paged->row(++key) : row + stride;
     return true;
   }
 
@@ -89,6 +94,8 @@ class PrefetchRows {
 
   const char* row = nullptr;
   Int64 stride = 0, bytes = 0, left = 0, at = 0;
+  const KeyRows* paged = nullptr;  // where the next row is, if not a stride further
+  Int64 key = 0;
 };
 
 // Software prefetching that overlaps with computation: what the next tile will read, a few cache lines between two
@@ -111,16 +118,35 @@ struct Panel {
   HWY_INLINE const float* at(Int64 row) const { return rows + row * stride; }
 };
 
-// Keys of a range: in place if they are f32, else widened into `buffer`. `reused`: they are read often enough to be
-// packed; far apart, as in [B,N,H,D], rows share few sets of a cache and evict each other.
+using KeyBlock = KeyTile<block_k>;
+
+// Row r of a block of keys is about to be read: prefetches one behind it.
+HWY_INLINE void prefetch_behind(const KeyBlock& block, Int64 r, Int64 count, Int64 width) {
+  if (r + prefetch_distance < count) prefetch_row(block, r + prefetch_distance, width);
+}
+
+// Bytes from row to row where they lie evenly apart, as in K and V themselves and inside a page.
+HWY_INLINE Int64 address_of(const KeyBlock& block, Int64 r) { return reinterpret_cast<Int64>(block.row(r)); }
+HWY_INLINE bool evenly_apart(const KeyBlock& block, Int64 count, Int64& stride) {
+  stride = count > 1 ? address_of(block, 1) - address_of(block, 0) : 0;
+  bool even = true;
+  for (Int64 r = 2; r < count; ++r) even = even && address_of(block, r) == address_of(block, 0) + r * stride;
+  return even;
+}
+
+// Keys of a block: in place if they are f32 and evenly apart, else widened into `buffer`. `reused`: they are read often
+// enough to be packed; far apart, as in [B,N,H,D], rows share few sets of a cache and evict each other.
 HWY_INLINE Panel load_panel(const KeyRows& source, Range range, Int64 width, bool reused, float* buffer) {
-  const KeyTile tile = source.tile(range.begin);
-  const Int64 floats = tile.stride / Int64(sizeof(float));
-  if (tile.type == Type::f32 && (!reused || floats == width))
-    return {reinterpret_cast<const float*>(tile.row(0)), floats};
+  KeyBlock block;
+  block.find(source, range);
+  Int64 stride = 0;
+  if (block.type == Type::f32 && evenly_apart(block, range.size(), stride)) {
+    const Int64 floats = stride / Int64(sizeof(float));
+    if (!reused || floats == width) return {reinterpret_cast<const float*>(block.row(0)), floats};
+  }
   for (Int64 r = 0; r < range.size(); ++r) {
-    prefetch_row(tile, r + prefetch_distance, width);
-    widen_row(tile, r, width, 1.0f, buffer + r * width);
+    prefetch_behind(block, r, range.size(), width);
+    widen_row(block, r, width, 1.0f, buffer + r * width);
   }
   return {buffer, width};
 }

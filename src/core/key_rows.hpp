@@ -1,0 +1,52 @@
+// Where the keys of one KV head of one sequence lie: evenly apart in K or V, or in the pages of a cache. The only place
+// that knows how a key's number becomes an address. Made by core/sequence.cpp, read by the reference and the CPU
+// kernels; functions are part of their callers, since these are compiled for several instruction sets.
+// Implements docs/algorithm.md, "Paged keys and values".
+#pragma once
+
+#include "math/mask.hpp"
+#include "math/types.hpp"
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+// What an entry outside of the pool stands for: as many zeros as the longest row of any type has bytes.
+extern const char zero_row[];
+
+// K or V. Whoever asks for a row asks for one below the sequence's length: table entries behind it are never read.
+struct KeyRows {
+  Type type = Type::f32;
+  const char* base = nullptr;  // of key 0, or of the pool's page 0
+  Int64 stride = 0;            // bytes from key to key; in a page, if there are pages
+
+  // Pages. Key j is number (j + leftpad) % page_size of the page that entry (j + leftpad) / page_size names.
+  const Int32* table = nullptr;  // null: no pages
+  Int64 table_stride = 0;
+  Int64 pages = 0, page_size = 0, page_stride = 0;  // page_stride: bytes from page to page
+  Int64 leftpad = 0;
+
+  TESSERA_ALWAYS_INLINE const char* row(Int64 j) const {
+    if (!table) return base + j * stride;
+    const Int64 place = j + leftpad;
+    const char* page = page_at(place / page_size);
+    return page ? page + place % page_size * stride : zero_row;
+  }
+
+  // Of paged keys: rows[r] is the row of the range's r-th. One division for all, however small the pages are.
+  TESSERA_ALWAYS_INLINE void find(Range keys, const char** rows) const {
+    const Int64 count = keys.size();
+    Int64 number = (keys.begin + leftpad) / page_size, at = (keys.begin + leftpad) % page_size;
+    for (Int64 r = 0; r < count; at = 0) {
+      const char* page = page_at(number++);
+      for (; at < page_size && r < count; ++at, ++r) rows[r] = page ? page + at * stride : zero_row;
+    }
+  }
+
+  // Null: the entry is outside of the pool.
+  TESSERA_ALWAYS_INLINE const char* page_at(Int64 number) const {
+    const Int64 page = table[number * table_stride];
+    return page >= 0 && page < pages ? base + page * page_stride : nullptr;
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,225 @@
+// Products of few rows with many keys, for decoding: K and V are read in place, 16-bit numbers are widened in
+// registers, and the next step's rows are prefetched meanwhile. Included by cpu/isa/*.cpp inside their target region.
+#pragma once
+
+#if HWY_TARGET == HWY_AVX3
+// Of neighbouring 128-bit blocks the sums: first those of `a`, then those of `b`.
+HWY_INLINE Vec add_blocks(Vec a, Vec b) {
+  return Vec{_mm512_add_ps(_mm512_shuffle_f32x4(a.raw, b.raw, 0x88), _mm512_shuffle_f32x4(a.raw, b.raw, 0xdd))};
+}
+#endif
+
+// Sums of the lanes of `lanes` vectors, one per lane of the result.
+HWY_INLINE Vec sums_of(const Vec (&x)[lanes]) {
+  const hn::RepartitionToWide<FloatTag> wide;
+  Vec fours[lanes / 4];  // in every 128-bit block, that block's share of four sums
+  TESSERA_UNROLL
+  for (Int64 n = 0; n < lanes / 4; ++n) {
+    const Vec *a = x + 4 * n,
+              first = hn::Add(hn::InterleaveLower(FloatTag(), a[0], a[1]), hn::InterleaveUpper(FloatTag(), a[0], a[1]));
+    const Vec second =
+        hn::Add(hn::InterleaveLower(FloatTag(), a[2], a[3]), hn::InterleaveUpper(FloatTag(), a[2], a[3]));
+    const auto low = hn::BitCast(wide, first), high = hn::BitCast(wide, second);
+    fours[n] = hn::Add(hn::BitCast(FloatTag(), hn::InterleaveLower(wide, low, high)),
+                       hn::BitCast(FloatTag(), hn::InterleaveUpper(wide, low, high)));
+  }
+#if HWY_TARGET == HWY_AVX3
+  return add_blocks(add_blocks(fours[0], fours[1]), add_blocks(fours[2], fours[3]));
+#elif HWY_TARGET == HWY_AVX2
+  return hn::Add(hn::ConcatLowerLower(FloatTag(), fours[1], fours[0]),
+                 hn::ConcatUpperUpper(FloatTag(), fours[1], fours[0]));
+#else
+  return fours[0];
+#endif
+}
+
+// bf16 in rows whose length is a multiple of two vectors. Two vectors at a time are widened by one instruction each if
+// the first gets the numbers with even places and the second those with odd ones; rows of Q and O are then kept in that
+// order.
+struct PairedBF16 {
+  UInt16 bits;
+};
+inline constexpr Int64 pair_width = 2 * lanes;
+
+template <class T>
+HWY_INLINE void widen_two(const T* p, Vec (&out)[2]) {
+  out[0] = widen_vector(p), out[1] = widen_vector(p + lanes);
+}
+HWY_INLINE void widen_two(const PairedBF16* p, Vec (&out)[2]) {
+  const auto both = hn::BitCast(IntTag(), load(reinterpret_cast<const float*>(p)));
+  out[0] = hn::BitCast(FloatTag(), hn::ShiftLeft<16>(both));
+  out[1] = hn::BitCast(FloatTag(), hn::And(both, hn::Set(IntTag(), -65536)));
+}
+// Such rows have no single vector.
+HWY_INLINE Vec widen_vector(const PairedBF16*) { return hn::Zero(FloatTag()); }
+
+HWY_INLINE bool is_paired(Type type, Int64 width) { return type == Type::bf16 && width % pair_width == 0; }
+
+// The products of a few keys with a few rows of Q, which fill a vector: out[row][key].
+template <class T, int rows>
+HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, Int64 Q_stride, Int64 D, float* out) {
+  constexpr int count = lanes / rows;
+  Vec sums[lanes];
+  TESSERA_UNROLL
+  for (int n = 0; n < lanes; ++n) sums[n] = hn::Zero(FloatTag());
+  Int64 d = 0;
+  for (; d + pair_width <= D; d += pair_width) {
+    Vec q[rows][2];
+    TESSERA_UNROLL
+    for (int r = 0; r < rows; ++r) q[r][0] = load(Q + r * Q_stride + d), q[r][1] = load(Q + r * Q_stride + d + lanes);
+    TESSERA_UNROLL
+    for (int k = 0; k < count; ++k) {
+      Vec key[2];
+      widen_two(keys[k] + d, key);
+      TESSERA_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        Vec& sum = sums[r * count + k];
+        sum = hn::MulAdd(key[1], q[r][1], hn::MulAdd(key[0], q[r][0], sum));
+      }
+    }
+  }
+  if (d < D) TESSERA_UNROLL
+  for (int k = 0; k < count; ++k) {
+    const Vec key = widen_vector(keys[k] + d);
+    TESSERA_UNROLL
+    for (int r = 0; r < rows; ++r)
+      sums[r * count + k] = hn::MulAdd(key, load(Q + r * Q_stride + d), sums[r * count + k]);
+  }
+  store(sums_of(sums), out);
+}
+
+using StepTile = KeyTile<decode_step>;
+
+// The keys that a job reads in a step, and where their rows are.
+struct StepKeys {
+  Range keys;
+  StepTile K, V;
+
+  HWY_INLINE void find(const HeadJob& head, Range range) {
+    keys = range;
+    K.find(head.k, range), V.find(head.v, range);
+  }
+};
+
+// Prefetches the rows of K and V that the next step will read; without a step, none. K's while K is read and V's while
+// V is, so that memory is busy all the time.
+struct DecodePrefetch {
+  const StepKeys* next = nullptr;
+  Int64 count = 0, D = 0, Dv = 0;
+
+  DecodePrefetch() = default;
+  HWY_INLINE DecodePrefetch(const StepKeys& next, Int64 D, Int64 Dv) :
+      next(&next), count(next.keys.size()), D(D), Dv(Dv) {}
+  HWY_INLINE void prefetch_key(Int64 j) const {
+    if (j < count) prefetch_row(next->K, j, D);
+  }
+  HWY_INLINE void prefetch_value(Int64 j) const {
+    if (j < count) prefetch_row(next->V, j, Dv);
+  }
+};
+
+// Row r of keys whose type is T.
+template <class T>
+HWY_INLINE const T* row_of(const StepTile& tile, Int64 r) {
+  return reinterpret_cast<const T*>(tile.row(r));
+}
+// Rows that were widened into scratch.
+HWY_INLINE StepTile in_scratch(const float* rows, Int64 stride) {
+  StepTile tile;
+  tile.type = Type::f32;
+  for (Int64 r = 0; r < decode_step; ++r) tile.rows[r] = reinterpret_cast<const char*>(rows + r * stride);
+  return tile;
+}
+
+// S[row][j] for `count` keys, a few rows at a time.
+template <class T, int rows>
+HWY_NOINLINE void dot_keys(const StepTile& K, Int64 count, const float* Q, Int64 Q_stride, Int64 D,
+                           const DecodePrefetch& next, float* S) {
+  constexpr Int64 step = lanes / rows;
+  for (Int64 j = 0; j < count; j += step) {
+    const T* keys[step];
+    // Lanes past the last key read its row again: no load leaves the tensor.
+    for (Int64 k = 0; k < step; ++k) {
+      keys[k] = row_of<T>(K, lesser(j + k, count - 1));
+      next.prefetch_key(j + k);
+    }
+    // A row of S is padded behind its last key.
+    if (rows == 1) {
+      dot_block<T, rows>(keys, Q, Q_stride, D, S + j);
+      continue;
+    }
+    HWY_ALIGN float out[lanes];
+    dot_block<T, rows>(keys, Q, Q_stride, D, out);
+    TESSERA_UNROLL
+    for (int r = 0; r < rows; ++r) __builtin_memcpy(S + r * block_q + j, out + r * step, step * sizeof(float));
+  }
+}
+
+template <class T>
+HWY_INLINE void dot_all(const StepTile& K, Int64 count, const float* Q, Int64 Q_stride, Int64 rows, Int64 D,
+                        const DecodePrefetch& next, float* S) {
+  if (rows == 1) return dot_keys<T, 1>(K, count, Q, Q_stride, D, next, S);
+  if (rows == 2) return dot_keys<T, 2>(K, count, Q, Q_stride, D, next, S);
+  for (Int64 r = 0; r < rows; r += 4)
+    dot_keys<T, 4>(K, count, Q + r * Q_stride, Q_stride, D, r == 0 ? next : DecodePrefetch{}, S + r * block_q);
+}
+
+// O[row][d ...] += sum over the keys of P[row][j] V[j][d ...], for `cols` vectors and a few rows.
+template <class T, int rows, int cols>
+HWY_INLINE void add_values_block(const StepTile& V, Int64 d, Int64 count, const float* P, const DecodePrefetch& next,
+                                 float* O, Int64 O_stride) {
+  Vec sums[rows][cols];
+  TESSERA_UNROLL
+  for (int r = 0; r < rows; ++r) TESSERA_UNROLL
+  for (int c = 0; c < cols; ++c) sums[r][c] = hn::Zero(FloatTag());
+  for (Int64 j = 0; j < count; ++j) {
+    next.prefetch_value(j);
+    const T* row = row_of<T>(V, j) + d;
+    Vec weight[rows];
+    TESSERA_UNROLL
+    for (int r = 0; r < rows; ++r) weight[r] = set(P[r * block_q + j]);
+    TESSERA_UNROLL
+    for (int c = 0; c + 2 <= cols; c += 2) {
+      Vec value[2];
+      widen_two(row + c * lanes, value);
+      TESSERA_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        sums[r][c] = hn::MulAdd(weight[r], value[0], sums[r][c]);
+        sums[r][c + 1] = hn::MulAdd(weight[r], value[1], sums[r][c + 1]);
+      }
+    }
+    if (cols == 1) {
+      const Vec value = widen_vector(row);
+      TESSERA_UNROLL
+      for (int r = 0; r < rows; ++r) sums[r][0] = hn::MulAdd(weight[r], value, sums[r][0]);
+    }
+  }
+  TESSERA_UNROLL
+  for (int r = 0; r < rows; ++r) TESSERA_UNROLL
+  for (int c = 0; c < cols; ++c) {
+    float* out = O + r * O_stride + c * lanes;
+    store(hn::Add(load(out), sums[r][c]), out);
+  }
+}
+
+template <class T, int rows>
+HWY_NOINLINE void add_values_of(const StepTile& V, Int64 count, const float* P, const DecodePrefetch& next, float* O,
+                                Int64 O_stride) {
+  constexpr int cols = rows == 1 ? 8 : lanes < 16 ? 2 : 4;  // as many accumulators as fit the registers
+  Int64 d = 0;
+  for (; d + cols * lanes <= O_stride; d += cols * lanes)
+    add_values_block<T, rows, cols>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
+  for (; d + pair_width <= O_stride; d += pair_width)
+    add_values_block<T, rows, 2>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
+  for (; d < O_stride; d += lanes)
+    add_values_block<T, rows, 1>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
+}
+
+template <class T>
+HWY_INLINE void add_all_values(const StepTile& V, Int64 count, const float* P, Int64 rows, const DecodePrefetch& next,
+                               float* O, Int64 O_stride) {
+  if (rows == 1) return add_values_of<T, 1>(V, count, P, next, O, O_stride);
+  if (rows == 2) return add_values_of<T, 2>(V, count, P, next, O, O_stride);
+  for (Int64 r = 0; r < rows; r += 4)
+    add_values_of<T, 4>(V, count, P + r * block_q, r == 0 ? next : DecodePrefetch{}, O + r * O_stride, O_stride);
+}
