@@ -31,7 +31,13 @@ class AttentionOptions(TypedDict, total=False):
     rng               int64 [2] on the device: seed and offset, instead of the integers
     cu_seqlens_q/_k   int32 [B+1]: packed sequences; q is then [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv], LSE [Hq,Tq]
     seqused_q/_k      int32 [B]: how much of each sequence counts
-    max_seqlen_q/_k   upper bounds for packed sequences; they never change a bit
+    max_seqlen_q/_k   upper bounds for packed sequences, and of paged keys; they never change a bit
+    block_table       int32 [B,entries]: the pages of each sequence. k is then a pool [pages,page_size,Hk,D], v
+                      [pages,page_size,Hk,Dv], and seqused_k the lengths. On the CPU, without gradients
+    v_block_table     the same for v, where its pages are not k's
+    page_indptr, page_indices   int32 [B+1], [n], instead of block_table: sequence b has the pages
+                      page_indices[page_indptr[b]:page_indptr[b + 1]]
+    leftpad_k         int32 [B]: places of the pages before the first key; seqused_k counts them
     row0, col0, head0, batch0   position of the first query, key, head and sequence in a larger whole, within 2**48 of 0
     deterministic     False: a GPU may add up dQ, dK and dV in any order, which can be faster; their bits may vary
     kernel            name of a kernel to force, as `tessera.info()` lists them
@@ -56,6 +62,11 @@ class AttentionOptions(TypedDict, total=False):
     seqused_k: Any
     max_seqlen_q: Optional[int]
     max_seqlen_k: Optional[int]
+    block_table: Any
+    v_block_table: Any
+    page_indptr: Any
+    page_indices: Any
+    leftpad_k: Any
     row0: int
     col0: int
     head0: int
@@ -67,7 +78,8 @@ class AttentionOptions(TypedDict, total=False):
 
 # Keyword of each optional tensor, and its name in the C ABI.
 TENSORS = {"bias": "bias", "mask": "mask", "alibi_slopes": "slopes", "sinks": "sinks", "cu_seqlens_q": "cu_seqlens_q",
-           "cu_seqlens_k": "cu_seqlens_k", "seqused_q": "seqused_q", "seqused_k": "seqused_k", "rng": "rng"}
+           "cu_seqlens_k": "cu_seqlens_k", "seqused_q": "seqused_q", "seqused_k": "seqused_k", "rng": "rng",
+           **{name: name for name in ("block_table", "v_block_table", "page_indptr", "page_indices", "leftpad_k")}}
 
 
 class Settings(NamedTuple):

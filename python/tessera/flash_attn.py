@@ -5,10 +5,12 @@ differentiable; any head dim, f32 and the CPU work too.
 """
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
+import torch
 from torch import Tensor
 
+from . import _kvcache
 from .torch import attention
 
 
@@ -61,9 +63,76 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                            alibi_slopes: Optional[Tensor] = None, deterministic: bool = False,
                            return_attn_probs: bool = False, block_table: Optional[Tensor] = None) -> Any:
-    """q [Tq,Hq,D], k and v [Tk,Hk,D], cu_seqlens int32 [B+1] -> O [Tq,Hq,D], or (O, LSE [Hq,Tq], None)."""
+    """q [Tq,Hq,D], k and v [Tk,Hk,D], cu_seqlens int32 [B+1] -> O [Tq,Hq,D], or (O, LSE [Hq,Tq], None).
+
+    With block_table, int32 [B,entries], k and v are pools [pages,page_size,Hk,D]; cu_seqlens_k still holds the lengths.
+    """
+    keys: dict[str, Any] = {"cu_seqlens_k": cu_seqlens_k}
     if block_table is not None:
-        raise NotImplementedError("block_table: is given; paged keys and values are not there yet")
+        keys = {"block_table": block_table, "seqused_k": cu_seqlens_k.diff()}
     return _attention(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-                      return_attn_probs, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-                      max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+                      return_attn_probs, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+                      max_seqlen_k=max_seqlen_k, **keys)
+
+
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+                                    max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
+                                    softmax_scale: Optional[float] = None, causal: bool = False,
+                                    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                                    alibi_slopes: Optional[Tensor] = None, deterministic: bool = False,
+                                    return_attn_probs: bool = False) -> Any:
+    """q [Tq,Hq,D], kv [Tk,2,Hk,D]."""
+    if kv.dim() != 4 or kv.shape[1] != 2:
+        raise ValueError(f"kv: has shape {list(kv.shape)}; must be [tokens, 2, heads, dim]")
+    return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                                  dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                                  return_attn_probs)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
+                                     softmax_scale: Optional[float] = None, causal: bool = False,
+                                     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                                     alibi_slopes: Optional[Tensor] = None, deterministic: bool = False,
+                                     return_attn_probs: bool = False) -> Any:
+    """qkv [T,3,H,D], cu_seqlens int32 [B+1]."""
+    if qkv.dim() != 4 or qkv.shape[1] != 3:
+        raise ValueError(f"qkv: has shape {list(qkv.shape)}; must be [tokens, 3, heads, dim]")
+    return flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen,
+                                  dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                                  return_attn_probs)
+
+
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor] = None,
+                            v: Optional[Tensor] = None, rotary_cos: Optional[Tensor] = None,
+                            rotary_sin: Optional[Tensor] = None,
+                            cache_seqlens: Optional[Union[int, Tensor]] = None,
+                            cache_batch_idx: Optional[Tensor] = None, cache_leftpad: Optional[Tensor] = None,
+                            block_table: Optional[Tensor] = None, softmax_scale: Optional[float] = None,
+                            causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                            rotary_interleaved: bool = True, alibi_slopes: Optional[Tensor] = None, num_splits: int = 0,
+                            return_softmax_lse: bool = False) -> Any:
+    """Appends k and v to the caches, in place, and attends to them: O [B,Nq,Hq,D], or (O, LSE [B,Hq,Nq]).
+
+    q [B,Nq,Hq,D]; k_cache and v_cache [Bc,capacity,Hk,D], or pools [pages,page_size,Hk,D] with block_table; k and v
+    [B,n,Hk,D]; cache_seqlens int32 [B], before appending. No gradients. num_splits changes nothing: how keys are split
+    depends on their number alone.
+    """
+    with torch.no_grad():
+        seqused = _kvcache.lengths(q, k_cache, cache_seqlens, block_table, appends=k is not None)
+        table = _kvcache.table(k_cache, seqused, cache_batch_idx, cache_leftpad, block_table)
+        if (rotary_cos is None) != (rotary_sin is None) or (rotary_cos is not None and k is None):
+            raise ValueError("rotary_cos: goes with rotary_sin, k and v; rotating without appending is not defined")
+        if k is not None:
+            if v is None:
+                raise ValueError("v: is missing; k and v are appended together")
+            if rotary_cos is not None and rotary_sin is not None:
+                ordered = causal or tuple(window_size) != (-1, -1)
+                q = _kvcache.rotate(q, rotary_cos, rotary_sin, seqused, rotary_interleaved, ordered)
+                k = _kvcache.rotate(k, rotary_cos, rotary_sin, seqused, rotary_interleaved, True)
+            _kvcache.append(k_cache, k, seqused, table)
+            _kvcache.append(v_cache, v, seqused, table)
+            seqused = seqused + k.shape[1]
+        pages: dict[str, Any] = {} if table is None else {"block_table": table, "leftpad_k": cache_leftpad}
+        o, lse = attention(q, k_cache, v_cache, return_lse=True, scale=softmax_scale, causal=causal, window=window_size,
+                           softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=seqused, **pages)
+    return (o, lse) if return_softmax_lse else o

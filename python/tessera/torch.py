@@ -32,7 +32,8 @@ _KERNEL = "kernel_name"  # of operators: torch.compile calls one function with t
 # not its default, and each costs time, so the usual ones come first. No plan depends on the seeds, which come last.
 _BEFORE = {"bool causal": False, "bool deterministic": True, "float? scale": None, "SymInt window_left": -1,
            "SymInt window_right": -1, "float softcap": 0.0}
-_OPTIONAL = ("cu_seqlens_q", "cu_seqlens_k", "bias", "mask", "slopes", "sinks", "seqused_q", "seqused_k", "rng")
+_OPTIONAL = ("cu_seqlens_q", "cu_seqlens_k", "bias", "mask", "slopes", "sinks", "seqused_q", "seqused_k", "rng",
+             "block_table", "v_block_table", "page_indptr", "page_indices", "leftpad_k")
 _AFTER = {"SymInt max_seqlen_q": -1, "SymInt max_seqlen_k": -1, "float dropout": 0.0, "int alignment": 0,
           "SymInt diagonal_offset": 0, "SymInt row0": 0, "SymInt col0": 0, "SymInt head0": 0, "SymInt batch0": 0,
           f"str? {_KERNEL}": None, "int threads": 0}

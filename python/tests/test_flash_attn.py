@@ -70,9 +70,6 @@ def test_deterministic_is_passed_on(qkv, monkeypatch):
 
 def test_refusals(qkv):
     q, k, v = qkv.unbind(2)
-    cu = torch.tensor([0, 40], dtype=torch.int32, device=qkv.device)
-    with pytest.raises(NotImplementedError, match="block_table: is given"):
-        flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 40, 40, block_table=cu)
     with pytest.raises(NotImplementedError, match="return_attn_probs: is True while dropout_p is 0.1"):
         flash_attn_func(q, k, v, dropout_p=0.1, return_attn_probs=True)
     with pytest.raises(ValueError, match="qkv: has shape"):

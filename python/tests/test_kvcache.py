@@ -1,0 +1,165 @@
+"""tessera.flash_attn's functions for caches against calls on what the caches mean: pages, appending, rotary embedding."""
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import eager  # noqa: E402
+from conftest import assert_close  # noqa: E402
+
+from tessera.flash_attn import (flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_kvpacked_func,  # noqa: E402
+                                flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache)
+
+B, HQ, HK, D, P, CAPACITY = 3, 4, 2, 32, 8, 48
+NEW = 3
+LENGTHS = torch.tensor([0, 13, 40], dtype=torch.int32)
+
+
+def make_cache(paged, seed=3):
+    """k_cache, v_cache, block_table or None, and a function that shows a cache as [B,CAPACITY,Hk,D]."""
+    torch.manual_seed(seed)
+    if not paged:
+        caches = torch.randn(2, B, CAPACITY, HK, D)
+        return *caches, None, lambda cache: cache
+    pages = B * CAPACITY // P + 2
+    caches = torch.randn(2, pages, P, HK, D)
+    table = torch.randperm(pages)[:B * CAPACITY // P].reshape(B, -1).int()
+    return *caches, table, lambda cache: cache[table.long()].flatten(1, 2)
+
+
+def exact(q, k, v, lengths, **options):
+    """Row by row, in float64; k and v [B,CAPACITY,Hk,D] after appending."""
+    return torch.cat([eager.attention(q[b:b + 1].double(), k[b:b + 1, :n].double(), v[b:b + 1, :n].double(),
+                                      **options)[0] for b, n in enumerate(lengths.tolist())])
+
+
+def turned(x, positions, cos, sin, interleaved):
+    """Rotary embedding as complex numbers. x [B,n,H,D], positions [B,n]."""
+    half = cos.shape[1]
+    part = x[..., :2 * half].double()
+    z = torch.view_as_complex(part.unflatten(-1, (half, 2)).contiguous()) if interleaved else torch.complex(
+        part[..., :half], part[..., half:])
+    z = z * torch.complex(cos.double(), sin.double())[positions][:, :, None]
+    part = torch.view_as_real(z).flatten(-2) if interleaved else torch.cat((z.real, z.imag), -1)
+    return torch.cat((part, x[..., 2 * half:].double()), -1)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_appends_and_attends(paged, causal):
+    k_cache, v_cache, table, shown = make_cache(paged)
+    q, k, v = torch.randn(B, NEW, HQ, D), torch.randn(B, NEW, HK, D), torch.randn(B, NEW, HK, D)
+    before_k, before_v = shown(k_cache).clone(), shown(v_cache).clone()
+    o, lse = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=LENGTHS, block_table=table, causal=causal,
+                                     return_softmax_lse=True)
+    for b, n in enumerate(LENGTHS.tolist()):
+        before_k[b, n:n + NEW], before_v[b, n:n + NEW] = k[b], v[b]
+    assert torch.equal(shown(k_cache), before_k) and torch.equal(shown(v_cache), before_v)
+    assert lse.shape == (B, HQ, NEW)
+    assert_close(o, exact(q, before_k, before_v, LENGTHS + NEW, causal=causal))
+
+
+def test_pages_give_the_bits_of_one_piece():
+    k_cache, v_cache, table, shown = make_cache(True)
+    q = torch.randn(B, 1, HQ, D)
+    options = {"cache_seqlens": LENGTHS, "causal": True, "window_size": (30, 0), "softcap": 3.0}
+    one_piece = flash_attn_with_kvcache(q, shown(k_cache), shown(v_cache), **options)
+    assert torch.equal(one_piece, flash_attn_with_kvcache(q, k_cache, v_cache, block_table=table, **options))
+
+
+def test_batch_indices_and_left_padding():
+    k_cache, v_cache, _, _ = make_cache(False)
+    q, which = torch.randn(2, 2, HQ, D), torch.tensor([2, 0], dtype=torch.int32)
+    lengths, leftpad = torch.tensor([30, 20], dtype=torch.int32), torch.tensor([4, 0], dtype=torch.int32)
+    for padding in (None, leftpad):
+        o = flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, cache_batch_idx=which,
+                                    cache_leftpad=padding, causal=True)
+        for n, (row, length) in enumerate(zip(which.tolist(), lengths.tolist())):
+            begin = 0 if padding is None else int(padding[n])
+            alone = flash_attn_func(q[n:n + 1], k_cache[row:row + 1, begin:length], v_cache[row:row + 1, begin:length],
+                                    causal=True)
+            assert torch.equal(o[n], alone[0])
+    o = flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, cache_leftpad=leftpad)
+    assert torch.equal(o[1], flash_attn_func(q[1:], k_cache[1:2, :20], v_cache[1:2, :20])[0])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rotary_dim", [16, 32])
+def test_rotary(interleaved, causal, rotary_dim):
+    k_cache, v_cache, table, shown = make_cache(True)
+    q, k, v = torch.randn(B, NEW, HQ, D), torch.randn(B, NEW, HK, D), torch.randn(B, NEW, HK, D)
+    angle = torch.rand(CAPACITY, rotary_dim // 2) * 6.28
+    cos, sin = angle.cos(), angle.sin()
+    places = LENGTHS.long()[:, None] + torch.arange(NEW)
+    o = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cos, sin, LENGTHS, block_table=table, causal=causal,
+                                rotary_interleaved=interleaved)
+    q_places = places if causal else LENGTHS.long()[:, None].expand(B, NEW)
+    exact_q, exact_k = turned(q, q_places, cos, sin, interleaved), turned(k, places, cos, sin, interleaved)
+    keys, values = shown(k_cache).double(), shown(v_cache)
+    for b, n in enumerate(LENGTHS.tolist()):
+        assert_close(keys[b, n:n + NEW], exact_k[b])
+        keys[b, n:n + NEW] = exact_k[b]
+    assert_close(o, exact(exact_q, keys, values, LENGTHS + NEW, causal=causal))
+
+
+def test_a_number_is_every_length():
+    k_cache, v_cache, _, _ = make_cache(False)
+    q = torch.randn(B, 1, HQ, D)
+    assert torch.equal(flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=20),
+                       flash_attn_func(q, k_cache[:, :20], v_cache[:, :20]))
+    assert torch.equal(flash_attn_with_kvcache(q, k_cache, v_cache), flash_attn_func(q, k_cache, v_cache))
+
+
+def test_varlen_with_pages():
+    k_cache, v_cache, table, shown = make_cache(True)
+    cu_q, cu_k = (torch.tensor([0, *n], dtype=torch.int32).cumsum(0).int() for n in ([1, 7, 20], [5, 13, 40]))
+    q = torch.randn(28, HQ, D)
+    o, lse, _ = flash_attn_varlen_func(q, k_cache, v_cache, cu_q, cu_k, 20, 40, causal=True, return_attn_probs=True,
+                                       block_table=table)
+    k, v = (torch.cat([shown(cache)[b, :n] for b, n in enumerate([5, 13, 40])]) for cache in (k_cache, v_cache))
+    packed_o, packed_lse, _ = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 20, 40, causal=True, return_attn_probs=True)
+    assert torch.equal(o, packed_o) and torch.equal(lse, packed_lse)
+
+
+def test_packed_varlen_functions_are_views():
+    torch.manual_seed(5)
+    qkv = torch.randn(30, 3, HK, D, requires_grad=True)
+    cu = torch.tensor([0, 11, 30], dtype=torch.int32)
+    q, k, v = qkv.unbind(1)
+    o = flash_attn_varlen_func(q, k, v, cu, cu, 19, 19, causal=True)
+    assert torch.equal(o, flash_attn_varlen_kvpacked_func(q, qkv[:, 1:], cu, cu, 19, 19, causal=True))
+    packed, lse, _ = flash_attn_varlen_qkvpacked_func(qkv, cu, 19, causal=True, return_attn_probs=True)
+    assert torch.equal(o, packed) and lse.shape == (HK, 30)
+    packed.sum().backward()
+    assert qkv.grad.abs().sum() > 0
+
+
+def test_refusals():
+    k_cache, v_cache, table, _ = make_cache(True)
+    q, k = torch.randn(B, 1, HQ, D), torch.randn(B, 1, HK, D)
+    cos = torch.ones(10, 8)
+    for message, options in {
+            "cache_seqlens: is missing": {"k": k, "v": k, "block_table": table},
+            "v: is missing": {"k": k, "cache_seqlens": LENGTHS, "block_table": table},
+            "cache_batch_idx: is given with block_table": {"cache_batch_idx": LENGTHS, "cache_seqlens": 3,
+                                                           "block_table": table},
+            "rotary_cos: goes with rotary_sin, k and v": {"rotary_cos": cos, "rotary_sin": cos, "block_table": table},
+            "rotary_cos: has 10 positions but position 40": {"rotary_cos": cos, "rotary_sin": cos, "k": k, "v": k,
+                                                             "cache_seqlens": LENGTHS, "block_table": table},
+            "rotary_cos: has shape": {"rotary_cos": torch.ones(50, 17), "rotary_sin": torch.ones(50, 17), "k": k,
+                                      "v": k, "cache_seqlens": LENGTHS, "block_table": table},
+            "cache_seqlens: places 48 to 48 are to be written but a sequence's cache has 48":
+                {"k": k, "v": k, "cache_seqlens": CAPACITY, "block_table": table},
+            "block_table: names pages -1 to": {"k": k, "v": k, "cache_seqlens": 0, "block_table": table * 0 - 1},
+            "q: has shape": {"cache_seqlens": LENGTHS, "block_table": table, "q": q[0]}}.items():
+        with pytest.raises(ValueError, match=message):
+            flash_attn_with_kvcache(**{"q": q, "k_cache": k_cache, "v_cache": v_cache, **options})
+    with pytest.raises(ValueError, match="kv: has shape"):
+        flash_attn_varlen_kvpacked_func(q[0], k_cache, LENGTHS, LENGTHS, 1, 1)
+    with pytest.raises(ValueError, match="qkv: has shape"):
+        flash_attn_varlen_qkvpacked_func(k_cache, LENGTHS, 1)
+    k_cache.requires_grad_()
+    cu = torch.tensor([0, 1, 2, 3], dtype=torch.int32)
+    o = flash_attn_varlen_func(q[:, 0], k_cache, v_cache, cu, cu, 1, 1, block_table=table)
+    with pytest.raises(NotImplementedError, match="k: is paged; there is no backward pass through a page table"):
+        o.sum().backward()
