@@ -6,13 +6,16 @@
 
 #include "gpu/step.hpp"
 #include "mma/backward_config.hpp"
+#include "mma/one_pass_config.hpp"
 
 namespace tessera::mma {
 
-// `mma` (forward) and `mma_two_pass` (backward). `bias_gradient`: dBias is left to another family's kernel.
+// `mma` (forward), `mma_one_pass` and `mma_two_pass` (backward). `bias_gradient`: dBias is left to another family's
+// kernel.
 std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient);
 
 std::string forward_unit_text(const Config& config);
 std::string backward_unit_text(const BackwardConfig& config);
+std::string one_pass_unit_text(const OnePassConfig& config);
 
 }  // namespace tessera::mma

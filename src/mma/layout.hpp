@@ -30,6 +30,16 @@ inline constexpr int bytes_of_16_rows = 16 * gpu::panel_row_bytes;
 constexpr int panel_step(int rows, int k) { return k / 4 * rows * gpu::panel_row_bytes; }
 constexpr int column_turn(int k) { return k % 4 << 5; }
 
+// dS of a block of keys, a row each, by so many queries. With fewer queries than a panel has columns, the keys are cut
+// into so many parts as fill it side by side: part n has the columns from n * queries on.
+constexpr int dS_rows(int keys, int queries) {
+  return queries < gpu::panel_columns ? keys * queries / gpu::panel_columns : keys;
+}
+constexpr int dS_byte(int keys, int queries, int key, int query) {
+  const int rows = dS_rows(keys, queries);
+  return gpu::tile_byte(rows, key % rows, query + key / rows * queries);
+}
+
 // Copies: eight neighbouring threads have the chunks of a row of a panel.
 constexpr int copy_row(int thread) { return thread / 8; }
 constexpr int copy_column(int thread) { return thread % 8 * gpu::chunk_columns; }

@@ -27,4 +27,34 @@ struct BackwardParams {
   Int32 tiles_per_head, section;  // of the block's own rows; see ForwardParams
 };
 
+// All gradients in one pass: what its kernels keep in the workspace. Tile t of the queries of head h is number
+// h tiles_per_head + t.
+struct OnePassMemory {
+  float* sums;     // of dQ; mma/one_pass_config.hpp, QuerySums
+  UInt32* counts;  // of the blocks of keys that have added to each warp's part of each tile
+  UInt32* taken;   // of the blocks of keys that somebody works on, or has
+  Int32 tiles_per_head;
+};
+
+struct OnePassParams {
+  gpu::BackwardParams call;
+  OnePassMemory memory;
+  Int32 D, Dv;                     // of the tensors
+  float factor;                    // of products q.k
+  Int32 blocks_per_head, section;  // of keys; see ForwardParams
+};
+
+struct PrepareParams {
+  gpu::BackwardParams call;
+  Int32 Dv;
+  void* zero;  // to be set to 0: `zeros` times 16 bytes
+  Int64 zeros;
+};
+
+struct FinishParams {
+  gpu::BackwardParams call;
+  OnePassMemory memory;
+  Int32 D;
+};
+
 }  // namespace tessera::mma

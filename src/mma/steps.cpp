@@ -8,7 +8,7 @@
 #include "gpu/unit.hpp"
 #include "mma/algorithms.hpp"
 #include "mma/params.hpp"
-#include "mma/tiles.hpp"
+#include "mma/plan.hpp"
 
 namespace tessera::mma {
 namespace {
@@ -39,7 +39,8 @@ std::string config_text(const BackwardConfig& c) {
       ", .turing = ", spelled(c.turing), ", .general = ", spelled(c.general), ", .options = ", spelled(c.options), "}");
 }
 
-// Why these kernels cannot take the problem, by option, value and rule; empty: they may.
+}  // namespace
+
 std::string refusal(const Problem& p, const cuda::Target& target, const TileClass* of) {
   if (p.q_type != Type::f16 && p.q_type != Type::bf16)
     return text("type is ", name_of(p.q_type), "; this kernel takes f16 and bf16");
@@ -58,15 +59,19 @@ std::string refusal(const Problem& p, const cuda::Target& target, const TileClas
   return "";
 }
 
-// Heads that are worked on at the same time, a power of two that divides their number: no more than the cache holds K
-// and V of, but some, so that their blocks are equally long when causal.
-int section_of(const Problem& p, std::int64_t heads) {
-  constexpr std::int64_t cache = 32 << 20, few = 4;
-  const std::int64_t bytes = std::max<std::int64_t>(1, p.Nk * (p.D + p.Dv) * 2);
-  const std::int64_t most = std::max(cache / bytes * p.heads_per_kv(), few);
+int section_of(std::int64_t heads, std::int64_t most) {
   int section = 1;
   while (2 * section <= most && heads % (2 * section) == 0) section *= 2;
   return section;
+}
+
+namespace {
+
+// No more than the cache holds K and V of, but some, so that their blocks are equally long when causal.
+std::int64_t most_heads(const Problem& p) {
+  constexpr std::int64_t cache = 32 << 20, few = 4;
+  const std::int64_t bytes = std::max<std::int64_t>(1, p.Nk * (p.D + p.Dv) * 2);
+  return std::max(cache / bytes * p.heads_per_kv(), few);
 }
 
 Steps forward_steps(const Problem& p, const cuda::Target& target) {
@@ -87,7 +92,7 @@ Steps forward_steps(const Problem& p, const cuda::Target& target) {
             .threads = threads_of(c),
             .shared_bytes = layout_of(c).bytes,
             .tiles = text("tiles of ", rows, " queries x ", c.block_keys, " keys")};
-  step.gives<ForwardParams>([D = p.D, Dv = p.Dv, per_head, section = section_of(p, heads),
+  step.gives<ForwardParams>([D = p.D, Dv = p.Dv, per_head, section = section_of(heads, most_heads(p)),
                              even = !p.packed && !p.seqused_q && !p.seqused_k](const Given& given) {
     const gpu::ForwardParams& call = given.forward();
     const gpu::DeviceSequence every = even ? gpu::sequence_of(call.x, 0) : gpu::DeviceSequence{};
@@ -125,15 +130,16 @@ bool add_gradients(Steps& steps, const Problem& p, const TileClass& of, Side sid
             .shared_bytes = layout_of(*c).bytes,
             .tiles = text("tiles of ", rows, queries ? " queries x " : " keys x ", c->block_columns,
                           queries ? " keys" : " queries")};
-  step.gives<BackwardParams>([D = p.D, Dv = p.Dv, per_head, section = section_of(p, heads)](const Given& given) {
-    const gpu::BackwardParams& call = given.backward();
-    return BackwardParams{.call = call,
-                          .D = static_cast<Int32>(D),
-                          .Dv = static_cast<Int32>(Dv),
-                          .factor = static_cast<float>(double{call.x.score_scale} * std::numbers::log2e),
-                          .tiles_per_head = static_cast<Int32>(per_head),
-                          .section = section};
-  });
+  step.gives<BackwardParams>(
+      [D = p.D, Dv = p.Dv, per_head, section = section_of(heads, most_heads(p))](const Given& given) {
+        const gpu::BackwardParams& call = given.backward();
+        return BackwardParams{.call = call,
+                              .D = static_cast<Int32>(D),
+                              .Dv = static_cast<Int32>(Dv),
+                              .factor = static_cast<float>(double{call.x.score_scale} * std::numbers::log2e),
+                              .tiles_per_head = static_cast<Int32>(per_head),
+                              .section = section};
+      });
   steps.add(std::move(step));
   return true;
 }
@@ -192,6 +198,7 @@ std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient) {
     return backward_steps(p, target, bias_gradient);
   };
   return {{.name = "mma", .family = "mma", .plan = forward_steps, .by_name = by_name},
+          {.name = "mma_one_pass", .family = "mma", .plan = one_pass_steps, .by_name = by_name},
           {.name = "mma_two_pass", .family = "mma", .plan = backward, .by_name = by_name}};
 }
 

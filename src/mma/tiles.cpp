@@ -49,11 +49,31 @@ constexpr Config class_64[] = {
     {.D = 256, .Dv = 256, .row_tiles = 1, .block_keys = 16, .stages = 1, .blocks_per_sm = 1},
 };
 
-constexpr TileClass classes[] = {{"sm_100", 10, 0, 227 << 10, class_100},
-                                 {"sm_90", 9, 0, 227 << 10, class_227},
-                                 {"sm_80", 8, 0, 163 << 10, class_163},
-                                 {"sm_89", 8, 0, 99 << 10, class_99},
-                                 {"sm_75", 7, 5, 64 << 10, class_64}};
+// All gradients in one pass. 32 keys of a warp where dK and dV leave registers for that; two warps share the keys where
+// one could not hold both.
+constexpr OnePassConfig one_pass_227[] = {
+    {.D = 64, .Dv = 64},
+    {.D = 128, .Dv = 128, .warps = 8, .row_tiles = 1, .block_queries = 64, .blocks_per_sm = 1},
+    {.D = 256, .Dv = 256, .row_tiles = 1, .paired = true, .block_queries = 64, .o_stages = 1, .blocks_per_sm = 1},
+};
+constexpr OnePassConfig one_pass_163[] = {
+    {.D = 64, .Dv = 64},
+    {.D = 128, .Dv = 128, .warps = 8, .row_tiles = 1, .block_queries = 64, .blocks_per_sm = 1},
+    {.D = 256,
+     .Dv = 256,
+     .row_tiles = 1,
+     .paired = true,
+     .block_queries = 64,
+     .q_stages = 1,
+     .o_stages = 1,
+     .blocks_per_sm = 1},
+};
+
+constexpr TileClass classes[] = {{"sm_100", 10, 0, 227 << 10, class_100, one_pass_227},
+                                 {"sm_90", 9, 0, 227 << 10, class_227, one_pass_227},
+                                 {"sm_80", 8, 0, 163 << 10, class_163, one_pass_163},
+                                 {"sm_89", 8, 0, 99 << 10, class_99, {}},
+                                 {"sm_75", 7, 5, 64 << 10, class_64, {}}};
 
 }  // namespace
 
@@ -140,6 +160,20 @@ std::optional<BackwardConfig> backward_tile(const Problem& p, const TileClass& o
     if ((layout_of(c).bytes + reserved) * c.blocks_per_sm <= of.shared_bytes + reserved) return c;
   }
   return {};
+}
+
+std::optional<OnePassConfig> one_pass_tile(const Problem& p, const TileClass& of) {
+  const auto row =
+      std::ranges::find_if(of.one_pass, [&](const OnePassConfig& c) { return p.D <= c.D && p.Dv <= c.Dv; });
+  if (row == of.one_pass.end()) return {};
+  OnePassConfig c = *row;
+  c.element = gpu::element_of(p.q_type), c.dK = gpu::element_of(*p.dk), c.dV = gpu::element_of(*p.dv);
+  c.Dv = static_cast<int>(round_up(p.Dv, 16));
+  c.whole = c.D == p.D && c.Dv == p.Dv;
+  c.copy_bytes = p.alignment;
+  c.halves_S = p.q_type == Type::f16 && p.D > 128;
+  c.ordered = p.options.deterministic;
+  return c;
 }
 
 }  // namespace tessera::mma

@@ -9,6 +9,7 @@
 #include "core/problem.hpp"
 #include "cuda/device.hpp"
 #include "mma/backward_config.hpp"
+#include "mma/one_pass_config.hpp"
 
 namespace tessera::mma {
 
@@ -18,6 +19,7 @@ struct TileClass {
   int major, minor;  // compute capability, at least
   int shared_bytes;  // of a block, at most
   std::span<const Config> tiles;
+  std::span<const OnePassConfig> one_pass;  // D and Dv: at most
 
   bool turing() const { return major < 8; }  // sm_75's instructions
 };
@@ -33,5 +35,8 @@ std::optional<Config> forward_tile(const Problem& problem, const TileClass& of);
 
 // The gradients of one side that are wanted: dQ, or dK and dV. None: no tile fits.
 std::optional<BackwardConfig> backward_tile(const Problem& problem, const TileClass& of, Side side, bool dX, bool dY);
+
+// All gradients in one pass, of a problem that asks for all. None: the class has no tile for these head dims.
+std::optional<OnePassConfig> one_pass_tile(const Problem& problem, const TileClass& of);
 
 }  // namespace tessera::mma

@@ -20,14 +20,15 @@ using UnitFunctions = std::map<std::string, void (*)(const void* params)>;
 template <std::size_t memory_bytes>
 void run_steps(const gpu::Steps& steps, const Problem& problem, Call call, const UnitFunctions& units,
                unsigned char (&memory)[memory_bytes]) {
-  const auto bytes = static_cast<std::size_t>(gpu::workspace_bytes(problem, steps.accumulators));
-  std::vector<float4> workspace(bytes / sizeof(float4) + 1, {NAN, NAN, NAN, NAN});
+  const auto chunks = [](std::int64_t bytes) { return static_cast<std::size_t>(bytes) / sizeof(float4) + 1; };
+  const std::size_t common_chunks = chunks(gpu::workspace_bytes(problem, steps.accumulators));
+  std::vector<float4> workspace(common_chunks + chunks(steps.own_bytes), {NAN, NAN, NAN, NAN});
   call.execution.workspace = workspace.data();
   gpu::PassParams common;
   if (problem.pass == Pass::forward) common = gpu::forward_params(problem, call, steps.score_scale);
   if (problem.pass == Pass::backward)
     common = gpu::backward_params(problem, call, steps.accumulators, steps.score_scale);
-  const gpu::Given given{call, common, nullptr};
+  const gpu::Given given{call, common, reinterpret_cast<std::byte*>(workspace.data() + common_chunks)};
   Machine& machine = Machine::here();
   machine.memory = memory;
   for (const gpu::Step& step : steps.list) {

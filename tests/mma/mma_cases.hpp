@@ -3,6 +3,7 @@
 // the program that asks the planner for their units (units_main.cpp).
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -85,8 +86,41 @@ inline Problem problem_of(const Call& call) { return check_forward(call.inputs, 
 inline std::vector<gpu::Algorithm> algorithms_of_mma() {
   return algorithms([](gpu::Steps&, const Problem&, const cuda::Target&) {});
 }
+inline gpu::Steps steps_of(const Problem& problem, const char* architecture, const std::string& name) {
+  const std::vector<gpu::Algorithm> all = algorithms_of_mma();
+  return std::ranges::find(all, name, &gpu::Algorithm::name)->plan(problem, cuda::target_named(architecture));
+}
 inline gpu::Steps steps_of(const Problem& problem, const char* architecture) {
-  return algorithms_of_mma()[problem.pass == Pass::forward ? 0 : 1].plan(problem, cuda::target_named(architecture));
+  return steps_of(problem, architecture, problem.pass == Pass::forward ? "mma" : "mma_two_pass");
+}
+
+// The cases of the backward pass that one pass takes: a warp that has all of its keys' scores, at D = 64 and 128, and
+// pairs of warps, at D = 256. In order; `any_order`: also as it comes.
+struct OnePassCase {
+  emulated::BackwardCase c;
+  const char* architecture;
+};
+inline Problem backward_problem(cases::CaseData& data) {
+  return check_backward(data.inputs(), data.saved(), data.gradients(), data.options(), {});
+}
+inline std::vector<OnePassCase> one_pass_cases() {
+  emulated::BackwardCases all{emulated::backward_cases()};
+  all.add({.name = "Unaligned", .B = 2, .Nq = 40, .Nk = 100, .Hq = 4, .Hk = 2, .D = 64, .style = cases::Style::gaps});
+  all.add({.name = "Unaligned", .Nq = 20, .Nk = 70, .D = 22, .Dv = 54, .options = {.causal = true}});
+  // LSE so low that exp2(0 - LSE) is inf, in a block that lacks keys.
+  all.add({.name = "ExtremeNumbers", .Nq = 64, .Nk = 200, .D = 64, .distribution = cases::Distribution::cold});
+  std::vector<OnePassCase> out;
+  std::size_t turn = 0;
+  for (const emulated::BackwardCase& c : all.all) {
+    cases::CaseData data = cases::build(c.spec);
+    const char* architecture = turn++ % 2 == 0 ? "sm_90a" : "sm_80";
+    if (!steps_of(backward_problem(data), architecture, "mma_one_pass").reason.empty()) continue;
+    out.push_back({c, architecture});
+    if (c.spec.name != "Causal" && c.spec.name != "UsedLengths") continue;
+    out.push_back({c, architecture});
+    out.back().c.spec.options.deterministic = false;
+  }
+  return out;
 }
 
 }  // namespace tessera::mma

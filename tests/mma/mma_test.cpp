@@ -2,6 +2,7 @@
 // conflicts of every access to shared memory; tiles and plans. Links tessera_cases.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -205,8 +206,13 @@ TEST(Tiles, KeysOfATileDependOnNothingThatBitsMayNot) {
 std::vector<gpu::Algorithm> kernels() {
   return algorithms([](gpu::Steps&, const Problem&, const cuda::Target&) {});
 }
-gpu::Algorithm forward_kernel() { return kernels()[0]; }
-gpu::Algorithm backward_kernel() { return kernels()[1]; }
+gpu::Algorithm kernel_named(const std::string& name) {
+  const std::vector<gpu::Algorithm> all = kernels();
+  return *std::ranges::find(all, name, &gpu::Algorithm::name);
+}
+gpu::Algorithm forward_kernel() { return kernel_named("mma"); }
+gpu::Algorithm backward_kernel() { return kernel_named("mma_two_pass"); }
+gpu::Algorithm one_pass_kernel() { return kernel_named("mma_one_pass"); }
 
 std::string reason(const Problem& p, const char* architecture) {
   return forward_kernel().plan(p, cuda::target_named(architecture)).reason;

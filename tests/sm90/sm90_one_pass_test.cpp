@@ -13,6 +13,7 @@
 #include "sm90/one_pass_plan.hpp"
 #include "tests/emulated/backward.hpp"
 #include "tests/emulated/machine.hpp"
+#include "tests/emulated/turns.hpp"
 #include "tests/support/senseless.hpp"
 // The machine comes first: device code needs it.
 #include "sm90/kernel/finish.cuh"
@@ -150,31 +151,6 @@ TEST(HopperOnePass, SenselessLengths) {
 
 constexpr OnePassConfig turns_config{.D = 128, .Dv = 128};
 
-// Lengths and masks of all kinds; memory for cu_seqlens stays with the caller.
-gpu::Question random_question(std::mt19937& random, std::vector<Int32>& q, std::vector<Int32>& k) {
-  const auto between = [&](Int64 least, Int64 most) { return least + Int64(random() % UInt64(most - least + 1)); };
-  gpu::Question x{};
-  x.B = Int32(between(1, 5)), x.Hk = Int32(between(1, 2)), x.Hq = x.Hk * Int32(between(1, 2));
-  x.Nq = between(1, 700), x.Nk = between(1, 900);
-  x.window_left = x.window_right = -1;
-  if (random() % 2) x.causal = 1;
-  if (random() % 3 == 0) x.window_left = between(0, 300);
-  if (random() % 3 == 0 && !x.causal) x.window_right = between(0, 300);
-  x.alignment = Int32(random() % 2);
-  if (random() % 2) {
-    q.assign(std::size_t(x.B) + 1, 0), k = q;
-    if (random() % 2) q[0] = Int32(between(0, 400)), k[0] = Int32(between(0, 400));
-    for (std::size_t b = 1; b < q.size(); ++b)
-      q[b] = q[b - 1] + Int32(between(0, x.Nq)), k[b] = k[b - 1] + Int32(between(0, x.Nk));
-    x.Nq = q.back() + between(0, 90), x.Nk = k.back() + between(0, 90);
-    // Lengths that make no sense, too.
-    for (auto* list : {&q, &k})
-      while (random() % 3 == 0) (*list)[random() % list->size()] = Int32(between(-200, 1200));
-    x.cu_seqlens_q = {q.data(), 1}, x.cu_seqlens_k = {k.data(), 1};
-  }
-  return x;
-}
-
 // Any that plans might choose.
 WorkOrder random_order(const gpu::Question& x, std::mt19937& random) {
   WorkOrder order{};
@@ -185,53 +161,21 @@ WorkOrder random_order(const gpu::Question& x, std::mt19937& random) {
   return order;
 }
 
-// Blocks take work in order, `resident` of them are there at a time, and any of those may go on. Returns how many
-// additions had to wait for their turn at least once, or -1 if all blocks wait.
+// The order's additions, with `resident` blocks at a time; see emulated/turns.hpp.
 int run_turns(const gpu::Question& x, const WorkOrder& order, int resident, std::mt19937& random) {
-  struct Visit {
-    Int64 tile;
-    UInt32 turn;
-    bool waited = false;
-  };
-  const Int64 blocks = x.Hk * gpu::block_count(x.cu_seqlens_k.data, x.Nk, one_pass_keys, x.B);
-  const auto work_of = [&](Int64 number) {
+  OnePassMemory memory{};
+  memory.tiles_per_head = Int32(gpu::block_count(x.cu_seqlens_q.data, x.Nq, turns_config.block_queries, x.B));
+  const auto visits_of = [&](Int64 number) {
     OnePassWork<turns_config> w{};
     w.find(x, order, number);
-    std::vector<Visit> visits;
+    std::vector<emulated::Visit> visits;
     if (!w.has_keys()) return visits;
-    OnePassMemory memory{};
-    memory.tiles_per_head = Int32(gpu::block_count(x.cu_seqlens_q.data, x.Nq, turns_config.block_queries, x.B));
     for (TileWalk<turns_config> at(w); at.has_more(); at.advance())
       visits.push_back({at.number(memory, w), w.turn_at(at.tile)});
     return visits;
   };
-  std::map<Int64, UInt32> counts;
-  std::vector<std::vector<Visit>> running;  // the next visit last
-  int waits = 0;
-  for (Int64 next = 0; next < blocks || !running.empty();) {
-    while (next < blocks && int(running.size()) < resident) {
-      running.push_back(work_of(next++));
-      std::reverse(running.back().begin(), running.back().end());
-    }
-    std::shuffle(running.begin(), running.end(), random);
-    bool progress = false;
-    for (auto& visits : running)
-      for (bool goes_on = true; goes_on && !visits.empty() && random() % 4;) {
-        Visit& v = visits.back();
-        goes_on = counts[v.tile] == v.turn;
-        if (goes_on)
-          ++counts[v.tile], visits.pop_back(), progress = true;
-        else
-          waits += !v.waited, v.waited = true;
-      }
-    const auto all_wait = [&] {
-      return std::none_of(running.begin(), running.end(),
-                          [&](const auto& v) { return v.empty() || counts[v.back().tile] == v.back().turn; });
-    };
-    if (!progress && !running.empty() && all_wait()) return -1;
-    std::erase_if(running, [](const auto& visits) { return visits.empty(); });
-  }
-  return waits;
+  const Int64 blocks = x.Hk * gpu::block_count(x.cu_seqlens_k.data, x.Nk, one_pass_keys, x.B);
+  return emulated::run_turns(blocks, visits_of, resident, false, random);
 }
 
 TEST(HopperOnePass, EveryBlockIsTakenOnceAndThoseOfAHeadInOrder) {
@@ -239,7 +183,7 @@ TEST(HopperOnePass, EveryBlockIsTakenOnceAndThoseOfAHeadInOrder) {
   int padded = 0, overlapping = 0;
   for (int round = 0; round < 300; ++round) {
     std::vector<Int32> q, k;
-    gpu::Question x = random_question(random, q, k);
+    gpu::Question x = emulated::random_question(random, q, k);
     if (!x.cu_seqlens_k.data) x.B = Int32(1 + random() % 40);
     const WorkOrder order = random_order(x, random);
     std::map<std::pair<Int32, Int32>, Int32> next;  // key of a sequence's head
@@ -265,7 +209,7 @@ TEST(HopperOnePass, TurnsComeForAnyNumberOfResidentBlocks) {
   int waits = 0;
   for (int round = 0; round < 400; ++round) {
     std::vector<Int32> q, k;
-    const gpu::Question x = random_question(random, q, k);
+    const gpu::Question x = emulated::random_question(random, q, k);
     for (const int resident : {1, 2, 3, 8, 1000}) {
       const int waited = run_turns(x, random_order(x, random), resident, random);
       ASSERT_GE(waited, 0) << "Nq " << x.Nq << " Nk " << x.Nk << " resident " << resident;

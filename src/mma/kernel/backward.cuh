@@ -268,7 +268,9 @@ template <BackwardConfig config>
 __device__ void backward(const BackwardParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& work = *reinterpret_cast<BackwardWork*>(memory + layout_of(config).work);
-  if (threadIdx.x == 0) describe_work<config>(p, Int32(blockIdx.x), work);
+  if (threadIdx.x == 0)
+    describe_work<config.side, rows_of(config), config.block_columns>(p.call.x, p.tiles_per_head, p.section,
+                                                                      Int32(blockIdx.x), work);
   __syncthreads();
   if (work.first >= work.rows) return;
   Backward<config> kernel(p, work, shared_address(memory));

@@ -52,4 +52,32 @@ __device__ inline void multiply_over_rows(float (&sums)[R][values], const UInt32
     }
 }
 
+// sums = a^T b, over the `terms` rows of both; a lies as dS does (dS_byte), with a_rows rows and `columns` columns for
+// each of their parts. R: tiles of 16 of a's columns.
+template <auto config, int terms, int a_rows, int columns, int R, int values>
+__device__ inline void multiply_turned(float (&sums)[R][values], UInt32 a, UInt32 b) {
+#pragma unroll
+  for (int r = 0; r < R; ++r)
+#pragma unroll
+    for (int n = 0; n < values; ++n) sums[r][n] = 0;
+#pragma unroll
+  for (int j = 0; j < terms / 16; ++j) {
+    const int part = 16 * j / a_rows, row = 16 * j % a_rows;
+    UInt32 x[R][4];
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      load_matrices<true>(x[r], turned(a, column_turn(part * columns / 16 + r)) + row * gpu::panel_row_bytes);
+#pragma unroll
+    for (int c = 0; c < values / 8; ++c) {
+      UInt32 y[4];
+      load_matrices<true>(y, turned(b, column_turn(c)) + panel_step(terms, c) + j * bytes_of_16_rows);
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        multiply<config.element, config.turing>(&sums[r][8 * c], x[r], y[0], y[1]);
+        multiply<config.element, config.turing>(&sums[r][8 * c + 4], x[r], y[2], y[3]);
+      }
+    }
+  }
+}
+
 }  // namespace tessera::mma

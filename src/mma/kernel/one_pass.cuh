@@ -1,0 +1,354 @@
+// The `mma` backward kernel that makes dQ, dK and dV in one pass over the scores. A block owns keys and sums their dK
+// and dV in registers, while the queries of every head of the group stream past by cp.async. What it adds to dQ goes to
+// f32 sums in memory, from which mma/kernel/finish.cuh makes dQ. S, P, dP and dS are the transposed ones: rows are
+// keys. Device code; implements docs/algorithm.md, "Backward, tile by tile".
+#pragma once
+
+#include "gpu/kernel/accumulator.cuh"
+#include "mma/kernel/one_pass_work.cuh"
+#include "mma/ptx/reduce.cuh"
+#include "mma/tile/copy.cuh"
+#include "mma/tile/product.cuh"
+
+namespace tessera::mma {
+
+// What a warp makes of its keys' scores: all, or one half of a pair's work.
+enum class Part { all, P, dS };
+
+template <OnePassConfig config, Part part>
+struct OnePass {
+  static constexpr int R = config.row_tiles, queries = config.block_queries, keys = keys_of(config);
+  static constexpr bool makes_P = part != Part::dS, makes_dS = part != Part::P;
+  static constexpr OnePassLayout layout = layout_of(config);
+  using Scores = float[R][queries / 2];
+  using Packed = UInt32[R][queries / 16][4];  // an operand of the next product
+
+  const OnePassParams& p;
+  const OnePassWork& w;
+  const UInt32 memory;  // of the block
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, owner = warp % config.warps;
+  const int first_row = owner * 16 * R;  // of its keys
+  // What this lane gives to ldmatrix: of its warp's keys, of queries as operands of products along rows and over rows.
+  const int own_byte = first_row * gpu::panel_row_bytes + lane_byte(a_row(lane), a_column(lane));
+  const int along_byte = lane_byte(b_row(lane), b_column(lane)), over_byte = lane_byte(t_row(lane), t_column(lane));
+  float dK[R][makes_dS ? config.D / 2 : 1] = {}, dV[R][makes_P ? config.Dv / 2 : 1] = {};
+  Int32 added = -1;  // number of the tile that this warp has added to and not yet counted at; below 0: none
+
+  __device__ OnePass(const OnePassParams& p, const OnePassWork& w, UInt32 memory) : p(p), w(w), memory(memory) {}
+
+  // --- tiles of queries, of all heads of the group
+
+  struct Place {
+    Int32 head, n;
+  };
+  __device__ Place after(Place at) const {
+    return at.n > w.begin ? Place{at.head, at.n - 1} : Place{at.head + 1, w.end - 1};
+  }
+  __device__ bool exists(Place at) const { return at.head < w.head + w.heads; }
+
+  // --- copies
+
+  template <int rows, int width>
+  __device__ void copy(UInt32 to, const gpu::TokenRef& t, Int64 token, Int32 head, int valid, int dims) const {
+    const auto* from = gpu::row_of<config.element>(t, w.b, token, head);
+    TileCopy<config, rows, width>(to, &from->bits, t.token, valid, dims).issue_all();
+  }
+  __device__ void copy_keys() const {
+    const gpu::Question& x = p.call.x;
+    const Int64 token = w.row_begin + w.first;
+    copy<keys, config.D>(memory + layout.K, x.k, token, w.row_head, w.rows - w.first, p.D);
+    copy<keys, config.Dv>(memory + layout.V, x.v, token, w.row_head, w.rows - w.first, p.Dv);
+  }
+  __device__ void copy_Q(Place at, int stage) const {
+    const Int64 token = w.column_begin + Int64(at.n) * queries;
+    const Int32 valid = w.columns - at.n * queries;
+    copy<queries, config.D>(memory + layout.Q + stage * layout.Q_bytes, p.call.x.q, token, at.head, valid, p.D);
+    const int column = threadIdx.x;
+    if (column >= queries) return;
+    const Int64 row = at.head * p.call.row_head + w.b * p.call.row_batch + token + column;
+    copy_number<config>(numbers(stage) + 4 * column, p.call.lse2 + row, column < valid);
+    copy_number<config>(numbers(stage) + 4 * (queries + column), p.call.delta + row, column < valid);
+  }
+  __device__ void copy_dO(Place at, int stage) const {
+    const Int64 token = w.column_begin + Int64(at.n) * queries;
+    copy<queries, config.Dv>(memory + layout.dO + stage * layout.dO_bytes, p.call.d_o, token, at.head,
+                             w.columns - at.n * queries, p.Dv);
+  }
+  __device__ UInt32 numbers(int stage) const { return memory + layout.numbers + stage * layout.numbers_bytes; }
+  static constexpr int o_stage(int stage) { return config.o_stages == 2 ? stage : 0; }
+  __device__ UInt32 Q(int stage) const { return memory + layout.Q + stage * layout.Q_bytes; }
+  __device__ UInt32 dO(int stage) const { return memory + layout.dO + o_stage(stage) * layout.dO_bytes; }
+
+  // Queries that see nothing have P = 0 but may hold NaN, and 0 NaN is NaN: their rows become 0. Their LSE is +inf
+  // here, which the thread that has copied it looks at.
+  __device__ bool copied_a_blind_query(int stage) const {
+    return threadIdx.x < queries && load_number(numbers(stage) + 4 * threadIdx.x) == -minus_infinity<float>;
+  }
+  template <int width>
+  __device__ void clear_blind_queries(UInt32 tile, int stage) const {
+    constexpr int chunks = width / gpu::chunk_columns;
+    for (int n = threadIdx.x; n < queries * chunks; n += threads_of(config))
+      if (load_number(numbers(stage) + n / chunks * 4) == -minus_infinity<float>)
+        store_chunk(tile + gpu::tile_byte(queries, n / chunks, n % chunks * gpu::chunk_columns), {0, 0, 0, 0});
+  }
+
+  // --- scores
+
+  __device__ void multiply_S(Scores& S, UInt32 Q) const {
+    constexpr int steps = config.D / 16;
+    const UInt32 K = memory + layout.K + own_byte;
+    if constexpr (config.halves_S) {
+      Scores rest;
+      multiply_along_rows<config, keys, 0, steps / 2>(S, K, Q);
+      multiply_along_rows<config, keys, steps / 2, steps>(rest, K, Q);
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int n = 0; n < queries / 2; ++n) S[r][n] += rest[r][n];
+    } else {
+      multiply_along_rows<config, keys, 0, steps>(S, K, Q);
+    }
+  }
+
+  // Scores that the mask or the ends of the sequence leave out become -inf. Rows of absent keys are 0, but exp2(0 -
+  // LSE) may be inf, and they count in dQ.
+  __device__ void mask(Scores& S, Int32 n) const {
+    const Int32 query = n * queries, present = w.rows - w.first - first_row;
+    if (query >= first_row + 16 * R - 1 + w.low && query + queries - 1 <= first_row + w.high &&
+        query + queries <= w.columns && 16 * R <= present)
+      return;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const Int32 distance = first_row + 16 * r - query;
+      gpu::hide<queries>(S[r], lane, w.low + distance, w.high + distance, w.columns - query);
+#pragma unroll
+      for (int e = 0; e < queries / 2; ++e)
+        if (16 * r + gpu::accumulator_row(lane, e) >= present) S[r][e] = minus_infinity<float>;
+    }
+  }
+
+  // P, in the place of S.
+  __device__ void exponentiate(Scores& S, int stage) const {
+#pragma unroll
+    for (int c = 0; c < queries / 8; ++c) {
+      float lse2[2];
+      load_two(numbers(stage) + 4 * gpu::accumulator_column(lane, 4 * c), lse2);
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) S[r][4 * c + e] = gpu::exp2_of(fmaf(S[r][4 * c + e], p.factor, -lse2[e % 2]));
+    }
+  }
+
+  __device__ static void pack(const Scores& S, Packed& to) {
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+      for (int e = 0; e < queries / 2; e += 2)
+        to[r][e / 8][e / 2 % 4] = gpu::packed<config.element>(S[r][e], S[r][e + 1]);
+  }
+
+  // P of four values of a lane, from one warp of a pair to the same lane of the other.
+  __device__ UInt32 exchanged(int r, int c) const {
+    return memory + layout.P + ((r * (queries / 8) + c) * config.warps * 32 + owner * 32 + lane) * 16;
+  }
+  __device__ int pair_name() const { return 1 + owner; }
+  __device__ void hand_over(const Scores& P) const {
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+      for (int c = 0; c < queries / 8; ++c) store_four(exchanged(r, c), &P[r][4 * c]);
+    arrive_at_pair(pair_name());
+  }
+
+  // dS = P (dP - delta), in the place of P. In a pair P comes from the other warp, and dS takes dP's place.
+  __device__ void differentiate(Scores& P, const Scores& dP, int stage) const {
+    if constexpr (config.paired) wait_for_pair(pair_name());
+#pragma unroll
+    for (int c = 0; c < queries / 8; ++c) {
+      float delta[2];
+      load_two(numbers(stage) + 4 * (queries + gpu::accumulator_column(lane, 4 * c)), delta);
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        float four[4];
+        if constexpr (config.paired) load_four(exchanged(r, c), four);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = P[r][4 * c + e];
+          x = (config.paired ? four[e] : x) * (dP[r][4 * c + e] - delta[e % 2]);
+        }
+      }
+    }
+  }
+
+  // Where this lane's first value of dS lies; 8 queries further changes bits of the chunk.
+  __device__ UInt32 own_dS() const {
+    return memory + layout.dS +
+           dS_byte(keys, queries, first_row + gpu::accumulator_row(lane, 0), gpu::accumulator_column(lane, 0));
+  }
+  template <class Pairs>
+  __device__ void store_dS(Pairs pairs) const {
+    const UInt32 first = own_dS();
+#pragma unroll
+    for (int c = 0; c < queries / 8; ++c) {
+      const UInt32 to = turned(first, c * gpu::chunk_bytes);
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) store_pair(to + (2 * r + e) * 8 * gpu::panel_row_bytes, pairs(r, 2 * c + e));
+    }
+  }
+
+  // The tile's share of dK and dV, and dS in shared memory for everybody.
+  __device__ void add_scores(Int32 n, int stage) {
+    const Int32 query = n * queries;
+    if (query + queries - 1 < first_row + w.low || query > first_row + 16 * R - 1 + w.high) {  // sees nothing
+      if constexpr (makes_dS) store_dS([](int, int) { return 0u; });
+      return;
+    }
+    Scores S;
+    Packed operand;
+    if constexpr (makes_P) {
+      multiply_S(S, Q(stage) + along_byte);
+      mask(S, n);
+      exponentiate(S, stage);
+      if constexpr (config.paired) hand_over(S);
+      pack(S, operand);
+      multiply_over_rows<config>(dV, operand, dO(stage) + over_byte);
+    }
+    if constexpr (makes_dS) {
+      Scores dP;
+      multiply_along_rows<config, keys, 0, config.Dv / 16>(dP, memory + layout.V + own_byte, dO(stage) + along_byte);
+      differentiate(S, dP, stage);
+      pack(S, operand);
+      store_dS([&](int r, int n) { return operand[r][n / 4][n % 4]; });
+      multiply_over_rows<config>(dK, operand, Q(stage) + over_byte);
+    }
+  }
+
+  // --- dQ
+
+  __device__ UInt32* count_of(Int32 tile) const { return p.memory.counts + Int64(tile) * warps_of(config) + warp; }
+
+  // The turn at the tile before is over: this warp's additions to it have long arrived, so the fence waits for nothing.
+  __device__ void pass_turn_on() {
+    if constexpr (config.ordered)
+      if (added >= 0 && lane == 0) count_one_more(count_of(added));
+  }
+
+  // This warp's part of dQ = dS^T K, over all keys of the block, to the sums. In order: when all blocks of earlier keys
+  // have added to it; the first of them only stores. `seen`: what lane 0 saw of the count before.
+  __device__ void add_dQ(Place at, UInt32 seen) {
+    constexpr QuerySums sums = sums_of(config);
+    float dQ[QuerySums::row_tiles][sums.columns() / 2];
+    const int row = sums.first_row(warp), column = sums.first_column(warp);
+    multiply_turned<config, keys, dS_rows(keys, queries), queries>(
+        dQ, memory + layout.dS + dS_byte(keys, queries, b_row(lane), b_column(lane) + row),
+        memory + layout.K + gpu::tile_byte(keys, t_row(lane), t_column(lane) + column));
+    const Int32 tile = w.tile_number(p.memory, at.head, at.n);
+    const UInt32 turn = config.ordered ? turn_at<config>(w, at.n) : 1;
+    if constexpr (config.ordered) {
+      if (lane == 0 && seen != turn) wait_for_count(count_of(tile), turn);
+      __syncwarp();
+    }
+    float* to = p.memory.sums + Int64(tile) * sums.tile_numbers() + warp * sums.part_numbers();
+    const auto put = [&](auto one) {
+#pragma unroll
+      for (int r = 0; r < QuerySums::row_tiles; ++r)
+#pragma unroll
+        for (int n = 0; n < sums.columns() / 2; n += 4) one(to + 32 * (r * (sums.columns() / 2) + n), &dQ[r][n]);
+    };
+    if (config.ordered && turn == 0)
+      put([&](float* at, const float* x) { store_sums(at, lane, x); });
+    else
+      put([&](float* at, const float* x) { add_sums(at, lane, x); });
+    if constexpr (config.ordered) __syncwarp();  // what all lanes have added is counted by one
+    added = tile;
+  }
+
+  // --- the loop over tiles of queries, of all heads of the group. The last queries come first: blocks of keys that
+  // start one after another come to a tile one after another, whatever the mask.
+
+  __device__ void sum() {
+    if (w.begin >= w.end) return;
+    Place at{w.head, w.end - 1};
+    copy_keys();
+    copy_Q(at, 0);
+    copy_dO(at, 0);
+    commit_copies();
+    int stage = 0;
+#pragma unroll 1
+    for (; exists(at); at = after(at)) {
+      wait_copies<0>();
+      // This tile has arrived, and all warps are done with the one before.
+      if (__syncthreads_or(copied_a_blind_query(stage))) {
+        clear_blind_queries<config.D>(Q(stage), stage);
+        clear_blind_queries<config.Dv>(dO(stage), stage);
+        __syncthreads();
+      }
+      if (const Place next = after(at); exists(next)) {
+        if constexpr (config.q_stages == 2) copy_Q(next, 1 - stage);
+        if constexpr (config.o_stages == 2) copy_dO(next, 1 - stage);
+      }
+      commit_copies();
+      add_scores(at.n, stage);
+      UInt32 seen = 0;
+      if constexpr (config.ordered)
+        if (lane == 0) seen = look_at_count(count_of(w.tile_number(p.memory, at.head, at.n)));
+      pass_turn_on();
+      __syncthreads();  // dS of all keys is here
+      if (const Place next = after(at); config.q_stages * config.o_stages < 4 && exists(next)) {
+        if constexpr (config.q_stages == 1) copy_Q(next, 0);
+        if constexpr (config.o_stages == 1) copy_dO(next, 0);
+      }
+      commit_copies();
+      add_dQ(at, seen);
+      if constexpr (config.q_stages == 2) stage ^= 1;
+    }
+    pass_turn_on();
+  }
+
+  template <Element element, int values>
+  __device__ void write(float (&sums)[R][values], const gpu::TokenRef& to, int count, float factor) {
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const Int32 j = w.first + first_row + 16 * r + gpu::accumulator_row(lane, 2 * e);
+        auto* row = gpu::row_of<element>(to, w.b, w.row_begin + j, w.row_head);
+#pragma unroll
+        for (int n = 2 * e; n < values; n += 4)
+#pragma unroll
+          for (int d = 0; d < 2; ++d) sums[r][n + d] *= factor;
+        if constexpr (element == Element::f32)  // no other type accumulates
+          if (p.call.accumulate) gpu::add_row<2 * values>(sums[r], e, lane, row, count, j < w.rows);
+        gpu::store_row<element, 2 * values>(sums[r], e, lane, row, count, j < w.rows);
+      }
+  }
+  __device__ void run() {
+    sum();
+    if constexpr (makes_dS) write<config.dK>(dK, p.call.dk, p.D, p.call.x.scale);
+    if constexpr (makes_P) write<config.dV>(dV, p.call.dv, p.Dv, 1);
+  }
+};
+
+template <OnePassConfig config>
+__device__ void one_pass(const OnePassParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& work = *reinterpret_cast<OnePassWork*>(memory + layout_of(config).work);
+  // Works are taken in their order, whatever the order of the blocks: who waits for a turn waits for a work that
+  // somebody is at.
+  if (threadIdx.x == 0)
+    describe_one_pass<config>(p.call.x, p.blocks_per_head, p.section, Int32(atomicAdd(p.memory.taken, 1u)), work);
+  __syncthreads();
+  if (work.first >= work.rows) return;
+  const UInt32 shared = shared_address(memory);
+  if constexpr (!config.paired)
+    OnePass<config, Part::all>(p, work, shared).run();
+  else if (threadIdx.x < threads_of(config) / 2)
+    OnePass<config, Part::P>(p, work, shared).run();
+  else
+    OnePass<config, Part::dS>(p, work, shared).run();
+}
+
+}  // namespace tessera::mma

@@ -1,0 +1,130 @@
+// The `mma` one-pass backward kernel's own text, run on the host (tests/emulated) with what comes before and after it,
+// against float64; and the order of additions to dQ. Links tessera_cases; its include path puts tests/emulated before
+// src.
+#include <map>
+
+#include "tests/emulated/backward.hpp"
+#include "tests/emulated/steps.hpp"
+#include "tests/emulated/turns.hpp"
+#include "tests/mma/mma_cases.hpp"
+#include "tests/support/senseless.hpp"
+
+namespace tessera::mma {
+alignas(1024) unsigned char memory[emulated::Machine::memory_bytes];
+}
+
+#include "mma_one_pass_units.hpp"  // written while this is built
+
+namespace tessera::mma {
+namespace {
+
+void run_backward(cases::CaseData& data, const char* architecture) {
+  const Problem problem = backward_problem(data);
+  const gpu::Steps steps = steps_of(problem, architecture, "mma_one_pass");
+  ASSERT_EQ(steps.reason, "");
+  emulated::run_steps(steps, problem, emulated::backward_call(data), mma_one_pass_units, memory);
+}
+
+class MmaOnePass : public testing::TestWithParam<const char*> {};
+
+TEST_P(MmaOnePass, AgreesWithTheReference) {
+  int ran = 0;
+  for (const OnePassCase& c : one_pass_cases()) {
+    if (c.c.spec.name != GetParam()) continue;
+    SCOPED_TRACE(c.architecture);
+    emulated::check(c.c, [&](cases::CaseData& data) {
+      forward(data.inputs(), data.outputs(), data.options(), {});
+      run_backward(data, c.architecture);
+    });
+    if (HasFailure()) return;
+    ++ran;
+  }
+  EXPECT_GT(ran, 0) << "there is no such group";
+}
+
+INSTANTIATE_TEST_SUITE_P(Groups, MmaOnePass,
+                         testing::Values("Full", "OneToManyTiles", "HeadDimsBetweenTiles", "GroupsOfHeads", "Causal",
+                                         "QueriesThatSeeNothing", "Windows", "PackedSequences", "Fronts", "UsedLengths",
+                                         "Layouts", "Unaligned", "SinksAndLseGradient", "WideGradients", "Accumulation",
+                                         "ExtremeNumbers"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(MmaOnePassLengths, SenselessOnesTouchNoOtherSequences) {
+  test::check_senseless_lengths(test::senseless_base(64, Type::bf16, true), true,
+                                [](cases::CaseData& data) { run_backward(data, "sm_90a"); });
+}
+
+// --- the order of additions to a tile's sum, without the arithmetic
+
+constexpr OnePassConfig turns_config{.D = 128, .Dv = 128, .warps = 8, .row_tiles = 1, .block_queries = 64};
+
+OnePassWork work_of(const gpu::Question& x, int section, Int64 number) {
+  OnePassWork w{};
+  const Int64 blocks = gpu::block_count(x.cu_seqlens_k.data, x.Nk, keys_of(turns_config), x.B);
+  const Int32 heads = x.cu_seqlens_k.data ? x.Hk : x.B * x.Hk;
+  describe_one_pass<turns_config>(x, Int32(blocks * x.Hk / heads), section, Int32(number), w);
+  return w;
+}
+
+int random_section(const gpu::Question& x, std::mt19937& random) {
+  const int heads = x.cu_seqlens_k.data ? x.Hk : x.B * x.Hk;
+  int section = 1;
+  while (random() % 2 && heads % (2 * section) == 0) section *= 2;
+  return section;
+}
+
+// A turn is passed on a tile later than it was had.
+TEST(MmaOnePassTurns, ComeForAnyNumberOfResidentBlocks) {
+  std::mt19937 random(11);
+  int waits = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::vector<Int32> q, k;
+    const gpu::Question x = emulated::random_question(random, q, k);
+    OnePassMemory memory{};
+    memory.tiles_per_head = Int32(gpu::block_count(x.cu_seqlens_q.data, x.Nq, turns_config.block_queries, x.B));
+    for (const int resident : {1, 2, 3, 8, 1000}) {
+      const int section = random_section(x, random);
+      const auto visits_of = [&](Int64 number) {
+        const OnePassWork w = work_of(x, section, number);
+        std::vector<emulated::Visit> visits;
+        if (w.first >= w.rows) return visits;
+        for (Int32 head = w.head; head < w.head + w.heads; ++head)
+          for (Int32 n = w.end - 1; n >= w.begin; --n)
+            visits.push_back({w.tile_number(memory, head, n), turn_at<turns_config>(w, n)});
+        return visits;
+      };
+      const Int64 blocks = x.Hk * gpu::block_count(x.cu_seqlens_k.data, x.Nk, keys_of(turns_config), x.B);
+      const int waited = emulated::run_turns(blocks, visits_of, resident, true, random);
+      ASSERT_GE(waited, 0) << "Nq " << x.Nq << " Nk " << x.Nk << " resident " << resident;
+      ASSERT_TRUE(resident > 1 || waited == 0);
+      waits += waited;
+    }
+  }
+  EXPECT_GT(waits, 1000);  // else the order was never in question
+}
+
+TEST(MmaOnePassTurns, EveryBlockIsTakenOnceAndThoseOfAHeadInOrder) {
+  std::mt19937 random(12);
+  int padded = 0;
+  for (int round = 0; round < 300; ++round) {
+    std::vector<Int32> q, k;
+    const gpu::Question x = emulated::random_question(random, q, k);
+    const int section = random_section(x, random);
+    std::map<std::pair<Int32, Int32>, Int32> next;  // key of a sequence's head
+    Int64 keys = 0;
+    for (Int64 n = 0; n < x.Hk * gpu::block_count(x.cu_seqlens_k.data, x.Nk, keys_of(turns_config), x.B); ++n) {
+      const OnePassWork w = work_of(x, section, n);
+      if (w.first >= w.rows) continue;
+      Int32& at = next[{w.b, w.row_head}];
+      ASSERT_EQ(w.first, at) << "sequence " << w.b << ", head " << w.row_head;
+      at += keys_of(turns_config), keys += lesser(keys_of(turns_config), w.rows - w.first);
+    }
+    if (x.cu_seqlens_k.data) continue;
+    EXPECT_EQ(keys, x.B * x.Hk * x.Nk);
+    ++padded;
+  }
+  EXPECT_GT(padded, 50);
+}
+
+}  // namespace
+}  // namespace tessera::mma
