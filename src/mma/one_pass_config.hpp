@@ -51,12 +51,12 @@ constexpr QuerySums sums_of(const OnePassConfig& c) {
   return {.D = c.D, .queries = c.block_queries, .warps = warps_of(c)};
 }
 
-inline constexpr int one_pass_work_bytes = 96;
+inline constexpr int one_pass_work_bytes = 96, source_bytes = 24;
 
 // Byte offsets in shared memory.
 struct OnePassLayout {
-  int K, V, Q, dO, dS, P, numbers, work, bytes;
-  int Q_bytes, dO_bytes, numbers_bytes;  // of a stage; numbers: LSE of every query, then delta
+  int K, V, Q, dO, dS, P, numbers, sources, work, bytes;  // sources: what each thread copies next
+  int Q_bytes, dO_bytes, numbers_bytes;                   // of a stage; numbers: LSE of every query, then delta
 };
 
 constexpr OnePassLayout layout_of(const OnePassConfig& c) {
@@ -71,7 +71,8 @@ constexpr OnePassLayout layout_of(const OnePassConfig& c) {
   l.dS = l.dO + c.o_stages * l.dO_bytes;
   l.P = l.dS + 2 * scores;
   l.numbers = l.P + (c.paired ? 4 * scores : 0);
-  l.work = l.numbers + c.q_stages * l.numbers_bytes;
+  l.sources = l.numbers + c.q_stages * l.numbers_bytes;
+  l.work = l.sources + threads_of(c) * source_bytes;
   l.bytes = l.work + one_pass_work_bytes;
   return l;
 }

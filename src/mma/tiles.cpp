@@ -53,7 +53,7 @@ constexpr Config class_64[] = {
 // one could not hold both.
 constexpr OnePassConfig one_pass_227[] = {
     {.D = 64, .Dv = 64},
-    {.D = 128, .Dv = 128, .warps = 8, .row_tiles = 1, .block_queries = 64, .blocks_per_sm = 1},
+    {.D = 128, .Dv = 128, .paired = true, .block_queries = 64, .blocks_per_sm = 1},
     {.D = 256, .Dv = 256, .row_tiles = 1, .paired = true, .block_queries = 64, .o_stages = 1, .blocks_per_sm = 1},
 };
 constexpr OnePassConfig one_pass_163[] = {

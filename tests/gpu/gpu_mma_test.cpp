@@ -2,6 +2,7 @@
 // sequence in any company. With the tiles of the GPU's own class, or of the one that TESSERA_TILES names. Links
 // tessera_cases. tests/mma/mma_machine_test.cpp runs the kernels' text without a GPU.
 #include "mma/algorithms.hpp"
+#include "mma/plan.hpp"
 #include "mma/tiles.hpp"
 #include "tests/gpu/hopper.hpp"
 
@@ -38,9 +39,14 @@ class Mma : public Gpu {
 template <class Parameter>
 class MmaWith : public Mma, public testing::WithParamInterface<Parameter> {};
 
+// By which cases are dealt out: the kernel of the forward pass, and of both where one pass makes all gradients.
 std::string unit_of(const Case& c) {
   const std::optional<mma::Config> tile = mma::forward_tile(problem_of(c, Pass::forward), *tile_class());
-  return tile ? mma::forward_unit_text(*tile) : "";
+  std::string all = tile ? mma::forward_unit_text(*tile) : "";
+  if (!c.backward) return all;
+  const gpu::Steps one_pass = mma::one_pass_steps(problem_of(c, Pass::backward), cuda::properties(gpu.id));
+  for (const gpu::Step& step : one_pass.list) all += step.unit;
+  return all;
 }
 
 // Parts of the cases: first of the forward pass, then of both.
@@ -68,6 +74,45 @@ TEST_P(GpuMmaCases, AgreeWithFloat64) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuMmaCases, testing::Range(std::size_t{0}, 2 * parts));
+
+class GpuMmaOnePass : public Mma {};
+
+// Of the family's backward forms a call gets the first that takes it.
+TEST_F(GpuMmaOnePass, IsWhatTheFamilyGives) {
+  const bool has_tiles = !tile_class()->one_pass.empty();
+  const Case plain = in_16_bits({.name = "plain"}, true);
+  Case capped = plain;
+  capped.options.softcap = 5;
+  const std::pair<Case, std::string> expected[] = {{plain, has_tiles ? "mma_one_pass" : "mma_two_pass"},
+                                                   {capped, "mma_two_pass"}};
+  for (const auto& [spec, kernel] : expected) {
+    CaseData data = build(spec);
+    const Placed placed(data, gpu);
+    const Plan plan = Plan::backward(placed.inputs(), placed.saved(), placed.gradients(), data.options(),
+                                     {.device = gpu, .kernel = mma_kernel});
+    EXPECT_EQ(plan.kernel(), kernel);
+  }
+}
+
+TEST_F(GpuMmaOnePass, GivesTheSameBitsOnAStreamAndInAGraph) {
+  for (const std::size_t n : {std::size_t{1}, std::size_t{4}})
+    if (const Case spec = in_16_bits(repeated()[n], true); !may_be_refused(spec))
+      expect_same_bits_on_a_stream_and_in_a_graph(spec, mma_kernel);
+}
+
+class GpuMmaAnyOrder : public MmaWith<std::size_t> {};
+
+// In any order bits change from run to run, but not what they are judged by.
+TEST_P(GpuMmaAnyOrder, AgreesWithFloat64) {
+  Case spec = in_16_bits(repeated()[GetParam()], true);
+  if (may_be_refused(spec)) GTEST_SKIP() << "no GPU to test: its tiles hold no such heads";
+  spec.options.deterministic = false;
+  const CaseReport report = run_case(spec, Execution{.device = gpu, .kernel = mma_kernel});
+  expect_ok(report);
+  EXPECT_FALSE(report.skipped) << to_text(report);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuMmaAnyOrder, testing::Range(std::size_t{0}, repeated().size()));
 
 class GpuMmaRepetitions : public MmaWith<std::size_t> {};
 

@@ -220,13 +220,13 @@ inline void expect_same_bits_each_time(const Case& spec, const std::string& kern
 
 // --- streams, graphs -------------------------------------------------------------------------------------------------
 
-inline void expect_same_bits_on_a_stream_and_in_a_graph(const Case& spec) {
+inline void expect_same_bits_on_a_stream_and_in_a_graph(const Case& spec, const std::string& kernel = hopper_kernel) {
   CaseData direct = build(spec), streamed = build(spec), replayed = build(spec);
-  OnGpu on_default(direct, hopper_kernel);
+  OnGpu on_default(direct, kernel);
   on_default.run();
   on_default.finish();
   const Stream stream;
-  OnGpu on_stream(streamed, hopper_kernel, stream), in_graph(replayed, hopper_kernel, stream);
+  OnGpu on_stream(streamed, kernel, stream), in_graph(replayed, kernel, stream);
   on_stream.run();
   on_stream.finish();
   expect_same_outputs(direct, streamed);

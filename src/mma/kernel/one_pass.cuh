@@ -25,8 +25,11 @@ struct OnePass {
 
   const OnePassParams& p;
   const OnePassWork& w;
-  const UInt32 memory;  // of the block
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, owner = warp % config.warps;
+  unsigned char* const shared;  // memory of the block, and its address
+  const UInt32 memory = shared_address(shared);
+  // The same in all lanes, which the compiler is told by the shuffle.
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  const int owner = warp % config.warps;
   const int first_row = owner * 16 * R;  // of its keys
   // What this lane gives to ldmatrix: of its warp's keys, of queries as operands of products along rows and over rows.
   const int own_byte = first_row * gpu::panel_row_bytes + lane_byte(a_row(lane), a_column(lane));
@@ -34,7 +37,8 @@ struct OnePass {
   float dK[R][makes_dS ? config.D / 2 : 1] = {}, dV[R][makes_P ? config.Dv / 2 : 1] = {};
   Int32 added = -1;  // number of the tile that this warp has added to and not yet counted at; below 0: none
 
-  __device__ OnePass(const OnePassParams& p, const OnePassWork& w, UInt32 memory) : p(p), w(w), memory(memory) {}
+  __device__ OnePass(const OnePassParams& p, const OnePassWork& w, unsigned char* shared) :
+      p(p), w(w), shared(shared) {}
 
   // --- tiles of queries, of all heads of the group
 
@@ -59,20 +63,44 @@ struct OnePass {
     copy<keys, config.D>(memory + layout.K, x.k, token, w.row_head, w.rows - w.first, p.D);
     copy<keys, config.Dv>(memory + layout.V, x.v, token, w.row_head, w.rows - w.first, p.Dv);
   }
-  __device__ void copy_Q(Place at, int stage) const {
+  // Where a thread's next chunks of Q and dO, and its number, come from. It is kept in shared memory, from which it
+  // takes few instructions to have it again; registers are all in use.
+  struct Source {
+    const UInt16 *Q, *dO;
+    Int64 number;  // of a query's LSE and delta
+  };
+  static_assert(sizeof(Source) == source_bytes);
+  __device__ Source& source() const {
+    return reinterpret_cast<Source*>(shared + layout.sources)[recomputed(threadIdx.x)];
+  }
+  // Of tile n, the last, of a head; those before it follow.
+  __device__ void find_sources(Place at) const {
     const Int64 token = w.column_begin + Int64(at.n) * queries;
-    const Int32 valid = w.columns - at.n * queries;
-    copy<queries, config.D>(memory + layout.Q + stage * layout.Q_bytes, p.call.x.q, token, at.head, valid, p.D);
-    const int column = threadIdx.x;
+    const auto first_chunk = [&](const gpu::TokenRef& t) {
+      return TileCopy<config, queries, 64>::chunk_of(&gpu::row_of<config.element>(t, w.b, token, at.head)->bits,
+                                                     t.token);
+    };
+    source() = {first_chunk(p.call.x.q), first_chunk(p.call.d_o),
+                at.head * p.call.row_head + w.b * p.call.row_batch + token + threadIdx.x};
+  }
+  __device__ void copy_Q(Place at, int stage) const {
+    Source& from = source();
+    const int valid = w.columns - at.n * queries, column = recomputed(threadIdx.x);
+    const gpu::TokenRef& q = p.call.x.q;
+    TileCopy<config, queries, config.D>(Q(stage), from.Q, q.token, valid, p.D, column).issue_all();
+    from.Q -= queries * q.token;
     if (column >= queries) return;
-    const Int64 row = at.head * p.call.row_head + w.b * p.call.row_batch + token + column;
-    copy_number<config>(numbers(stage) + 4 * column, p.call.lse2 + row, column < valid);
-    copy_number<config>(numbers(stage) + 4 * (queries + column), p.call.delta + row, column < valid);
+    copy_number<config>(numbers(stage) + 4 * column, p.call.lse2 + from.number, column < valid);
+    copy_number<config>(numbers(stage) + 4 * (queries + column), p.call.delta + from.number, column < valid);
+    from.number -= queries;
   }
   __device__ void copy_dO(Place at, int stage) const {
-    const Int64 token = w.column_begin + Int64(at.n) * queries;
-    copy<queries, config.Dv>(memory + layout.dO + stage * layout.dO_bytes, p.call.d_o, token, at.head,
-                             w.columns - at.n * queries, p.Dv);
+    Source& from = source();
+    const gpu::TokenRef& d_o = p.call.d_o;
+    TileCopy<config, queries, config.Dv>(dO(stage), from.dO, d_o.token, w.columns - at.n * queries, p.Dv,
+                                         recomputed(threadIdx.x))
+        .issue_all();
+    from.dO -= queries * d_o.token;
   }
   __device__ UInt32 numbers(int stage) const { return memory + layout.numbers + stage * layout.numbers_bytes; }
   static constexpr int o_stage(int stage) { return config.o_stages == 2 ? stage : 0; }
@@ -87,7 +115,8 @@ struct OnePass {
   template <int width>
   __device__ void clear_blind_queries(UInt32 tile, int stage) const {
     constexpr int chunks = width / gpu::chunk_columns;
-    for (int n = threadIdx.x; n < queries * chunks; n += threads_of(config))
+#pragma unroll 1
+    for (int n = recomputed(threadIdx.x); n < queries * chunks; n += threads_of(config))
       if (load_number(numbers(stage) + n / chunks * 4) == -minus_infinity<float>)
         store_chunk(tile + gpu::tile_byte(queries, n / chunks, n % chunks * gpu::chunk_columns), {0, 0, 0, 0});
   }
@@ -183,8 +212,9 @@ struct OnePass {
 
   // Where this lane's first value of dS lies; 8 queries further changes bits of the chunk.
   __device__ UInt32 own_dS() const {
+    const int at = recomputed(lane);
     return memory + layout.dS +
-           dS_byte(keys, queries, first_row + gpu::accumulator_row(lane, 0), gpu::accumulator_column(lane, 0));
+           dS_byte(keys, queries, first_row + gpu::accumulator_row(at, 0), gpu::accumulator_column(at, 0));
   }
   template <class Pairs>
   __device__ void store_dS(Pairs pairs) const {
@@ -241,10 +271,10 @@ struct OnePass {
   __device__ void add_dQ(Place at, UInt32 seen) {
     constexpr QuerySums sums = sums_of(config);
     float dQ[QuerySums::row_tiles][sums.columns() / 2];
-    const int row = sums.first_row(warp), column = sums.first_column(warp);
+    const int row = sums.first_row(warp), column = sums.first_column(warp), own = recomputed(lane);
     multiply_turned<config, keys, dS_rows(keys, queries), queries>(
-        dQ, memory + layout.dS + dS_byte(keys, queries, b_row(lane), b_column(lane) + row),
-        memory + layout.K + gpu::tile_byte(keys, t_row(lane), t_column(lane) + column));
+        dQ, memory + layout.dS + dS_byte(keys, queries, b_row(own), b_column(own) + row),
+        memory + layout.K + gpu::tile_byte(keys, t_row(own), t_column(own) + column));
     const Int32 tile = w.tile_number(p.memory, at.head, at.n);
     const UInt32 turn = config.ordered ? turn_at<config>(w, at.n) : 1;
     if constexpr (config.ordered) {
@@ -273,6 +303,7 @@ struct OnePass {
     if (w.begin >= w.end) return;
     Place at{w.head, w.end - 1};
     copy_keys();
+    find_sources(at);
     copy_Q(at, 0);
     copy_dO(at, 0);
     commit_copies();
@@ -286,7 +317,9 @@ struct OnePass {
         clear_blind_queries<config.Dv>(dO(stage), stage);
         __syncthreads();
       }
-      if (const Place next = after(at); exists(next)) {
+      const Place next = after(at);
+      if (next.head != at.head && exists(next)) find_sources(next);
+      if (exists(next)) {
         if constexpr (config.q_stages == 2) copy_Q(next, 1 - stage);
         if constexpr (config.o_stages == 2) copy_dO(next, 1 - stage);
       }
@@ -297,9 +330,9 @@ struct OnePass {
         if (lane == 0) seen = look_at_count(count_of(w.tile_number(p.memory, at.head, at.n)));
       pass_turn_on();
       __syncthreads();  // dS of all keys is here
-      if (const Place next = after(at); config.q_stages * config.o_stages < 4 && exists(next)) {
-        if constexpr (config.q_stages == 1) copy_Q(next, 0);
-        if constexpr (config.o_stages == 1) copy_dO(next, 0);
+      if (const Place then = after(at); config.q_stages * config.o_stages < 4 && exists(then)) {
+        if constexpr (config.q_stages == 1) copy_Q(then, 0);
+        if constexpr (config.o_stages == 1) copy_dO(then, 0);
       }
       commit_copies();
       add_dQ(at, seen);
@@ -342,13 +375,12 @@ __device__ void one_pass(const OnePassParams& p) {
     describe_one_pass<config>(p.call.x, p.blocks_per_head, p.section, Int32(atomicAdd(p.memory.taken, 1u)), work);
   __syncthreads();
   if (work.first >= work.rows) return;
-  const UInt32 shared = shared_address(memory);
   if constexpr (!config.paired)
-    OnePass<config, Part::all>(p, work, shared).run();
-  else if (threadIdx.x < threads_of(config) / 2)
-    OnePass<config, Part::P>(p, work, shared).run();
+    OnePass<config, Part::all>(p, work, memory).run();
+  else if (__shfl_sync(0xffffffffu, int(threadIdx.x) / (32 * config.warps), 0) == 0)
+    OnePass<config, Part::P>(p, work, memory).run();
   else
-    OnePass<config, Part::dS>(p, work, shared).run();
+    OnePass<config, Part::dS>(p, work, memory).run();
 }
 
 }  // namespace tessera::mma

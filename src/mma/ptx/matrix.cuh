@@ -48,6 +48,12 @@ __device__ inline void multiply(float* c, const UInt32 (&a)[4], UInt32 b0, UInt3
   }
 }
 
+// x itself. Volatile: what is computed from it is computed where it is needed, and not kept in registers.
+__device__ inline int recomputed(int x) {
+  asm volatile("mov.b32 %0, %0;" : "+r"(x));
+  return x;
+}
+
 // address ^ bits. Volatile: the compiler would compute such addresses once and keep them all, which spills.
 __device__ inline UInt32 turned(UInt32 address, int bits) {
   if (bits == 0) return address;

@@ -45,11 +45,14 @@ struct TileCopy {
   UInt32 to;
   int valid, columns;  // from this thread's chunk on
 
-  __device__ TileCopy(UInt32 tile, const UInt16* rows_at, Int64 distance, int valid, int columns) : distance(distance) {
-    const int row = copy_row(threadIdx.x), column = copy_column(threadIdx.x);
-    from = rows_at + row * distance + column;
-    to = tile + gpu::tile_byte(rows, row, column);
-    this->valid = valid - row, this->columns = columns - column;
+  __device__ TileCopy(UInt32 tile, const UInt16* rows_at, Int64 distance, int valid, int columns) :
+      TileCopy(tile, chunk_of(rows_at, distance), distance, valid, columns, threadIdx.x) {}
+  // The same from the address of this thread's first chunk.
+  __device__ TileCopy(UInt32 tile, const UInt16* from, Int64 distance, int valid, int columns, int thread) :
+      from(from), distance(distance), to(tile + gpu::tile_byte(rows, copy_row(thread), copy_column(thread))),
+      valid(valid - copy_row(thread)), columns(columns - copy_column(thread)) {}
+  __device__ static const UInt16* chunk_of(const UInt16* rows_at, Int64 distance) {
+    return rows_at + copy_row(threadIdx.x) * distance + copy_column(threadIdx.x);
   }
 
   // Parts in their order: the address is incremented row by row, which is cheaper than computing it.
