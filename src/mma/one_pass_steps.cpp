@@ -9,6 +9,7 @@
 #include "core/tensor.hpp"
 #include "gpu/unit.hpp"
 #include "mma/algorithms.hpp"
+#include "mma/layout.hpp"
 #include "mma/params.hpp"
 #include "mma/plan.hpp"
 
@@ -138,8 +139,14 @@ Step main_step(const Problem& p, const Plan& plan) {
                           c.ordered ? "in order" : "as it comes")};
   step.gives<OnePassParams>([plan, D = p.D, Dv = p.Dv](const Given& given) {
     const gpu::BackwardParams& call = given.backward();
+    const auto stride = [&](const gpu::TokenRef& t) {
+      return TileStride{.advance = copy_rows_at_once(threads_of(plan.config)) * t.token,
+                        .back = plan.config.block_queries * t.token};
+    };
     return OnePassParams{.call = call,
                          .memory = plan.memory(given.own),
+                         .Q = stride(call.x.q),
+                         .dO = stride(call.d_o),
                          .D = static_cast<Int32>(D),
                          .Dv = static_cast<Int32>(Dv),
                          .factor = static_cast<float>(double{call.x.score_scale} * std::numbers::log2e),

@@ -36,9 +36,16 @@ struct OnePassMemory {
   Int32 tiles_per_head;
 };
 
+// How a thread gets on in a tensor of which tiles are copied one after another: numbers from its chunk to that of the
+// next rows, and from a tile back to the one before.
+struct TileStride {
+  Int64 advance, back;
+};
+
 struct OnePassParams {
   gpu::BackwardParams call;
   OnePassMemory memory;
+  TileStride Q, dO;
   Int32 D, Dv;                     // of the tensors
   float factor;                    // of products q.k
   Int32 blocks_per_head, section;  // of keys; see ForwardParams

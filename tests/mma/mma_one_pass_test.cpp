@@ -88,9 +88,9 @@ TEST(MmaOnePassTurns, ComeForAnyNumberOfResidentBlocks) {
         const OnePassWork w = work_of(x, section, number);
         std::vector<emulated::Visit> visits;
         if (w.first >= w.rows) return visits;
-        for (Int32 head = w.head; head < w.head + w.heads; ++head)
-          for (Int32 n = w.end - 1; n >= w.begin; --n)
-            visits.push_back({w.tile_number(memory, head, n), turn_at<turns_config>(w, n)});
+        if (w.begin >= w.end) return visits;
+        for (OnePassWork::Place at = w.first_place(); w.exists(at); at = w.after(at))
+          visits.push_back({w.tile_number(memory, at), turn_at<turns_config>(w, at.n)});
         return visits;
       };
       const Int64 blocks = x.Hk * gpu::block_count(x.cu_seqlens_k.data, x.Nk, keys_of(turns_config), x.B);

@@ -118,6 +118,44 @@ TEST(Banks, LoadsOfFragmentsHaveNoConflicts) {
               1);
 }
 
+// dS, a row for each key: stores of pairs from accumulators, and loads of its transpose, as multiply_turned addresses
+// them. Every element has a place of its own, and comes to where the product of queries and keys expects it.
+TEST(Banks, OfTransposedScoresHaveNoConflicts) {
+  for (const int keys : {64, 128})
+    for (const int queries : {32, 64}) {
+      const int rows = dS_rows(keys, queries);
+      std::map<int, Place> cells;
+      for (int key = 0; key < keys; ++key)
+        for (int query = 0; query < queries; ++query) {
+          const int byte = dS_byte(keys, queries, key, query);
+          EXPECT_LT(byte, 2 * keys * queries);
+          EXPECT_TRUE(cells.emplace(byte, Place{key, query}).second);
+        }
+      for (int row = 0; row < keys; row += 8)
+        for (int c = 0; c < queries / 8; ++c) {
+          const auto stored = [&](int lane) {
+            const int first =
+                dS_byte(keys, queries, row / 16 * 16 + gpu::accumulator_row(lane, 0), gpu::accumulator_column(lane, 0));
+            return (first ^ c * gpu::chunk_bytes) + row % 16 * gpu::panel_row_bytes;
+          };
+          EXPECT_EQ(conflicts(4, stored), 1);
+          for (int lane = 0; lane < 32; ++lane)
+            EXPECT_EQ(cells.at(stored(lane)), Place(row + lane / 4, gpu::accumulator_column(lane, 4 * c)));
+        }
+      for (int j = 0; j < keys / 16; ++j)
+        for (int r = 0; r < queries / 16; ++r) {
+          const auto loaded_row = [&](int lane) {
+            return (dS_byte(keys, queries, b_row(lane), b_column(lane)) ^
+                    column_turn(16 * j / rows * queries / 16 + r)) +
+                   16 * j % rows * gpu::panel_row_bytes;
+          };
+          EXPECT_EQ(conflicts(16, loaded_row), 1);
+          for (int lane = 0; lane < 32; ++lane)
+            EXPECT_EQ(cells.at(loaded_row(lane)), Place(16 * j + lane % 8 + lane / 16 * 8, 16 * r + lane / 8 % 2 * 8));
+        }
+    }
+}
+
 // Copies of 16 bytes, which aligned tensors get, have none either. Those of 8 and 4 bytes have some: a warp's chunks of
 // several rows lie in the same places of their rows.
 TEST(Banks, CopiesHaveNoConflictsIfAligned) {
@@ -294,6 +332,99 @@ TEST(Plans, OfTheBackwardPassFitTheClass) {
                 .plan(api::plain_problem(Pass::backward, Type::f16, {256, 256}), cuda::target_named("sm_75"))
                 .reason,
             "D is 256 and Dv is 256; no tile fits the 65536 bytes of shared memory of sm_75");
+}
+
+// One pass takes what makes all gradients without options of scores, where the class has tiles, and says why not.
+TEST(Plans, OfOnePassSayWhatTheyRefuse) {
+  const auto reason_of = [](const Problem& p, const char* architecture = "sm_90a") {
+    return one_pass_kernel().plan(p, cuda::target_named(architecture)).reason;
+  };
+  const Problem plain = api::plain_problem(Pass::backward, Type::bf16, {64, 64});
+  const auto changed = [&](auto change) {
+    Problem p = plain;
+    change(p);
+    return p;
+  };
+  for (const char* architecture : {"sm_80", "sm_90a", "sm_100a"}) EXPECT_EQ(reason_of(plain, architecture), "");
+  EXPECT_EQ(reason_of(api::plain_problem(Pass::forward, Type::bf16, {64, 64})),
+            "pass is forward; this kernel is for the backward pass");
+  EXPECT_EQ(reason_of(changed([](Problem& p) { p.dk.reset(); })),
+            "not all of dQ, dK and dV are asked for; one pass makes all of them");
+  EXPECT_EQ(reason_of(changed([](Problem& p) { p.d_o = Type::f32; })),
+            "dO is f32 and Q is bf16; one pass takes both in one type");
+  EXPECT_EQ(reason_of(changed([](Problem& p) { p.options.scale = -1; })), "scale is -1; one pass takes scales above 0");
+  EXPECT_EQ(reason_of(changed([](Problem& p) { p.options.softcap = 5; })), "softcap is 5; one pass takes none");
+  EXPECT_EQ(reason_of(changed([](Problem& p) {
+              p.mask = Broadcast{Type::u8, {1, 1, 1, 1}};
+            })),
+            "a mask tensor is given; one pass takes causal and window only");
+  EXPECT_EQ(reason_of(changed([](Problem& p) { p.B = 2, p.Nq = 7, p.Nk = 5, p.Hq = 0, p.Hk = 1; })),
+            "B is 2, Nq is 7, Nk is 5, Hq is 0 and Hk is 1; one pass needs at least one of each");
+  EXPECT_EQ(reason_of(plain, "sm_89"), "D is 64 and Dv is 64; one pass has no tile for them in the class of sm_89");
+  EXPECT_EQ(reason_of(changed([](Problem& p) { p.B = 1 << 20, p.Hq = p.Hk = 64; })),
+            "B is 1048576, Hq is 64, Nq is 4096 and Nk is 4096, in 8589934592 tiles; one pass counts up to 2147483647");
+}
+
+// Tiles of one pass fit the class, and the parts of dQ are what its product can make.
+TEST(Plans, OfOnePassFitTheClass) {
+  int tiles = 0;
+  for (const TileClass& of : tile_classes())
+    for (std::int64_t D = 1; D <= 256; D += 15)
+      for (std::int64_t Dv = 1; Dv <= 256; Dv += 15) {
+        const Problem p = api::plain_problem(Pass::backward, Type::f16, {D, Dv});
+        const std::optional<OnePassConfig> c = one_pass_tile(p, of);
+        EXPECT_EQ(c.has_value(), !of.one_pass.empty());
+        if (!c) continue;
+        EXPECT_GE(c->D, D);
+        EXPECT_GE(c->Dv, Dv);
+        constexpr int reserved = 1024;
+        EXPECT_LE((layout_of(*c).bytes + reserved) * c->blocks_per_sm, of.shared_bytes + reserved) << D << " " << Dv;
+        const QuerySums sums = sums_of(*c);
+        EXPECT_EQ(sums.columns() % 16, 0);
+        EXPECT_EQ(64 % sums.columns(), 0) << "a part's columns would cross a panel";
+        EXPECT_EQ(sums.part_numbers() * sums.warps, sums.tile_numbers());
+        ++tiles;
+      }
+  EXPECT_GT(tiles, 2 * 18 * 18);
+}
+
+// Keys of a block and queries of a tile decide about bits: they must not depend on lengths or alignment.
+TEST(Plans, OfOnePassHaveTilesThatDependOnNothingThatBitsMayNot) {
+  for (const char* architecture : {"sm_80", "sm_90a"})
+    for (const api::HeadDims dims : {api::HeadDims{64, 64}, {128, 128}, {256, 256}}) {
+      const TileClass& of = *class_of(cuda::target_named(architecture));
+      const Problem plain = api::plain_problem(Pass::backward, Type::bf16, dims);
+      const OnePassConfig tile = *one_pass_tile(plain, of);
+      for (const int change : {0, 1, 2, 3}) {
+        Problem p = plain;
+        if (change == 0) p.B = 1, p.Nq = 3, p.Nk = 100000;
+        if (change == 1) p.alignment = 2;
+        if (change == 2) p.dq = p.dk = p.dv = Type::f32;
+        if (change == 3) p.packed = true, p.Hk = 1, p.options.causal = true;
+        const OnePassConfig other = *one_pass_tile(p, of);
+        EXPECT_EQ(keys_of(other), keys_of(tile)) << change;
+        EXPECT_EQ(other.block_queries, tile.block_queries) << change;
+      }
+    }
+}
+
+TEST(Plans, OfOnePassHaveThreeLaunches) {
+  Problem p = api::plain_problem(Pass::backward, Type::bf16, {64, 64});
+  p.B = 3, p.Hq = 6, p.Hk = 2, p.Nq = 1000, p.Nk = 700;
+  for (const bool deterministic : {true, false}) {
+    p.options.deterministic = deterministic;
+    const gpu::Steps steps = one_pass_kernel().plan(p, cuda::target_named("sm_90a"));
+    ASSERT_EQ(steps.list.size(), 3u);
+    EXPECT_EQ(steps.list[0].name, "mma_prepare");
+    EXPECT_EQ(steps.list[0].blocks, 3 * 6 * 16);
+    EXPECT_EQ(steps.list[1].name, "mma_one_pass");
+    EXPECT_EQ(steps.list[1].blocks, 3 * 2 * 6);
+    EXPECT_EQ(steps.list[2].name, "mma_finish");
+    EXPECT_EQ(steps.list[2].blocks, 3 * 6 * 32);
+    // A count for each of four warps of every tile of dQ, one of the works that are taken, and the sums.
+    const std::int64_t tiles = 3 * 6 * 32, counts = deterministic ? 1 + 4 * tiles : 1;
+    EXPECT_EQ(steps.own_bytes, round_up(4 * counts, 16) + tiles * 32 * 64 * 4);
+  }
 }
 
 TEST(Plans, HaveABlockForEveryTileOfQueries) {

@@ -20,16 +20,17 @@ struct OnePass {
   static constexpr int R = config.row_tiles, queries = config.block_queries, keys = keys_of(config);
   static constexpr bool makes_P = part != Part::dS, makes_dS = part != Part::P;
   static constexpr OnePassLayout layout = layout_of(config);
+  using Place = OnePassWork::Place;
   using Scores = float[R][queries / 2];
   using Packed = UInt32[R][queries / 16][4];  // an operand of the next product
 
   const OnePassParams& p;
-  const OnePassWork& w;
+  OnePassWork& w;
   unsigned char* const shared;  // memory of the block, and its address
   const UInt32 memory = shared_address(shared);
+  const int lane = threadIdx.x % 32;
   // The same in all lanes, which the compiler is told by the shuffle.
-  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-  const int owner = warp % config.warps;
+  const int owner = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32 % config.warps, 0);
   const int first_row = owner * 16 * R;  // of its keys
   // What this lane gives to ldmatrix: of its warp's keys, of queries as operands of products along rows and over rows.
   const int own_byte = first_row * gpu::panel_row_bytes + lane_byte(a_row(lane), a_column(lane));
@@ -37,18 +38,7 @@ struct OnePass {
   float dK[R][makes_dS ? config.D / 2 : 1] = {}, dV[R][makes_P ? config.Dv / 2 : 1] = {};
   Int32 added = -1;  // number of the tile that this warp has added to and not yet counted at; below 0: none
 
-  __device__ OnePass(const OnePassParams& p, const OnePassWork& w, unsigned char* shared) :
-      p(p), w(w), shared(shared) {}
-
-  // --- tiles of queries, of all heads of the group
-
-  struct Place {
-    Int32 head, n;
-  };
-  __device__ Place after(Place at) const {
-    return at.n > w.begin ? Place{at.head, at.n - 1} : Place{at.head + 1, w.end - 1};
-  }
-  __device__ bool exists(Place at) const { return at.head < w.head + w.heads; }
+  __device__ OnePass(const OnePassParams& p, OnePassWork& w, unsigned char* shared) : p(p), w(w), shared(shared) {}
 
   // --- copies
 
@@ -76,19 +66,19 @@ struct OnePass {
   // Of tile n, the last, of a head; those before it follow.
   __device__ void find_sources(Place at) const {
     const Int64 token = w.column_begin + Int64(at.n) * queries;
+    const int thread = recomputed(threadIdx.x);
     const auto first_chunk = [&](const gpu::TokenRef& t) {
       return TileCopy<config, queries, 64>::chunk_of(&gpu::row_of<config.element>(t, w.b, token, at.head)->bits,
-                                                     t.token);
+                                                     t.token, thread);
     };
     source() = {first_chunk(p.call.x.q), first_chunk(p.call.d_o),
-                at.head * p.call.row_head + w.b * p.call.row_batch + token + threadIdx.x};
+                at.head * p.call.row_head + w.b * p.call.row_batch + token + thread};
   }
   __device__ void copy_Q(Place at, int stage) const {
     Source& from = source();
     const int valid = w.columns - at.n * queries, column = recomputed(threadIdx.x);
-    const gpu::TokenRef& q = p.call.x.q;
-    TileCopy<config, queries, config.D>(Q(stage), from.Q, q.token, valid, p.D, column).issue_all();
-    from.Q -= queries * q.token;
+    TileCopy<config, queries, config.D>(Q(stage), from.Q, p.Q.advance, valid, p.D, column).issue_all();
+    from.Q -= p.Q.back;
     if (column >= queries) return;
     copy_number<config>(numbers(stage) + 4 * column, p.call.lse2 + from.number, column < valid);
     copy_number<config>(numbers(stage) + 4 * (queries + column), p.call.delta + from.number, column < valid);
@@ -96,11 +86,21 @@ struct OnePass {
   }
   __device__ void copy_dO(Place at, int stage) const {
     Source& from = source();
-    const gpu::TokenRef& d_o = p.call.d_o;
-    TileCopy<config, queries, config.Dv>(dO(stage), from.dO, d_o.token, w.columns - at.n * queries, p.Dv,
-                                         recomputed(threadIdx.x))
+    const int valid = w.columns - at.n * queries;
+    TileCopy<config, queries, config.Dv>(dO(stage), from.dO, p.dO.advance, valid, p.Dv, recomputed(threadIdx.x))
         .issue_all();
-    from.dO -= queries * d_o.token;
+    from.dO -= p.dO.back;
+  }
+  // Finds the tile after that in work, and prefetches what has a stage to go to.
+  __device__ void begin_next(int now, int stage) const {
+    const Place at = w.places[now], next = w.after(at);
+    if (threadIdx.x == 0) w.places[1 - now] = next;
+    if (w.exists(next)) {
+      if (next.head != at.head) find_sources(next);
+      if constexpr (config.q_stages == 2) copy_Q(next, 1 - stage);
+      if constexpr (config.o_stages == 2) copy_dO(next, 1 - stage);
+    }
+    commit_copies();
   }
   __device__ UInt32 numbers(int stage) const { return memory + layout.numbers + stage * layout.numbers_bytes; }
   static constexpr int o_stage(int stage) { return config.o_stages == 2 ? stage : 0; }
@@ -178,21 +178,22 @@ struct OnePass {
   }
 
   // P of four values of a lane, from one warp of a pair to the same lane of the other.
-  __device__ UInt32 exchanged(int r, int c) const {
-    return memory + layout.P + ((r * (queries / 8) + c) * config.warps * 32 + owner * 32 + lane) * 16;
-  }
-  __device__ int pair_name() const { return 1 + owner; }
+  __device__ UInt32 exchanged() const { return memory + layout.P + (owner * 32 + lane) * 16; }
+  static constexpr int exchanged_step(int r, int c) { return (r * (queries / 8) + c) * config.warps * 32 * 16; }
+  __device__ int pair_name() const { return 1 + recomputed(owner); }
   __device__ void hand_over(const Scores& P) const {
+    const UInt32 to = exchanged();
 #pragma unroll
     for (int r = 0; r < R; ++r)
 #pragma unroll
-      for (int c = 0; c < queries / 8; ++c) store_four(exchanged(r, c), &P[r][4 * c]);
+      for (int c = 0; c < queries / 8; ++c) store_four(to + exchanged_step(r, c), &P[r][4 * c]);
     arrive_at_pair(pair_name());
   }
 
   // dS = P (dP - delta), in the place of P. In a pair P comes from the other warp, and dS takes dP's place.
   __device__ void differentiate(Scores& P, const Scores& dP, int stage) const {
     if constexpr (config.paired) wait_for_pair(pair_name());
+    const UInt32 from = exchanged();
 #pragma unroll
     for (int c = 0; c < queries / 8; ++c) {
       float delta[2];
@@ -200,7 +201,7 @@ struct OnePass {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         float four[4];
-        if constexpr (config.paired) load_four(exchanged(r, c), four);
+        if constexpr (config.paired) load_four(from + exchanged_step(r, c), four);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float& x = P[r][4 * c + e];
@@ -258,7 +259,9 @@ struct OnePass {
 
   // --- dQ
 
-  __device__ UInt32* count_of(Int32 tile) const { return p.memory.counts + Int64(tile) * warps_of(config) + warp; }
+  __device__ UInt32* count_of(Int32 tile) const {
+    return p.memory.counts + (Int64(tile) * warps_of(config) + int(threadIdx.x) / 32);
+  }
 
   // The turn at the tile before is over: this warp's additions to it have long arrived, so the fence waits for nothing.
   __device__ void pass_turn_on() {
@@ -271,17 +274,19 @@ struct OnePass {
   __device__ void add_dQ(Place at, UInt32 seen) {
     constexpr QuerySums sums = sums_of(config);
     float dQ[QuerySums::row_tiles][sums.columns() / 2];
-    const int row = sums.first_row(warp), column = sums.first_column(warp), own = recomputed(lane);
+    const int own = recomputed(lane), warp = int(threadIdx.x) / 32;
+    const int row = sums.first_row(warp), column = sums.first_column(warp);
     multiply_turned<config, keys, dS_rows(keys, queries), queries>(
         dQ, memory + layout.dS + dS_byte(keys, queries, b_row(own), b_column(own) + row),
         memory + layout.K + gpu::tile_byte(keys, t_row(own), t_column(own) + column));
-    const Int32 tile = w.tile_number(p.memory, at.head, at.n);
+    const Int32 tile = w.tile_number(p.memory, at);
     const UInt32 turn = config.ordered ? turn_at<config>(w, at.n) : 1;
     if constexpr (config.ordered) {
-      if (lane == 0 && seen != turn) wait_for_count(count_of(tile), turn);
+      // In the first tile no fence has followed the look at the count.
+      if (lane == 0 && (seen != turn || added < 0)) wait_for_count(count_of(tile), turn);
       __syncwarp();
     }
-    float* to = p.memory.sums + Int64(tile) * sums.tile_numbers() + warp * sums.part_numbers();
+    float* to = p.memory.sums + (Int64(tile) * sums.tile_numbers() + warp * sums.part_numbers());
     const auto put = [&](auto one) {
 #pragma unroll
       for (int r = 0; r < QuerySums::row_tiles; ++r)
@@ -296,20 +301,19 @@ struct OnePass {
     added = tile;
   }
 
-  // --- the loop over tiles of queries, of all heads of the group. The last queries come first: blocks of keys that
-  // start one after another come to a tile one after another, whatever the mask.
+  // --- the loop over tiles of queries, of all heads of the group
 
   __device__ void sum() {
     if (w.begin >= w.end) return;
-    Place at{w.head, w.end - 1};
     copy_keys();
-    find_sources(at);
-    copy_Q(at, 0);
-    copy_dO(at, 0);
+    find_sources(w.places[0]);
+    copy_Q(w.places[0], 0);
+    copy_dO(w.places[0], 0);
     commit_copies();
-    int stage = 0;
+    int now = 0;  // which of the two places is in work
 #pragma unroll 1
-    for (; exists(at); at = after(at)) {
+    do {
+      const int stage = config.q_stages == 2 ? now : 0;
       wait_copies<0>();
       // This tile has arrived, and all warps are done with the one before.
       if (__syncthreads_or(copied_a_blind_query(stage))) {
@@ -317,27 +321,21 @@ struct OnePass {
         clear_blind_queries<config.Dv>(dO(stage), stage);
         __syncthreads();
       }
-      const Place next = after(at);
-      if (next.head != at.head && exists(next)) find_sources(next);
-      if (exists(next)) {
-        if constexpr (config.q_stages == 2) copy_Q(next, 1 - stage);
-        if constexpr (config.o_stages == 2) copy_dO(next, 1 - stage);
-      }
-      commit_copies();
-      add_scores(at.n, stage);
+      begin_next(now, stage);
+      add_scores(w.places[now].n, stage);
       UInt32 seen = 0;
       if constexpr (config.ordered)
-        if (lane == 0) seen = look_at_count(count_of(w.tile_number(p.memory, at.head, at.n)));
+        if (lane == 0) seen = look_at_count(count_of(w.tile_number(p.memory, w.places[now])));
       pass_turn_on();
       __syncthreads();  // dS of all keys is here
-      if (const Place then = after(at); config.q_stages * config.o_stages < 4 && exists(then)) {
-        if constexpr (config.q_stages == 1) copy_Q(then, 0);
-        if constexpr (config.o_stages == 1) copy_dO(then, 0);
+      if (const Place next = w.places[1 - now]; config.q_stages * config.o_stages < 4 && w.exists(next)) {
+        if constexpr (config.q_stages == 1) copy_Q(next, 0);
+        if constexpr (config.o_stages == 1) copy_dO(next, 0);
       }
       commit_copies();
-      add_dQ(at, seen);
-      if constexpr (config.q_stages == 2) stage ^= 1;
-    }
+      add_dQ(w.places[recomputed(now)], seen);
+      now ^= 1;
+    } while (w.exists(w.places[recomputed(now)]));
     pass_turn_on();
   }
 

@@ -10,9 +10,21 @@ namespace tessera::mma {
 struct OnePassWork : BackwardWork {
   Int32 tiles_begin;  // number of the sequence's first tile of queries among those of a head
 
-  // Number of tile n of a head among those of all heads and sequences.
-  __device__ Int32 tile_number(const OnePassMemory& memory, Int32 of_head, Int32 n) const {
-    return of_head * memory.tiles_per_head + tiles_begin + n;
+  // A tile of queries. The last ones of a head come first: blocks of keys that start one after another come to a tile
+  // one after another, whatever the mask.
+  struct Place {
+    Int32 head, n;
+  };
+  __device__ Place first_place() const { return {head, end - 1}; }
+  __device__ Place after(Place at) const {
+    return at.n > begin ? Place{at.head, at.n - 1} : Place{at.head + 1, end - 1};
+  }
+  __device__ bool exists(Place at) const { return at.head < head + heads; }
+  Place places[2];  // the tile in work, and the next
+
+  // Number of a tile among those of all heads and sequences.
+  __device__ Int32 tile_number(const OnePassMemory& memory, Place at) const {
+    return at.head * memory.tiles_per_head + tiles_begin + at.n;
   }
 };
 static_assert(sizeof(OnePassWork) <= one_pass_work_bytes);
@@ -26,6 +38,7 @@ __device__ inline void describe_one_pass(const gpu::Question& x, Int32 blocks_pe
   describe_work<Side::keys, keys_of(config), config.block_queries>(x, blocks_per_head, section, number, w);
   w.tiles_begin = 0;
   if (w.first >= w.rows) return;
+  w.places[0] = w.first_place();
   w.tiles_begin = Int32(gpu::first_block(x.cu_seqlens_q, w.b, queries, x.Nq));
   // Tiles that mma/kernel/finish.cuh does not find have no sums, and perhaps those of others.
   if (x.cu_seqlens_q.data && !gpu::finds_blocks(w.b, queries, x.B, x.Nq, x.cu_seqlens_q)) w.end = w.begin;

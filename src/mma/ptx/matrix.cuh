@@ -48,9 +48,14 @@ __device__ inline void multiply(float* c, const UInt32 (&a)[4], UInt32 b0, UInt3
   }
 }
 
-// x itself. Volatile: what is computed from it is computed where it is needed, and not kept in registers.
+// x itself, which is not negative: what is computed from it is computed where it is needed, and not kept in registers
+// from before a loop. "vote.sync": whether some lane's is, which the compiler cannot know. All lanes of the warp take
+// part.
 __device__ inline int recomputed(int x) {
-  asm volatile("mov.b32 %0, %0;" : "+r"(x));
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b32 t;\nsetp.lt.s32 p, %0, 0;\nvote.sync.ballot.b32 t, p, 0xffffffff;\n"
+      "add.s32 %0, %0, t;\n}"
+      : "+r"(x));
   return x;
 }
 

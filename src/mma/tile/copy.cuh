@@ -41,25 +41,25 @@ struct TileCopy {
   static constexpr int parts = (rows + step - 1) / step * panels;
 
   const UInt16* from;  // this thread's chunk of the first part
-  Int64 distance;      // from row to row
+  Int64 advance;       // from it to that of the next rows
   UInt32 to;
   int valid, columns;  // from this thread's chunk on
 
   __device__ TileCopy(UInt32 tile, const UInt16* rows_at, Int64 distance, int valid, int columns) :
-      TileCopy(tile, chunk_of(rows_at, distance), distance, valid, columns, threadIdx.x) {}
-  // The same from the address of this thread's first chunk.
-  __device__ TileCopy(UInt32 tile, const UInt16* from, Int64 distance, int valid, int columns, int thread) :
-      from(from), distance(distance), to(tile + gpu::tile_byte(rows, copy_row(thread), copy_column(thread))),
+      TileCopy(tile, chunk_of(rows_at, distance, threadIdx.x), step * distance, valid, columns, threadIdx.x) {}
+  // The same from the address of a thread's first chunk.
+  __device__ TileCopy(UInt32 tile, const UInt16* from, Int64 advance, int valid, int columns, int thread) :
+      from(from), advance(advance), to(tile + gpu::tile_byte(rows, copy_row(thread), copy_column(thread))),
       valid(valid - copy_row(thread)), columns(columns - copy_column(thread)) {}
-  __device__ static const UInt16* chunk_of(const UInt16* rows_at, Int64 distance) {
-    return rows_at + copy_row(threadIdx.x) * distance + copy_column(threadIdx.x);
+  __device__ static const UInt16* chunk_of(const UInt16* rows_at, Int64 distance, int thread) {
+    return rows_at + copy_row(thread) * distance + copy_column(thread);
   }
 
   // Parts in their order: the address is incremented row by row, which is cheaper than computing it.
   __device__ void issue(int part) {
     const int r = part / panels * step, first = part % panels * gpu::panel_columns;
     const UInt16* const chunk = from + first;
-    if (part % panels == panels - 1) from += step * distance;
+    if (part % panels == panels - 1) from += advance;
     if (rows % step != 0 && copy_row(threadIdx.x) + r >= rows) return;
     if (width % gpu::panel_columns != 0 && copy_column(threadIdx.x) + first >= width) return;
     int bytes = 16;

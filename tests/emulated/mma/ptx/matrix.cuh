@@ -67,7 +67,10 @@ void multiply(float* c, const UInt32 (&a)[4], UInt32 b0, UInt32 b1) {
   multiply_brought(c, own);
 }
 
-inline int recomputed(int x) { return x; }
+inline int recomputed(int x) {
+  if (__any_sync(0xffffffffu, x < 0)) throw std::runtime_error("a number below 0 cannot be recomputed");
+  return x;
+}
 inline UInt32 turned(UInt32 address, int bits) { return address ^ UInt32(bits); }
 
 }  // namespace tessera::mma
