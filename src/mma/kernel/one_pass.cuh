@@ -282,8 +282,7 @@ struct OnePass {
     const Int32 tile = w.tile_number(p.memory, at);
     const UInt32 turn = config.ordered ? turn_at<config>(w, at.n) : 1;
     if constexpr (config.ordered) {
-      // In the first tile no fence has followed the look at the count.
-      if (lane == 0 && (seen != turn || added < 0)) wait_for_count(count_of(tile), turn);
+      if (lane == 0 && seen != turn) wait_for_count(count_of(tile), turn);
       __syncwarp();
     }
     float* to = p.memory.sums + (Int64(tile) * sums.tile_numbers() + warp * sums.part_numbers());
@@ -323,9 +322,11 @@ struct OnePass {
       }
       begin_next(now, stage);
       add_scores(w.places[now].n, stage);
-      UInt32 seen = 0;
+      // The fence of the turn that is passed on makes visible what was written before the count that was seen. In the
+      // first tile there is none, and no look either.
+      UInt32 seen = ~UInt32(0);
       if constexpr (config.ordered)
-        if (lane == 0) seen = look_at_count(count_of(w.tile_number(p.memory, w.places[now])));
+        if (lane == 0 && added >= 0) seen = look_at_count(count_of(w.tile_number(p.memory, w.places[now])));
       pass_turn_on();
       __syncthreads();  // dS of all keys is here
       if (const Place next = w.places[1 - now]; config.q_stages * config.o_stages < 4 && w.exists(next)) {
