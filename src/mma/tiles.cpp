@@ -173,6 +173,7 @@ std::optional<OnePassConfig> one_pass_tile(const Problem& p, const TileClass& of
   c.copy_bytes = p.alignment;
   c.halves_S = p.q_type == Type::f16 && p.D > 128;
   c.ordered = p.options.deterministic;
+  if (c.halves_S && !c.ordered) c.block_queries = 32;  // twice the accumulators of S; the compiler spills without turns
   return c;
 }
 
