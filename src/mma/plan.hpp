@@ -1,4 +1,5 @@
-// What the planners of the `mma` kernels share. Included by src/mma and the tests.
+// What the planners of the `mma` kernels share: reasons to refuse, sections of heads, and the planner that has a file
+// of its own. Included by src/mma and the tests; docs/gpu_kernels.md, "mma".
 #pragma once
 
 #include <string>
