@@ -48,6 +48,9 @@ std::size_t bytes_of(const std::string& type) {
   if (type == "tessera::gpu::BackwardParams") return sizeof(gpu::BackwardParams);
   if (type == "tessera::mma::ForwardParams") return sizeof(mma::ForwardParams);
   if (type == "tessera::mma::BackwardParams") return sizeof(mma::BackwardParams);
+  if (type == "tessera::mma::OnePassParams") return sizeof(mma::OnePassParams);
+  if (type == "tessera::mma::PrepareParams") return sizeof(mma::PrepareParams);
+  if (type == "tessera::mma::FinishParams") return sizeof(mma::FinishParams);
   if (type == "tessera::sm90::ForwardParams") return sizeof(sm90::ForwardParams);
   if (type == "tessera::sm90::BackwardParams") return sizeof(sm90::BackwardParams);
   if (type == "tessera::sm90::OnePassParams") return sizeof(sm90::OnePassParams);
@@ -63,7 +66,8 @@ int threads_of(const std::string& unit) {
   const std::string bound = behind(unit, "__launch_bounds__(", ",)");
   if (bound == "config.threads") return number(".threads = ");
   if (bound == "tessera::sm90::threads_of(config") return 128 * (1 + number(".warpgroups = "));
-  if (bound == "tessera::mma::threads_of(config") return 32 * number(".warps = ");
+  const int warps_per_owner = behind(unit, ".paired = ", ",}") == "true" ? 2 : 1;
+  if (bound == "tessera::mma::threads_of(config") return 32 * number(".warps = ") * warps_per_owner;
   if (bound == "tessera::sm90::one_pass_threads") return sm90::one_pass_threads;
   return std::stoi(bound);
 }

@@ -205,11 +205,22 @@ void Addressed::backward(const gpu::BackwardParams& p) {
   sum("dv_sum", p.dv_sum, key_rows, call.grads.dv);
 }
 
+void Addressed::cleared(const void* zero, std::int64_t chunks) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(zero);
+  zeros = {begin, begin + static_cast<std::uintptr_t>(16 * chunks)};
+  if (!call.workspace().holds(zeros) || begin % 16 != 0) fault("sets to 0 what is not the workspace's");
+}
+
+void Addressed::begins_at_zero(const char* name) {
+  if (const auto at = parts.find(name); at != parts.end() && !zeros.holds(at->second))
+    fault(text(name, " does not begin at 0"));
+}
+
 template <class Params>
-void Addressed::mma_grid(const Params& p, std::int64_t heads_of_rows) {
+void Addressed::mma_grid(const Params& p, std::int64_t tiles_per_head, std::int64_t heads_of_rows) {
   const std::int64_t heads = heads_of_rows * (call.packed() ? 1 : p.call.x.B);
-  if (p.section < 1 || heads % p.section != 0 || launch->grid[0] != heads * p.tiles_per_head)
-    fault(text(launch->grid[0], " blocks for ", heads, " heads of ", p.tiles_per_head, " tiles in sections of ",
+  if (p.section < 1 || heads % p.section != 0 || launch->grid[0] != heads * tiles_per_head)
+    fault(text(launch->grid[0], " blocks for ", heads, " heads of ", tiles_per_head, " tiles in sections of ",
                p.section));
   if (p.D != width_of(call.in.q) || p.Dv != width_of(call.in.v)) fault("has other head dims than the tensors");
   if (p.D > setting("D") || p.Dv > setting("Dv")) fault("has tiles that are narrower than the tensors");
@@ -217,13 +228,31 @@ void Addressed::mma_grid(const Params& p, std::int64_t heads_of_rows) {
 
 void Addressed::mma_forward(const mma::ForwardParams& p) {
   forward(p.call);
-  mma_grid(p, p.call.x.Hq);
+  mma_grid(p, p.tiles_per_head, p.call.x.Hq);
 }
 
 void Addressed::mma_backward(const mma::BackwardParams& p) {
   backward(p.call);
   const bool queries = launch->kernel->unit.find("Side::queries") != std::string::npos;
-  mma_grid(p, queries ? p.call.x.Hq : p.call.x.Hk);
+  mma_grid(p, p.tiles_per_head, queries ? p.call.x.Hq : p.call.x.Hk);
+}
+
+void Addressed::mma_sums(const mma::OnePassMemory& memory, const gpu::BackwardParams& p, const mma::QuerySums& sums) {
+  backward(p);
+  const std::int64_t per_head = tiles_of(p.x, sums.queries);
+  if (memory.tiles_per_head != per_head) fault(text(memory.tiles_per_head, " tiles per head; there are ", per_head));
+  const std::int64_t tiles = p.x.Hq * per_head;
+  part("sums", memory.sums, 4 * tiles * sums.tile_numbers());
+  if (is_set("ordered")) part("counts", memory.counts, 4 * tiles * sums.warps);
+  part("taken", memory.taken, sizeof(UInt32));
+}
+
+void Addressed::mma_one_pass(const mma::OnePassParams& p) {
+  const int warps = setting("warps") * (is_set("paired") ? 2 : 1);
+  mma_sums(p.memory, p.call, {.D = setting("D"), .queries = setting("block_queries"), .warps = warps});
+  mma_grid(p, p.blocks_per_head, p.call.x.Hk);
+  for (const char* counted : {"taken", "counts"}) begins_at_zero(counted);
+  if (!is_set("ordered")) begins_at_zero("sums");
 }
 
 void Addressed::hopper_forward(const sm90::ForwardParams& p) {
@@ -245,11 +274,14 @@ void Addressed::hopper_backward(const sm90::BackwardParams& p) {
   map("column_QK", p.column_QK, queries ? k : q), map("column_VO", p.column_VO, queries ? v : d_o);
 }
 
+std::int64_t Addressed::tiles_of(const gpu::Question& x, std::int64_t queries) const {
+  return call.packed() ? x.Nq / queries + x.B : x.B * ceil_div_of(x.Nq, queries);
+}
+
 void Addressed::one_pass(const sm90::OnePassMemory& memory, const gpu::BackwardParams& p) {
   backward(p);
   const sm90::OnePassConfig c{.D = setting("D"), .Dv = setting("Dv"), .block_queries = setting("block_queries")};
-  const std::int64_t per_head =
-      call.packed() ? p.x.Nq / c.block_queries + p.x.B : p.x.B * ceil_div_of(p.x.Nq, c.block_queries);
+  const std::int64_t per_head = tiles_of(p.x, c.block_queries);
   if (memory.tiles_per_head != per_head) fault(text(memory.tiles_per_head, " tiles per head; there are ", per_head));
   const std::int64_t tiles = p.x.Hq * per_head;
   part("sums", memory.sums, tiles * sm90::parts_of(c) * sm90::part_bytes);
@@ -266,6 +298,16 @@ void Addressed::check(const fake::Launch& given) {
   if (type == "tessera::gpu::BackwardParams") return backward(params_of<gpu::BackwardParams>(given));
   if (type == "tessera::mma::ForwardParams") return mma_forward(params_of<mma::ForwardParams>(given));
   if (type == "tessera::mma::BackwardParams") return mma_backward(params_of<mma::BackwardParams>(given));
+  if (type == "tessera::mma::PrepareParams") {
+    const auto p = params_of<mma::PrepareParams>(given);
+    backward(p.call);
+    return cleared(p.zero, p.zeros);
+  }
+  if (type == "tessera::mma::OnePassParams") return mma_one_pass(params_of<mma::OnePassParams>(given));
+  if (type == "tessera::mma::FinishParams") {
+    const auto p = params_of<mma::FinishParams>(given);
+    return mma_sums(p.memory, p.call, {setting("D"), setting("queries"), setting("warps")});
+  }
   if (type == "tessera::sm90::ForwardParams") return hopper_forward(params_of<sm90::ForwardParams>(given));
   if (type == "tessera::sm90::BackwardParams") return hopper_backward(params_of<sm90::BackwardParams>(given));
   if (type == "tessera::sm90::RestartParams")
@@ -277,12 +319,8 @@ void Addressed::check(const fake::Launch& given) {
   if (type == "tessera::sm90::PrepareParams") {
     const auto p = params_of<sm90::PrepareParams>(given);
     one_pass(p.memory, p.call);
-    const auto begin = reinterpret_cast<std::uintptr_t>(p.zero);
-    const Extent zeros{begin, begin + static_cast<std::uintptr_t>(16 * p.zeros)};
-    if (!call.workspace().holds(zeros) || begin % 16 != 0) fault("sets to 0 what is not the workspace's");
-    for (const char* counted : {"taken", "counts"})
-      if (const auto at = parts.find(counted); at != parts.end() && !zeros.holds(at->second))
-        fault(text(counted, " does not begin at 0"));
+    cleared(p.zero, p.zeros);
+    for (const char* counted : {"taken", "counts"}) begins_at_zero(counted);
     return;
   }
   if (type == "tessera::sm90::OnePassParams") {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "mma/one_pass_config.hpp"
 #include "mma/params.hpp"
 #include "sm90/params.hpp"
 #include "tessera/types.hpp"
@@ -71,6 +72,9 @@ class Addressed {
 
   // Parts of the workspace lie apart, and every launch means the same by the same name.
   void part(const char* name, const void* data, std::int64_t bytes);
+  // A launch sets so many times 16 bytes of it to 0; a part that is counted or added to begins there.
+  void cleared(const void* zero, std::int64_t chunks);
+  void begins_at_zero(const char* name);
 
   void question(const gpu::Question& x);
   void forward(const gpu::ForwardParams& p);
@@ -78,11 +82,15 @@ class Addressed {
   void mma_forward(const mma::ForwardParams& p);
   void mma_backward(const mma::BackwardParams& p);
   template <class Params>
-  void mma_grid(const Params& p, std::int64_t heads_of_rows);
+  void mma_grid(const Params& p, std::int64_t tiles_per_head, std::int64_t heads_of_rows);
+  void mma_sums(const mma::OnePassMemory& memory, const gpu::BackwardParams& p, const mma::QuerySums& sums);
+  void mma_one_pass(const mma::OnePassParams& p);
   void hopper_forward(const sm90::ForwardParams& p);
   void hopper_backward(const sm90::BackwardParams& p);
   void one_pass(const sm90::OnePassMemory& memory, const gpu::BackwardParams& p);
 
+  // Tiles of so many queries, of one head in all sequences.
+  std::int64_t tiles_of(const gpu::Question& x, std::int64_t queries) const;
   // A number of the configuration in the kernel's unit.
   int setting(const char* name) const;
   bool is_set(const char* name) const;
@@ -90,6 +98,7 @@ class Addressed {
   const FakeCall& call;
   const fake::Launch* launch = nullptr;
   std::map<std::string, Extent> parts;
+  Extent zeros;  // what an earlier launch has set to 0
   std::vector<std::string> found;
   std::uintptr_t furthest = 0;
 };
