@@ -37,9 +37,14 @@ constexpr int threads_of(const Config& c) { return 128 * (c.warpgroups + 1); }
 // comes after that V must find room in the ring. Of three warpgroups the middle one may pass over some at either end.
 constexpr int most_passed(const Config& c) { return (c.stages - 1) / (c.warpgroups - 1); }
 
-// Registers of a thread, by role (setmaxnreg): what the launch allocates evenly is dealt out anew.
-constexpr int producer_registers(const Config&) { return 40; }
-constexpr int consumer_registers(const Config& c) { return c.warpgroups == 2 ? 232 : 152; }
+// Registers of a thread, by role (setmaxnreg): what the launch allocates evenly is dealt out anew. Roles that ask for
+// more than that in all would wait for it for ever.
+constexpr int producer_registers(const Config& c) { return c.warpgroups == 2 ? 40 : 32; }
+constexpr int consumer_registers(const Config& c) { return c.warpgroups == 2 ? 232 : 160; }
+constexpr bool registers_suffice(int warpgroups, int producer, int consumer) {
+  const int launched = 65536 / (128 * (warpgroups + 1)) / 8 * 8;  // of a thread; the compiler allocates eights
+  return producer + warpgroups * consumer <= (warpgroups + 1) * launched;
+}
 
 // Tiles of queries that are described in shared memory: in work, and to come.
 inline constexpr int work_slots = 4, work_bytes = 128;
@@ -60,7 +65,8 @@ constexpr Layout layout_of(const Config& c) {
   l.O = l.V + c.stages * l.v_bytes;
   l.work = l.O + c.warpgroups * l.o_bytes;
   l.barriers = l.work + work_slots * work_bytes;
-  l.bytes = l.barriers + 8 * 2 * (c.q_stages * c.warpgroups + 2 * c.stages + work_slots);
+  const int slots = c.q_stages * c.warpgroups + 2 * c.stages + work_slots;  // each with a full and an empty barrier
+  l.bytes = l.barriers + 8 * (2 * slots + work_slots * (c.warpgroups - 1));
   return l;
 }
 

@@ -67,11 +67,13 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
   plan.varied = p.packed || p.seqused_q || p.seqused_k || p.options.causal || p.options.window_left >= 0 ||
                 p.options.window_right >= 0;
   // Heads that are worked on at the same time, a power of two that divides their number: no more than the cache holds K
-  // and V of, and where all tiles are equal, so few that several blocks read the same keys together. Where tiles differ
-  // it takes more heads for those at work to be nearly equal, and to read together.
+  // and V of. Where all tiles are equal and large, one: neighbouring blocks stay in step, ask for the same keys at the
+  // same time, and the chip makes one request of several before the L2 cache. Where tiles differ it takes more heads
+  // for those at work to be nearly equal, and to read together.
   constexpr std::int64_t few = 16;
   const std::int64_t cached = product({heads_in_cache(target, p.Nk * (p.D + p.Dv) * 2), p.Hq / p.Hk});
-  const std::int64_t most = plan.varied ? std::max(cached, few) : std::min(cached, few);
+  const std::int64_t equal = plan.config.D >= 128 ? 1 : std::min(cached, few);
+  const std::int64_t most = plan.varied ? std::max(cached, few) : equal;
   while (2 * plan.section <= most && heads % (2 * plan.section) == 0) plan.section *= 2;
   plan.grid = static_cast<int>(std::min<std::int64_t>(plan.tiles, target.multiprocessors));
   return plan;

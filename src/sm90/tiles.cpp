@@ -12,9 +12,9 @@ namespace {
 
 // Head dims that are not here get the next larger ones, filled up with zeros in shared memory.
 constexpr Config plain[] = {
-    // 64 keys: 366 at N=512, 507 at 2048, 568 at 8192; 96 keys: 307, 499, 579. Two warpgroups of 128 keys: 451 at 8192.
-    {.D = 64, .Dv = 64, .warpgroups = 3, .block_keys = 64, .stages = 4, .q_stages = 2},
-    // 128 keys: 469 at N=512, 673 at 2048, 772 at 8192; 96 keys: 435, 622, 713. One tile of Q: 431, 663, 767.
+    // 96 keys: 331 at N=512, 485 at 2048, 567 at 16384; 80 keys: 333, 473, 555; 64 keys: 346, 463, 529.
+    {.D = 64, .Dv = 64, .warpgroups = 3, .block_keys = 96, .stages = 4, .q_stages = 2},
+    // 128 keys: 469 at N=512, 673 at 2048, 772 at 8192; 96 keys: 435, 622, 713.
     {.D = 128, .Dv = 128, .warpgroups = 2, .block_keys = 128, .stages = 2, .q_stages = 2},
     {.D = 192, .Dv = 128, .warpgroups = 2, .block_keys = 96, .stages = 2},
     {.D = 192, .Dv = 192, .warpgroups = 2, .block_keys = 80, .stages = 2},

@@ -357,6 +357,7 @@ __device__ void backward(const BackwardParams& p) {
   if (work.none()) return;
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role == 0) {
+    static_assert(registers_suffice(config.warpgroups, producer_registers(config), consumer_registers(config)));
     give_registers<producer_registers(config)>();
     if (threadIdx.x < BackwardLoader<config>::lanes) BackwardLoader<config>{p, shared, work}.load();
   } else {

@@ -1,7 +1,6 @@
 // The Hopper forward kernel: persistent and warp-specialised. A scheduler thread and a producer thread (the loader)
 // feed two or three consumer warpgroups of 64 queries each. The softmax of one tile overlaps with P V of the tile
-// before; the first S of the next queries overlaps with the last P V of these. Device code; implements
-// docs/algorithm.md, "Online softmax".
+// before. Device code; implements docs/algorithm.md, "Online softmax".
 #pragma once
 
 #include "gpu/kernel/scores.cuh"
@@ -17,10 +16,6 @@ struct Consumer {
   static constexpr int keys = config.block_keys;
   using State = Rows<config>;
   using Probabilities = typename State::Probabilities;
-  // Whether the next queries' first S overlaps with these queries' last P V. With one stage of Q the next queries
-  // arrive too late for that. With options the softmax is long, and a third inlined copy of it would take the compiler
-  // too long.
-  static constexpr bool overlaps_queries = !config.general && config.q_stages > 1 && config.p_buffers == 2;
 
   const ForwardParams& p;
   const Shared<config>& shared;
@@ -28,10 +23,10 @@ struct Consumer {
   const bool leads = thread == 0;
   const Epilogue<config> epilogue{p, shared, warpgroup};
   RingPlace<work_slots> slot;
+  UInt32 work_parity = 0;  // of the barriers of the slot in work
   RingPlace<config.q_stages> q;
   RingPlace<config.stages> k, v;
-  bool new_O = true;
-  float S[keys / 2], rest_of_S[config.halves_S ? keys / 2 : 1], O[config.Dv / 2] = {};
+  float S[keys / 2], rest_of_S[config.halves_S ? keys / 2 : 1], O[config.Dv / 2];
 
   __device__ Consumer(const ForwardParams& p, const Shared<config>& shared, int warpgroup) :
       p(p), shared(shared), warpgroup(warpgroup) {}
@@ -72,10 +67,21 @@ struct Consumer {
     }
   }
 
+  // Warpgroups begin a work one after another, each with the tensor cores for itself until it has its first S. Then
+  // they stay out of phase: one's softmax overlaps with the products of the others. In phase, all would wait for
+  // products and then all for exponentials.
+  __device__ void await_turn(const Work<config>& w) {
+    if (warpgroup > 0) shared.first_S(shared.slot_of(w), warpgroup - 1).wait(work_parity);
+  }
+  __device__ void give_turn(const Work<config>& w) {
+    if (warpgroup + 1 < config.warpgroups && leads) shared.first_S(shared.slot_of(w), warpgroup).arrive();
+  }
+
   // The next tile of queries. It is in work until its slot is released, when no other thread needs it any more.
   __device__ const Work<config>& next_work() {
     wait_full(shared.work_full(slot.stage), slot);
     const Work<config>& w = shared.work(slot.stage);
+    work_parity = slot.parity;
     slot.advance();
     return w;
   }
@@ -114,11 +120,10 @@ struct Consumer {
     }
   }
 
-  // O += P V, or O = P V if O is new.
+  // O += P V
   __device__ void begin_O(const Probabilities& P, UInt32 V) {
     begin_products();
-    multiply_over_rows<config.Dv, config.element, keys>(O, P, over_rows(V, keys), !new_O);
-    new_O = false;
+    multiply_over_rows<config.Dv, config.element, keys>(O, P, over_rows(V, keys), true);
     commit_products();
   }
 
@@ -193,130 +198,78 @@ struct Consumer {
 
   // --- The pipeline
 
-  // Attends the queries of `work`, and of what follows where tiles of queries overlap, until this warpgroup's queries
-  // see no keys. Returns the first tile of queries that is left.
-  __device__ const Work<config>* attend(const Work<config>* work) {
+  // Attends the queries of `w`, of which this warpgroup's see keys.
+  __device__ void attend(const Work<config>& w) {
     Probabilities P, next_P;
-    State rows = fresh_rows(*work);
+    State rows = fresh_rows(w);
+#pragma unroll
+    for (float& o : O) o = 0;
+    const Int32 first = w.own_begin[warpgroup], end = w.own_end[warpgroup], skipped = first - w.begin;
+    const Int32 full_begin = w.full_begin[warpgroup], full_end = w.full_end[warpgroup];
+    const auto cuts = [&](Int32 n) { return n < full_begin || n >= full_end; };
 
     // Prologue: S and softmax of the first tile of keys. No P V overlaps with them.
-    const Int32 first = work->own_begin[warpgroup], skipped = first - work->begin;
     wait_full(shared.q_full(q.stage, warpgroup), q);
     pass_K(skipped);
     shared.K().wait_full(k);
+    await_turn(w);
     begin_S(Q(), K());
     wait_products<0>();
-    const bool cut = work->cuts(warpgroup, first);
+    give_turn(w);
     collect_S();
     release_K();
-    if (config.q_stages == 1 && first + 1 == work->own_end[warpgroup]) release_Q();
-    softmax<true>(rows, *work, first, cut, P);
+    if (first + 1 == end) release_Q();
+    softmax<true>(rows, w, first, cuts(first), P);
     pass_V(skipped);
     if constexpr (config.p_buffers == 1) State::pack(P, S);
+    rows.shifted = false;
 
-    while (!overlaps_queries || !work->empty(warpgroup)) {
-      const Work<config>&w = *work, &next = next_work();
-      rows.shifted = false, new_O = true;
-      Int32 n = w.own_begin[warpgroup] + 1;
-      const Int32 end = w.own_end[warpgroup];
-
-      // Steady state: S of tile n and P V of the tile before are issued together. The softmax of tile n, which makes
-      // `next_P`, overlaps with that P V. Double-buffered, it does not wait for the tensor cores to have read P.
-      const auto turn = [&](Int32 n, const Probabilities& P, Probabilities& next_P) {
-        const bool cut = w.cuts(warpgroup, n);
-        shared.K().wait_full(k);
-        begin_S(Q(), K());
-        rescale_O(rows);
-        shared.V().wait_full(v);
-        begin_O(P, V());
-        wait_products<1>();
-        collect_S();
-        release_K();
-        if (config.q_stages == 1 && n + 1 == end) release_Q();  // early: the producer waits for the only stage
-        softmax<false>(rows, w, n, cut, next_P);
-        wait_products<0>();
-        arrived(O);
-        release_V();
-        if constexpr (config.p_buffers == 1) State::pack(next_P, S);
-      };
-      if constexpr (config.p_buffers == 1)
-        for (; n < end; ++n) turn(n, P, P);
+    // Steady state: S of tile n and P V of the tile before are issued together. The softmax of tile n, which makes
+    // `next_P`, overlaps with that P V. Double-buffered, it does not wait for the tensor cores to have read P.
+    const auto turn = [&](Int32 n, const Probabilities& P, Probabilities& next_P) {
+      shared.K().wait_full(k);
+      begin_S(Q(), K());
+      rescale_O(rows);
+      shared.V().wait_full(v);
+      begin_O(P, V());
+      wait_products<1>();
+      collect_S();
+      release_K();
+      if (n + 1 == end) release_Q();  // early: the producer waits for it
+      softmax<false>(rows, w, n, cuts(n), next_P);
+      wait_products<0>();
+      arrived(O);
+      release_V();
+      if constexpr (config.p_buffers == 1) State::pack(next_P, S);
+    };
+    // Epilogue: the last P V, alone. It stands in the code twice: a copy of P would make ptxas serialise the products.
+    const auto last_turn = [&](const Probabilities& P) {
+      rescale_O(rows);
+      clear_unused_V(w);
+      shared.V().wait_full(v);
+      begin_O(P, V());
+      wait_products<0>();
+      arrived(O);
+      release_V();
+    };
+    Int32 n = first + 1;
+    if constexpr (config.p_buffers == 1) {
+      for (; n < end; ++n) turn(n, P, P);
+      last_turn(P);
+    } else {
+      for (; n + 1 < end; n += 2) turn(n, P, next_P), turn(n + 1, next_P, P);
+      if (n < end)
+        turn(n, P, next_P), last_turn(next_P);
       else
-        for (; n + 1 < end; n += 2) turn(n, P, next_P), turn(n + 1, next_P, P);
-
-      if constexpr (!overlaps_queries) {
-        // Epilogue: the last P V, alone. A copy of P would make ptxas serialise the products.
-        const auto last_turn = [&](const Probabilities& P) {
-          if constexpr (config.q_stages > 1) release_Q();
-          rescale_O(rows);
-          clear_unused_V(w);
-          shared.V().wait_full(v);
-          begin_O(P, V());
-          wait_products<0>();
-          arrived(O);
-          release_V();
-        };
-        if (config.p_buffers == 2 && n < end)
-          turn(n, P, next_P), last_turn(next_P);
-        else
-          last_turn(P);
-        const Int32 passed = w.end - w.own_end[warpgroup];
-        pass_K(passed), pass_V(passed);
-        epilogue.write(O, rows, w);
-        release_work(w);
-        return &next;
-      } else {
-        // Epilogue and the next prologue: the last P V and the first S of the next queries are issued together.
-        if (n < end) turn(n, P, next_P), copy(P, next_P);
-        release_Q();
-        rescale_O(rows);
-        clear_unused_V(w);
-        const State finished = rows;
-        work = &next;
-        Int32 passed = w.end - w.own_end[warpgroup];  // until this warpgroup's first tile of keys of the next queries
-        pass_K(passed);
-        if (!next.empty(warpgroup)) {
-          const Int32 first = next.own_begin[warpgroup];
-          const bool cut = next.cuts(warpgroup, first);
-          rows = fresh_rows(next);
-          wait_full(shared.q_full(q.stage, warpgroup), q);
-          pass_K(first - next.begin);
-          passed += first - next.begin;
-          shared.K().wait_full(k);
-          begin_S(Q(), K());
-          shared.V().wait_full(v);
-          begin_O(P, V());
-          wait_products<1>();
-          collect_S();
-          release_K();
-          softmax<true>(rows, next, first, cut, next_P);
-          wait_products<0>();
-          arrived(O);
-          release_V();
-        } else {
-          shared.V().wait_full(v);
-          begin_O(P, V());
-          wait_products<0>();
-          arrived(O);
-          release_V();
-        }
-        pass_V(passed);
-        epilogue.write(O, finished, w);
-        release_work(w);
-        copy(P, next_P);  // not before O has left: ptxas would wait in the wrong place
-      }
+        last_turn(P);
     }
-    return work;
-  }
-
-  __device__ static void copy(Probabilities& to, const Probabilities& from) {
-#pragma unroll
-    for (int n = 0; n < keys / 4; ++n) to[n] = from[n];
-    settled(to);
+    pass_K(w.end - end), pass_V(w.end - end);
+    epilogue.write(O, rows, w);
   }
 
   // Queries that see nothing of what other warpgroups see.
   __device__ void pass_over(const Work<config>& w) {
+    await_turn(w), give_turn(w);
     if (w.empty()) return;
     wait_full(shared.q_full(q.stage, warpgroup), q);
     sync_warpgroup();
@@ -326,17 +279,18 @@ struct Consumer {
   }
 
   __device__ void consume() {
+    // A condition and not a break: only then does ptxas see that all lanes have the same stages.
     const Work<config>* work = &next_work();
     while (!work->none()) {
       if (!work->empty(warpgroup)) {
-        work = attend(work);
+        attend(*work);
       } else {
         pass_over(*work);
         epilogue.write_nothing(*work);
         sync_warpgroup();
-        release_work(*work);
-        work = &next_work();
       }
+      release_work(*work);
+      work = &next_work();
     }
     if (leads) wait_stores();
   }
@@ -354,6 +308,7 @@ __device__ void forward(const ForwardParams& p) {
   __syncthreads();
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (role == 0) {
+    static_assert(registers_suffice(config.warpgroups, producer_registers(config), consumer_registers(config)));
     give_registers<producer_registers(config)>();
     if (threadIdx.x == 0) Loader<config>(p, shared).load();
     if (threadIdx.x == 32) schedule<config>(p, shared);

@@ -11,6 +11,7 @@ template <Config config>
 struct Shared {
   static constexpr Layout layout = layout_of(config);
   static constexpr int q_tiles = config.q_stages * config.warpgroups;
+  static constexpr int tile_barriers = 2 * q_tiles + 4 * config.stages;  // those of work slots follow
   unsigned char* const base;
 
   __device__ UInt32 Q(int stage, int warpgroup) const {
@@ -31,15 +32,20 @@ struct Shared {
   // full: what the slot holds is here. empty: it is no longer read.
   __device__ Barrier& q_full(int stage, int warpgroup) const { return barrier(q_tile(stage, warpgroup)); }
   __device__ Barrier& q_empty(int stage, int warpgroup) const { return barrier(q_tiles + q_tile(stage, warpgroup)); }
-  __device__ Barrier& work_full(int slot) const { return barrier(2 * q_tiles + 4 * config.stages + slot); }
-  __device__ Barrier& work_empty(int slot) const {
-    return barrier(2 * q_tiles + 4 * config.stages + work_slots + slot);
+  __device__ Barrier& work_full(int slot) const { return barrier(tile_barriers + slot); }
+  __device__ Barrier& work_empty(int slot) const { return barrier(tile_barriers + work_slots + slot); }
+
+  // A warpgroup has its first S of the work in this slot, and the next one may ask the tensor cores for its own.
+  __device__ Barrier& first_S(int slot, int warpgroup) const {
+    return barrier(tile_barriers + (2 + warpgroup) * work_slots + slot);
   }
 
   __device__ void init_barriers() const {
     for (int n = 0; n < q_tiles; ++n) barrier(n).init(1), barrier(q_tiles + n).init(1);
     K().init(1, config.warpgroups), V().init(1, config.warpgroups);
     for (int s = 0; s < work_slots; ++s) work_full(s).init(1), work_empty(s).init(1 + config.warpgroups);
+    for (int g = 0; g + 1 < config.warpgroups; ++g)
+      for (int s = 0; s < work_slots; ++s) first_S(s, g).init(1);
     publish_barriers();
   }
 

@@ -27,9 +27,6 @@ struct Work {
   __device__ bool none() const { return begin < 0; }  // there is no more work
   __device__ bool empty() const { return begin >= end; }
   __device__ bool empty(int warpgroup) const { return empty() || own_begin[warpgroup] >= own_end[warpgroup]; }
-  __device__ bool cuts(int warpgroup, Int32 tile) const {
-    return tile < full_begin[warpgroup] || tile >= full_end[warpgroup];
-  }
   // Query of the sequence that is row `row` of a warpgroup's tile.
   __device__ Int32 query(int warpgroup, int row) const { return first + 64 * warpgroup + row; }
   __device__ TilePlace queries_at(int warpgroup) const { return {q_begin + query(warpgroup, 0), h, tensor_b}; }
@@ -63,9 +60,11 @@ __device__ inline void describe_work(const ForwardParams& p, Int32 number, Work<
   w.shift = s.shift;
   constexpr Int64 far = Int64(1) << 30;
   w.low = Int32(clamp(s.mask.low + w.first, -far, far)), w.high = Int32(clamp(s.mask.high + w.first, -far, far));
-  const bool others_follow = s.k_begin + s.nk < x.Nk;
 
-  // From here on the mask is the tile's own: its first query is query 0.
+  // From here on the mask is the tile's own: its first query is query 0. What is known is read again where it lies: the
+  // scheduler has few registers.
+  asm volatile("" ::: "memory");
+  const bool others_follow = Int64(w.k_begin) + w.keys < x.Nk;
   constexpr Int32 block = config.block_keys;
   const auto seen_by = [&](Int32 begin, Int32 end) {
     return visible_keys({.low = w.low, .high = w.high, .keys = w.keys}, {begin, lesser(end, w.queries - w.first)});

@@ -88,16 +88,22 @@ struct Rows {
   }
 
   // Without looking for a maximum. The tile is done again with its maximum if its sum is too large: for the type's
-  // range, or for exactness: a P that outweighs what its row had summed at the last maximum should be 1, which rounding
-  // leaves alone.
+  // range, or for exactness: a P that outweighs what its row had summed at the last maximum, and its lane until now,
+  // should be 1, which rounding leaves alone. As the bound grows with the lane's sum, this soon becomes rare. It holds
+  // up the block, which is then out of step with those that read the same keys (plan_forward).
   __device__ void steady(const Scores& S, Probabilities& P) {
     float sums[2];
     exponentials(S, sums, [&](int n, const float(&p)[4]) { pack(P, n, p); });
     shifted = false;
-    if (__any_sync(0xffffffffu, sums[0] >= bound[0] || sums[1] >= bound[1]))
+    if (__any_sync(0xffffffffu, sums[0] >= bound[0] || sums[1] >= bound[1])) {
       online(S, P);
-    else
-      l[0] += sums[0], l[1] += sums[1];
+      return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      l[r] += sums[r];
+      if (bound[r] < l[r]) bound[r] = fminf(l[r], limit);
+    }
   }
 
   __device__ static void pack(Probabilities& P, int n, const float (&p)[4]) {
