@@ -35,11 +35,10 @@ struct OnePassConfig {
   int q_stages = 2, o_stages = 2;  // tiles of Q and of dO; with one, the next is copied at the end of a tile
   int blocks_per_sm = 2;
   int copy_bytes = 16;
-  bool whole = true, halves_S = false;  // as in Config
+  bool whole = true, halves_S = false, turing = false;  // as in Config
   // A tile's sum of dQ is added to in the order of its blocks of keys; otherwise in whatever order they come, so that
   // bits change from run to run.
   bool ordered = true;
-  static constexpr bool turing = false;
 
   constexpr bool operator==(const OnePassConfig&) const = default;
 };

@@ -27,7 +27,7 @@ std::string config_text(const OnePassConfig& c) {
               ", .row_tiles = ", c.row_tiles, ", .paired = ", spelled(c.paired), ", .block_queries = ", c.block_queries,
               ", .q_stages = ", c.q_stages, ", .o_stages = ", c.o_stages, ", .blocks_per_sm = ", c.blocks_per_sm,
               ", .copy_bytes = ", c.copy_bytes, ", .whole = ", spelled(c.whole), ", .halves_S = ", spelled(c.halves_S),
-              ", .ordered = ", spelled(c.ordered), "}");
+              ", .turing = ", spelled(c.turing), ", .ordered = ", spelled(c.ordered), "}");
 }
 
 std::string prepare_unit_text(const PrepareConfig& c) {

@@ -69,11 +69,24 @@ constexpr OnePassConfig one_pass_163[] = {
      .blocks_per_sm = 1},
 };
 
+// A single stage leaves room for 128 keys at D = 128, which halves what is added to dQ in memory. At D = 256 there is
+// room for 32 keys.
+constexpr OnePassConfig one_pass_99[] = {
+    {.D = 64, .Dv = 64, .warps = 8, .row_tiles = 1, .block_queries = 64, .blocks_per_sm = 1},
+    {.D = 128, .Dv = 128, .warps = 8, .row_tiles = 1, .q_stages = 1, .o_stages = 1, .blocks_per_sm = 1},
+    {.D = 256, .Dv = 256, .warps = 2, .row_tiles = 1, .paired = true, .o_stages = 1, .blocks_per_sm = 1},
+};
+// Copies are not asynchronous, so a second stage would hide nothing; at D = 64 a second block does.
+constexpr OnePassConfig one_pass_64[] = {
+    {.D = 64, .Dv = 64, .row_tiles = 1, .q_stages = 1, .o_stages = 1},
+    {.D = 128, .Dv = 128, .row_tiles = 1, .q_stages = 1, .o_stages = 1, .blocks_per_sm = 1},
+};
+
 constexpr TileClass classes[] = {{"sm_100", 10, 0, 227 << 10, class_100, one_pass_227},
                                  {"sm_90", 9, 0, 227 << 10, class_227, one_pass_227},
                                  {"sm_80", 8, 0, 163 << 10, class_163, one_pass_163},
-                                 {"sm_89", 8, 0, 99 << 10, class_99, {}},
-                                 {"sm_75", 7, 5, 64 << 10, class_64, {}}};
+                                 {"sm_89", 8, 0, 99 << 10, class_99, one_pass_99},
+                                 {"sm_75", 7, 5, 64 << 10, class_64, one_pass_64}};
 
 }  // namespace
 
@@ -172,6 +185,7 @@ std::optional<OnePassConfig> one_pass_tile(const Problem& p, const TileClass& of
   c.whole = c.D == p.D && c.Dv == p.Dv;
   c.copy_bytes = p.alignment;
   c.halves_S = p.q_type == Type::f16 && p.D > 128;
+  c.turing = of.turing();
   c.ordered = p.options.deterministic;
   if (c.halves_S && !c.ordered) c.block_queries = 32;  // twice the accumulators of S; the compiler spills without turns
   return c;

@@ -154,7 +154,7 @@ TEST(Sets, HoldEveryKernelAndSetting) {
     kernels[u.named.kernel].insert(list.begin(), list.end());
   }
   for (const char* kernel :
-       {"naive_forward", "warp_backward", "vector_forward", "vector_bias_gradient", "mma_forward",
+       {"naive_forward", "warp_backward", "vector_forward", "vector_bias_gradient", "mma_forward", "mma_one_pass",
         "mma_backward_queries", "mma_backward_keys", "hopper_forward", "hopper_one_pass", "hopper_backward_keys"})
     EXPECT_TRUE(kernels.count(kernel)) << kernel;
   for (const auto& [kernel, all] : kernels)
@@ -217,7 +217,13 @@ TEST(Sets, TheFullOneHoldsPairsOfOptionsInEveryTileOfHopper) {
 TEST(Sets, HoldMmaForEveryArchitecture) {
   for (const char* gpu :
        {"sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"})
-    EXPECT_TRUE(met(settings(quick_set(), "mma_forward"), {std::string("GPU = ") + gpu})) << gpu;
+    for (const char* kernel : {"mma_forward", "mma_one_pass"})
+      EXPECT_TRUE(met(settings(quick_set(), kernel), {std::string("GPU = ") + gpu})) << kernel << " " << gpu;
+  for (const char* gpu : {"sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a"})
+    for (const char* other : {"D = 64", "D = 128", "D = 256", "ordered = true", "ordered = false"})
+      EXPECT_EQ(met(settings(full_set(), "mma_one_pass"), {std::string("GPU = ") + gpu, other}),
+                gpu != std::string("sm_75") || other != std::string("D = 256"))
+          << gpu << " " << other;
   for (const char* gpu : {"sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a"})
     for (const char* first : {"softcap = true", "alibi = true", "mask = true"})
       EXPECT_TRUE(met(settings(full_set(), "mma_forward"), {std::string("GPU = ") + gpu, first, "dropout = true"}))

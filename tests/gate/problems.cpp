@@ -313,7 +313,8 @@ UnitSet known_units() {
         for (const char* architecture : mma_classes) {
           if (!multiplies(architecture)) continue;
           c.mma_pairs(architecture, pass, type, dims);
-          for (const char* missing : {"no dQ", "no dK", "no dV"}) c.mma(architecture, pass, type, dims, {missing});
+          for (const char* other : {"no dQ", "no dK", "no dV", "any order"})
+            c.mma(architecture, pass, type, dims, {other});
         }
       }
   return std::move(c.set);

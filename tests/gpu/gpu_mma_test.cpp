@@ -79,12 +79,10 @@ class GpuMmaOnePass : public Mma {};
 
 // Of the family's backward forms a call gets the first that takes it.
 TEST_F(GpuMmaOnePass, IsWhatTheFamilyGives) {
-  const bool has_tiles = !tile_class()->one_pass.empty();
   const Case plain = in_16_bits({.name = "plain"}, true);
   Case capped = plain;
   capped.options.softcap = 5;
-  const std::pair<Case, std::string> expected[] = {{plain, has_tiles ? "mma_one_pass" : "mma_two_pass"},
-                                                   {capped, "mma_two_pass"}};
+  const std::pair<Case, std::string> expected[] = {{plain, "mma_one_pass"}, {capped, "mma_two_pass"}};
   for (const auto& [spec, kernel] : expected) {
     CaseData data = build(spec);
     const Placed placed(data, gpu);

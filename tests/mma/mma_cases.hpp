@@ -94,8 +94,8 @@ inline gpu::Steps steps_of(const Problem& problem, const char* architecture) {
   return steps_of(problem, architecture, problem.pass == Pass::forward ? "mma" : "mma_two_pass");
 }
 
-// The cases of the backward pass that one pass takes: a warp that has all of its keys' scores, at D = 64 and 128, and
-// pairs of warps, at D = 256. In order; `any_order`: also as it comes.
+// The cases of the backward pass that one pass takes. Classes take turns; those that tiles decide about run in each. In
+// order, and some as it comes, too.
 struct OnePassCase {
   emulated::BackwardCase c;
   const char* architecture;
@@ -111,14 +111,21 @@ inline std::vector<OnePassCase> one_pass_cases() {
   all.add({.name = "ExtremeNumbers", .Nq = 64, .Nk = 200, .D = 64, .distribution = cases::Distribution::cold});
   std::vector<OnePassCase> out;
   std::size_t turn = 0;
+  constexpr const char* classes[] = {"sm_90a", "sm_80", "sm_89", "sm_75"};  // sm_100a has sm_90a's tiles
   for (const emulated::BackwardCase& c : all.all) {
     cases::CaseData data = cases::build(c.spec);
-    const char* architecture = turn++ % 2 == 0 ? "sm_90a" : "sm_80";
-    if (!steps_of(backward_problem(data), architecture, "mma_one_pass").reason.empty()) continue;
-    out.push_back({c, architecture});
-    if (c.spec.name != "Causal" && c.spec.name != "UsedLengths") continue;
-    out.push_back({c, architecture});
-    out.back().c.spec.options.deterministic = false;
+    if (!steps_of(backward_problem(data), "sm_90a", "mma_one_pass").reason.empty()) continue;
+    const bool narrow = c.spec.D <= 128 && c.spec.dim_v() <= 128;
+    for (std::size_t n = 0; n < (c.spec.name == "Full" ? std::size(classes) : 1); ++n) {
+      OnePassCase one{c, classes[turn++ % std::size(classes)]};
+      const bool turing = one.architecture == std::string("sm_75");
+      if (turing && narrow) one.c.spec.type = Type::f16;
+      if (turing && !narrow) one.architecture = "sm_89";
+      out.push_back(one);
+      if (c.spec.name != "Causal" && c.spec.name != "UsedLengths") continue;
+      one.c.spec.options.deterministic = false;
+      out.push_back(one);
+    }
   }
   return out;
 }
