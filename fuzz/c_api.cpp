@@ -183,7 +183,18 @@ Call any_call(Bytes& in) {
   const std::int64_t kind = in.below(8);
   if (kind == 6) return merge_call(merge_from(in));
   if (kind == 7) return mask_call(mask_from(in));
-  return attention_call(kind % 2 == 0 ? Function::forward : Function::backward, cases::build(case_from(in)));
+  Call call = attention_call(kind % 2 == 0 ? Function::forward : Function::backward, cases::build(case_from(in)));
+  if (kind == 4) use_pages(in, call);
+  return call;
+}
+
+// What the keys are worth is the tests' business; here, that the call is taken and reads nothing but its memory.
+void valid_pages(Bytes& in) {
+  Call call = attention_call(Function::forward, cases::build(case_from(in)));
+  use_pages(in, call);
+  execution_from(in, call);
+  Outcome outcome;
+  succeed(call, outcome);
 }
 
 void damaged(Bytes& in) {
@@ -238,6 +249,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case 4:
       valid_mask(in);
+      break;
+    case 5:
+      valid_pages(in);
       break;
     default:
       damaged(in);

@@ -12,9 +12,34 @@ namespace tessera::fuzz {
 namespace {
 
 constexpr std::int64_t most_bytes = 1 << 21;  // for one tensor
-constexpr const char* names[] = {
-    "q",   "k", "v",   "bias", "mask",  "slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
-    "rng", "o", "lse", "d_o",  "d_lse", "dq",     "dk",    "dv",           "dbias",        "dsinks"};
+constexpr const char* names[] = {"q",
+                                 "k",
+                                 "v",
+                                 "bias",
+                                 "mask",
+                                 "slopes",
+                                 "sinks",
+                                 "cu_seqlens_q",
+                                 "cu_seqlens_k",
+                                 "seqused_q",
+                                 "seqused_k",
+                                 "rng",
+                                 "o",
+                                 "lse",
+                                 "d_o",
+                                 "d_lse",
+                                 "dq",
+                                 "dk",
+                                 "dv",
+                                 "dbias",
+                                 "dsinks",
+                                 "block_table",
+                                 "v_block_table",
+                                 "page_indptr",
+                                 "page_indices",
+                                 "leftpad_k",
+                                 "status"};
+static_assert(std::size(names) == slots);
 
 bool takes(Function function, std::size_t slot) {
   if (function == Function::forward) return slot <= slot_lse;
@@ -75,9 +100,9 @@ Call::Call() :
 bool Call::writes(std::size_t argument) const {
   switch (function) {
     case Function::forward:
-      return argument == slot_o || argument == slot_lse;
+      return argument == slot_o || argument == slot_lse || argument == slot_status;
     case Function::backward:
-      return argument >= slot_dq;
+      return argument >= slot_dq && argument <= slot_dsinks;
     case Function::merge:
       return argument < 2;
     default:
@@ -91,8 +116,10 @@ Call attention_call(Function function, const cases::CaseData& data) {
   call.options = detail::to_c(data.options());
   const auto buffers = data.buffers();
   static const cases::Buffer none;
-  for (std::size_t slot = 0; slot < buffers.size(); ++slot)
-    call.arguments.push_back(argument_of(names[slot], takes(function, slot) ? *buffers[slot] : none));
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    const bool given = slot < buffers.size() && takes(function, slot);
+    call.arguments.push_back(argument_of(names[slot], given ? *buffers[slot] : none));
+  }
   return call;
 }
 

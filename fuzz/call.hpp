@@ -40,7 +40,7 @@ Range addressed(const tessera_tensor& view);
 
 enum class Function { forward, backward, merge, dropout_mask };
 
-// Arguments of forward and backward, in the order of cases::CaseData::buffers().
+// Arguments of forward and backward: those of cases::CaseData::buffers(), in their order, and those of paged keys.
 enum Slot : std::size_t {
   slot_q,
   slot_k,
@@ -62,7 +62,14 @@ enum Slot : std::size_t {
   slot_dk,
   slot_dv,
   slot_dbias,
-  slot_dsinks
+  slot_dsinks,
+  slot_block_table,
+  slot_v_block_table,
+  slot_page_indptr,
+  slot_page_indices,
+  slot_leftpad,
+  slot_status,
+  slots
 };
 
 // How the call gets its workspace.

@@ -251,14 +251,28 @@ class Caller {
 
   const tessera_tensor* at(std::size_t i) const { return *tensors[i]; }
   Sized<tessera_inputs> inputs() const {
-    const tessera_inputs in{sizeof in,       at(slot_q),      at(slot_k),     at(slot_v),    at(slot_bias),
-                            at(slot_mask),   at(slot_slopes), at(slot_sinks), at(slot_cu_q), at(slot_cu_k),
-                            at(slot_used_q), at(slot_used_k), at(slot_rng),   nullptr,       nullptr,
-                            nullptr,         nullptr,         nullptr};
+    const tessera_inputs in{sizeof in,
+                            at(slot_q),
+                            at(slot_k),
+                            at(slot_v),
+                            at(slot_bias),
+                            at(slot_mask),
+                            at(slot_slopes),
+                            at(slot_sinks),
+                            at(slot_cu_q),
+                            at(slot_cu_k),
+                            at(slot_used_q),
+                            at(slot_used_k),
+                            at(slot_rng),
+                            at(slot_block_table),
+                            at(slot_v_block_table),
+                            at(slot_page_indptr),
+                            at(slot_page_indices),
+                            at(slot_leftpad)};
     return {in, call.sizes[0], call.given[0]};
   }
   Sized<tessera_outputs> outputs() const {
-    return {{sizeof(tessera_outputs), at(slot_o), at(slot_lse), nullptr}, call.sizes[1], call.given[1]};
+    return {{sizeof(tessera_outputs), at(slot_o), at(slot_lse), at(slot_status)}, call.sizes[1], call.given[1]};
   }
   Sized<tessera_saved> saved() const {
     return {
@@ -273,11 +287,11 @@ class Caller {
     const std::size_t count = (call.arguments.size() - 2) / 2;
     Sized<tessera_outputs> all({}, call.sizes[0], call.given[0], count);
     for (std::size_t n = 0; n < count; ++n)
-      all.set(n, {sizeof(tessera_outputs), at(2 + 2 * n), at(3 + 2 * n)}, call.sizes[0]);
+      all.set(n, {sizeof(tessera_outputs), at(2 + 2 * n), at(3 + 2 * n), nullptr}, call.sizes[0]);
     return all;
   }
   Sized<tessera_outputs> merged() const {
-    return {{sizeof(tessera_outputs), at(0), at(1)}, call.sizes[1], call.given[1]};
+    return {{sizeof(tessera_outputs), at(0), at(1), nullptr}, call.sizes[1], call.given[1]};
   }
 
   const Call& call;
@@ -297,13 +311,14 @@ bool whole(const Call& call) {
 // size.
 double work(const Call& call, const Memory& memory) {
   const auto& a = call.arguments;
-  const bool packed = a[slot_cu_q].given && a[slot_cu_k].given && whole(call);
+  const bool paged = a[slot_block_table].given || a[slot_page_indices].given;
+  const bool packed = a[slot_cu_q].given && (a[slot_cu_k].given || paged) && whole(call);
   const int token = packed ? 0 : 1;
   const auto size = [&](Slot slot, int d) {
     return static_cast<double>(std::max<std::int64_t>(a[slot].view.shape[d], 0));
   };
   const double B = packed ? size(slot_cu_q, 0) : size(slot_q, 0), heads = size(slot_q, token + 1);
-  const double dims = size(slot_q, token + 2) + size(slot_v, token + 2) + 16;
+  const double dims = size(slot_q, token + 2) + size(slot_v, paged ? 3 : token + 2) + 16;
   constexpr std::int64_t most_sequences = 4096;
   if (B * (heads + 1) > 1e5) return 1e300;
   const auto readable = [&](Slot slot, double count) {

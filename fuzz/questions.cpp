@@ -172,6 +172,56 @@ Case case_from(Bytes& in) {
   return c;
 }
 
+void use_pages(Bytes& in, Call& call) {
+  auto& all = call.arguments;
+  const int heads = all[slot_q].view.ndim - 2;
+  const std::int64_t B = all[slot_cu_q].given ? all[slot_cu_q].view.shape[0] - 1 : all[slot_q].view.shape[0];
+  const std::int64_t size = 1 + in.below(20), pages = in.below(12), entries = in.below(6);
+  const auto shaped = [](tessera_tensor& view, std::initializer_list<std::int64_t> shape) {
+    view.ndim = static_cast<std::int32_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), view.shape);
+    view.strides[view.ndim - 1] = 1;
+    for (int d = view.ndim - 1; d > 0; --d)
+      view.strides[d - 1] = view.strides[d] * std::max<std::int64_t>(view.shape[d], 1);
+  };
+  for (const Slot slot : {slot_k, slot_v}) {
+    tessera_tensor& view = all[slot].view;
+    shaped(view, {pages, size, view.shape[heads], view.shape[heads + 1]});
+  }
+  const auto words = [&](Slot slot, std::initializer_list<std::int64_t> shape,
+                         const std::vector<std::int32_t>& values) {
+    Argument& a = all[slot];
+    a.given = true, a.view.type = TESSERA_I32;
+    shaped(a.view, shape);
+    a.content.resize(values.size() * 4);
+    if (!values.empty()) std::memcpy(a.content.data(), values.data(), a.content.size());
+  };
+  const auto page_list = [&] {
+    std::vector<std::int32_t> list(static_cast<std::size_t>(B * entries));
+    for (auto& page : list) page = static_cast<std::int32_t>(in.rarely() ? in.integer() : in.below(pages + 1));
+    return list;
+  };
+  std::vector<std::int32_t> lengths, leftpad, indptr{0}, status{0};
+  for (std::int64_t b = 0; b < B; ++b) {
+    lengths.push_back(static_cast<std::int32_t>(in.below(entries * size + 1)));
+    leftpad.push_back(static_cast<std::int32_t>(in.below(lengths.back() + 1)));
+    indptr.push_back(indptr.back() + static_cast<std::int32_t>(entries));
+  }
+  all[slot_cu_k].given = false, call.options.max_seqlen_k = -1;
+  words(slot_used_k, {B}, lengths);
+  if (in.flag()) {
+    words(slot_page_indptr, {B + 1}, indptr), words(slot_page_indices, {B * entries}, page_list());
+  } else {
+    words(slot_block_table, {B, entries}, page_list());
+    if (in.flag()) words(slot_v_block_table, {B, entries}, page_list());
+  }
+  if (in.flag()) words(slot_leftpad, {B}, leftpad);
+  if (in.flag()) words(slot_status, {1}, status);
+  // Those of the case are as wide as its own keys.
+  for (const Slot slot : {slot_bias, slot_mask})
+    if (all[slot].view.shape[3] < entries * size) all[slot].given = false;
+}
+
 Merge merge_from(Bytes& in) {
   constexpr Type types[] = {Type::f32, Type::f16, Type::bf16, Type::f64};
   cases::Shape shape{1 + in.below(2), length(in), 1 + in.below(3), 1 + in.below(40)};

@@ -11,6 +11,9 @@ namespace tessera::fuzz {
 // Small: at most a few ten thousand pairs of elements; now and then one that is larger than a tile.
 cases::Case case_from(Bytes& in);
 
+// A forward call with its keys in the pages of a cache instead; some table entries are no pages.
+void use_pages(Bytes& in, Call& call);
+
 struct Merge {
   cases::Buffer o, lse;  // merged; lse may be absent
   std::vector<cases::Buffer> part_o, part_lse;
