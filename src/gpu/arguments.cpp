@@ -193,4 +193,8 @@ std::int64_t key_blocks(const Problem& p, std::int64_t rows) {
   return !p.has_keys() ? 0 : product({p.Hk, block_count(p.packed, p.Nk, rows, p.B)});
 }
 
+std::int64_t heads_in_cache(const cuda::Target& target, std::int64_t head_bytes) {
+  return std::max<std::int64_t>(1, std::int64_t{target.l2_bytes} * 2 / 5 / std::max<std::int64_t>(1, head_bytes));
+}
+
 }  // namespace tessera::gpu

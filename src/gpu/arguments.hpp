@@ -1,9 +1,10 @@
-// From a checked call to the kernels' plain parameters, and the backward pass's workspace.
+// From a checked call to the kernels' plain parameters, the backward pass's workspace, and what sizes a grid.
 // Included by the GPU families' planners.
 // Problem, Config, Params: docs/architecture.md says why there are three.
 #pragma once
 
 #include "core/kernel.hpp"
+#include "cuda/device.hpp"
 #include "gpu/config.hpp"
 #include "gpu/params.hpp"
 
@@ -34,5 +35,9 @@ std::int64_t workspace_bytes(const Problem& problem, const Accumulators& accumul
 // Blocks of `rows` queries (keys) and all heads: what a grid must cover, at most.
 std::int64_t query_blocks(const Problem& problem, std::int64_t rows);
 std::int64_t key_blocks(const Problem& problem, std::int64_t rows);
+
+// How many heads the L2 cache keeps so many bytes of, for all who work on them at the same time: at least one. The
+// cache has two halves, and what streams past wants room too.
+std::int64_t heads_in_cache(const cuda::Target& target, std::int64_t head_bytes);
 
 }  // namespace tessera::gpu

@@ -88,8 +88,7 @@ struct Plan {
 // works differ, it takes more.
 std::int64_t heads_at_once(const Problem& p, const OnePassConfig& c, const cuda::Target& target) {
   constexpr std::int64_t few_when_causal = 16;
-  const std::int64_t head_bytes = std::max<std::int64_t>(1, p.Nq * (2 * (p.D + p.Dv) + 4 * c.D));
-  const std::int64_t cached = std::int64_t{target.l2_bytes} * 2 / 5 / head_bytes;
+  const std::int64_t cached = gpu::heads_in_cache(target, p.Nq * (2 * (p.D + p.Dv) + 4 * c.D));
   const std::int64_t resident = std::int64_t{target.multiprocessors} * c.blocks_per_sm;
   const std::int64_t in_turn = ceil_div(resident, ceil_div(p.Nq, std::int64_t{c.block_queries}));
   return std::max({cached, in_turn, p.options.causal ? few_when_causal : std::int64_t{1}});

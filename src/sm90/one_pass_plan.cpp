@@ -61,7 +61,7 @@ WorkOrder order_of_works(const Problem& p, const OnePassPlan& plan, const cuda::
   const std::int64_t usual = std::min<std::int64_t>(all, ceil_div(16, p.Hk) * p.Hk);  // whole sequences
   const std::int64_t tiles = ceil_div(p.Nq, std::int64_t{c.block_queries});
   const std::int64_t head_bytes = p.Nq * (2 * (p.D + p.Dv) + std::int64_t{sizeof(float)} * c.D);
-  const std::int64_t cached = heads_in_cache(target, head_bytes);
+  const std::int64_t cached = gpu::heads_in_cache(target, head_bytes);
   if (c.ordered && p.options.causal && p.options.window_left < 0) {
     constexpr std::int64_t grids = 4, long_head = 8;
     const std::int64_t heads = std::max<std::int64_t>(ceil_div(grids * plan.grid, tiles), cached);

@@ -40,10 +40,6 @@ bool copyable(const Tensor& o) {
          o.shape[static_cast<std::size_t>(o.ndim - 1)] % chunk_columns == 0;
 }
 
-std::int64_t heads_in_cache(const cuda::Target& target, std::int64_t head_bytes) {
-  return std::max<std::int64_t>(1, std::int64_t{target.l2_bytes} * 2 / 5 / std::max<std::int64_t>(1, head_bytes));
-}
-
 double score_scale(const Problem& p) { return gpu::corrected_scale(p, halves_S(p)); }
 
 ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
@@ -71,7 +67,7 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
   // same time, and the chip makes one request of several before the L2 cache. Where tiles differ it takes more heads
   // for those at work to be nearly equal, and to read together.
   constexpr std::int64_t few = 16;
-  const std::int64_t cached = product({heads_in_cache(target, p.Nk * (p.D + p.Dv) * 2), p.Hq / p.Hk});
+  const std::int64_t cached = product({gpu::heads_in_cache(target, p.Nk * (p.D + p.Dv) * 2), p.Hq / p.Hk});
   const std::int64_t equal = plan.config.D >= 128 ? 1 : std::min(cached, few);
   const std::int64_t most = plan.varied ? std::max(cached, few) : equal;
   while (2 * plan.section <= most && heads % (2 * plan.section) == 0) plan.section *= 2;

@@ -26,10 +26,6 @@ std::string refusal(const Problem& problem, const cuda::Target& target);
 inline constexpr std::int64_t most_tiles = std::int64_t{1} << 30;
 std::string tiles_refusal(const Problem& problem, std::int64_t tiles);  // empty: they are few enough
 
-// How many heads the L2 cache keeps so many bytes of, for all who work on them at the same time: at least one. The
-// cache has two halves, and what streams past wants room too.
-std::int64_t heads_in_cache(const cuda::Target& target, std::int64_t head_bytes);
-
 // The scale of scores, corrected for what the tensor cores lose.
 double score_scale(const Problem& problem);
 

@@ -161,9 +161,9 @@ TEST(WorkOrder, RuleByExample) {
 
 TEST(WorkOrder, AnUnknownCacheIsSmall) {
   cuda::Target target = h200();
-  EXPECT_EQ(heads_in_cache(target, (60 << 20) / 5), 2);
+  EXPECT_EQ(gpu::heads_in_cache(target, (60 << 20) / 5), 2);
   target.l2_bytes = 0;
-  EXPECT_EQ(heads_in_cache(target, 1), 1);
+  EXPECT_EQ(gpu::heads_in_cache(target, 1), 1);
   Problem p = point(Pass::backward, 128, 8192, false);
   p.options.deterministic = false;
   EXPECT_EQ(plan_one_pass(p, target).order.together, 2);
