@@ -60,19 +60,58 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, seqused: Tensor, interleaved: bo
     return torch.cat((turned.to(x.dtype), x[..., 2 * half:]), -1)
 
 
-def append(cache: Tensor, new: Tensor, seqused: Tensor, table: Optional[Tensor]) -> None:
-    """Rows of [B,n,H,D] go to the places behind those in use, in the cache's type."""
+def _check_new(name: str, new: Tensor, cache: Tensor, shape: list[int]) -> None:
+    if not isinstance(new, Tensor):
+        raise TypeError(f"{name}: is a {type(new).__name__}; must be a PyTorch tensor")
+    if list(new.shape) != shape:
+        raise ValueError(f"{name}: has shape {list(new.shape)}; must be {shape}: q's batch, k's tokens, heads and "
+                         f"dim of {name}_cache")
+    if new.device != cache.device or not (new.is_floating_point() and cache.is_floating_point()):
+        raise ValueError(f"{name}: is {new.dtype} on {new.device} but {name}_cache is {cache.dtype} on {cache.device}; "
+                         "both must hold real numbers on one device")
+    if any(step == 0 and count > 1 for step, count in zip(cache.stride(), cache.shape)):
+        raise ValueError(f"{name}_cache: has strides {cache.stride()}; places that are written must lie apart")
+    if cache.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(f"{name}_cache: is a tensor of inference mode; it can be written in that mode only")
+
+
+def check_new(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor) -> None:
+    """Whether such k and v can be written to the caches."""
+    tokens = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else 1
+    for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        _check_new(name, new, cache, [q.shape[0], tokens, *cache.shape[2:]])
+
+
+def _check_leftpad(leftpad: Tensor, used: Tensor) -> None:
+    if not leftpad.is_cuda and bool(((leftpad < 0) | (leftpad > used)).any()):
+        raise ValueError(f"cache_leftpad: is {leftpad.tolist()}; must be from 0 to the lengths {used.tolist()}, k's "
+                         "tokens included")
+
+
+def _new_places(new: Tensor, cache: Tensor, seqused: Tensor, table: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+    """Where rows of [B,n,H,D] go, behind those in use: pages and places in them, both [B,n]."""
     size = cache.shape[1]
-    places = seqused.long()[:, None] + torch.arange(new.shape[1], device=new.device)  # [B,n]
+    places = seqused.long()[:, None] + torch.arange(new.shape[1], device=new.device)
     capacity = size * (1 if table is None else table.shape[1])
     if not new.is_cuda and places.numel() and (int(places.min()) < 0 or int(places.max()) >= capacity):
         raise ValueError(f"cache_seqlens: places {int(places.min())} to {int(places.max())} are to be written but a "
                          f"sequence's cache has {capacity}")
     if table is None:
-        rows = torch.arange(new.shape[0], device=new.device)[:, None]
-    else:
-        rows = table.long().gather(1, places // size)
-        if not new.is_cuda and rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= cache.shape[0]):
-            raise ValueError(f"block_table: names pages {int(rows.min())} to {int(rows.max())} to be written but the "
-                             f"cache has {cache.shape[0]}")
-    cache[rows, places % size] = new.to(cache.dtype)
+        return torch.arange(new.shape[0], device=new.device)[:, None], places
+    pages = table.long().gather(1, places // size)
+    if not new.is_cuda and pages.numel() and (int(pages.min()) < 0 or int(pages.max()) >= cache.shape[0]):
+        raise ValueError(f"block_table: names pages {int(pages.min())} to {int(pages.max())} to be written but the "
+                         f"cache has {cache.shape[0]}")
+    return pages, places % size
+
+
+def append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, seqused: Tensor, table: Optional[Tensor],
+           leftpad: Optional[Tensor]) -> None:
+    """k and v go to the places behind those in use, in the caches' types.
+
+    Checks the numbers of lengths and tables before it writes; the rest has been checked.
+    """
+    if leftpad is not None:
+        _check_leftpad(leftpad, seqused + k.shape[1])
+    where = _new_places(k, k_cache, seqused, table)
+    k_cache[where], v_cache[where] = k.to(k_cache.dtype), v.to(v_cache.dtype)

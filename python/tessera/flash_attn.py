@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _kvcache
-from .torch import attention
+from .torch import attention, check
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: Optional[float], causal: bool,
@@ -115,7 +115,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
 
     q [B,Nq,Hq,D]; k_cache and v_cache [Bc,capacity,Hk,D], or pools [pages,page_size,Hk,D] with block_table; k and v
     [B,n,Hk,D]; cache_seqlens int32 [B], before appending. No gradients. num_splits changes nothing: how keys are split
-    depends on their number alone.
+    depends on their number alone. A call that is refused leaves the caches as they were.
     """
     with torch.no_grad():
         seqused = _kvcache.lengths(q, k_cache, cache_seqlens, block_table, appends=k is not None)
@@ -125,14 +125,18 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
         if k is not None:
             if v is None:
                 raise ValueError("v: is missing; k and v are appended together")
+            _kvcache.check_new(q, k_cache, v_cache, k, v)
             if rotary_cos is not None and rotary_sin is not None:
                 ordered = causal or tuple(window_size) != (-1, -1)
                 q = _kvcache.rotate(q, rotary_cos, rotary_sin, seqused, rotary_interleaved, ordered)
                 k = _kvcache.rotate(k, rotary_cos, rotary_sin, seqused, rotary_interleaved, True)
-            _kvcache.append(k_cache, k, seqused, table)
-            _kvcache.append(v_cache, v, seqused, table)
-            seqused = seqused + k.shape[1]
-        pages: dict[str, Any] = {} if table is None else {"block_table": table, "leftpad_k": cache_leftpad}
-        o, lse = attention(q, k_cache, v_cache, return_lse=True, scale=softmax_scale, causal=causal, window=window_size,
-                           softcap=softcap, alibi_slopes=alibi_slopes, seqused_k=seqused, **pages)
+        used = seqused if k is None else seqused + k.shape[1]
+        options = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap,
+                   "alibi_slopes": alibi_slopes, "seqused_k": used,
+                   **({} if table is None else {"block_table": table, "leftpad_k": cache_leftpad})}
+        if k is not None and v is not None:
+            if not torch.compiler.is_compiling():  # a plan cannot be traced
+                check(q, k_cache, v_cache, **options)
+            _kvcache.append(k_cache, v_cache, k, v, seqused, table, cache_leftpad)
+        o, lse = attention(q, k_cache, v_cache, return_lse=True, **options)
     return (o, lse) if return_softmax_lse else o

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from . import _abi, _call
 from ._abi import CPU, CUDA
-from ._call import Question, View
+from ._call import Call, Question, View
 from ._options import Settings, sort
 
 if TYPE_CHECKING:
@@ -118,17 +118,23 @@ def _current_stream(device: int) -> int:
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
+def _plan(settings: tuple[Any, ...], inputs: Sequence[Any], names: Sequence[str],
+          others: Sequence[Optional[Tensor]]) -> Call:
+    """For the inputs, and the others with these names."""
+    given = {name: value for name, value in zip(_SETTINGS, settings) if value is not None}
+    if not given.get("threads"):
+        given["threads"] = torch.get_num_threads()
+    tensors = *zip(_INPUTS, inputs), *zip(names, others)
+    return _call.plan({name: _view(name, t) for name, t in tensors if t is not None}, Settings(**given))
+
+
 def _run(question: Question, pointers: list[int], settings: tuple[Any, ...], seed: tuple[int, int],
          inputs: Sequence[Any], names: Sequence[str], others: Sequence[Optional[Tensor]]) -> None:
     """On the inputs' device. The pointers are those of the inputs and the others, which have these names, in order."""
     try:
         call = question.idle.pop()
     except IndexError:
-        given = {name: value for name, value in zip(_SETTINGS, settings) if value is not None}
-        if not given.get("threads"):
-            given["threads"] = torch.get_num_threads()
-        tensors = *zip(_INPUTS, inputs), *zip(names, others)
-        call = _call.plan({name: _view(name, t) for name, t in tensors if t is not None}, Settings(**given))
+        call = _plan(settings, inputs, names, others)
     try:
         q = inputs[0]
         if not q.is_cuda:
@@ -377,13 +383,9 @@ def _require_tensors(tensors: dict[str, Any]) -> None:
             raise TypeError(f"{name}: is a {type(t).__name__}; must be a PyTorch tensor")
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> Any:
-    """Exact attention: O [B,Nq,Hq,Dv] in q's type, or (O, LSE f32 [B,Hq,Nq]) with return_lse.
-
-    q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv]; packed with cu_seqlens: q [Tq,Hq,D], ..., O [Tq,Hq,Dv], LSE [Hq,Tq].
-    Options: tessera.AttentionOptions. With dropout and neither seed nor rng, the mask's seed is drawn from PyTorch's
-    generator of the device. Rows whose last stride is not 1 are copied, everything else is used as it lies.
-    """
+def _prepared(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]
+              ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """q, k and v in autocast's type, and an operator's other arguments by their names."""
     given: dict[str, Any] = {}
     if options:
         given, tensors, seeds = sort(options)
@@ -403,9 +405,38 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **op
         bias = given.get("bias")
         if bias is not None and bias.dtype != torch.float32:
             given["bias"] = bias.to(dtype)
+    return q, k, v, given
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> Any:
+    """Exact attention: O [B,Nq,Hq,Dv] in q's type, or (O, LSE f32 [B,Hq,Nq]) with return_lse.
+
+    q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv]; packed with cu_seqlens: q [Tq,Hq,D], ..., O [Tq,Hq,Dv], LSE [Hq,Tq].
+    Options: tessera.AttentionOptions. With dropout and neither seed nor rng, the mask's seed is drawn from PyTorch's
+    generator of the device. Rows whose last stride is not 1 are copied, everything else is used as it lies.
+    """
+    q, k, v, given = _prepared(q, k, v, options)
     if torch.compiler.is_compiling() or not _unobserved((q, k, v, *given.values())):
         o, lse = _forward_operator(q, k, v, **given)
     else:
         arguments = q, k, v, *_in_order(given)
         o, lse = _Attention.apply(*arguments) if _needs_gradient(arguments) else _forward(*arguments)
     return (o, lse) if return_lse else o
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
+    """Raises what `attention` would, but for what depends on the numbers in lengths and tables. Nothing is computed.
+
+    For calls that write before they attend. The plan is kept, so that `attention` finds it.
+    """
+    q, k, v, given = _prepared(q, k, v, options)
+    optional, settings, _ = _sorted(tuple(_in_order(given)))
+    inputs = (_rows(q), _rows(k), _rows(v), *optional)
+    for name, t in zip(_INPUTS, inputs):
+        if t is not None and _view(name, t).pointer % t.element_size():
+            raise ValueError(f"{name}: data is not aligned to its elements of {t.element_size()} bytes")
+    question, _ = _find(settings, inputs)
+    if not question.idle:
+        if question.note is None:
+            question.note = _outputs(q, v, optional)
+        question.idle.append(_plan(settings, inputs, _RESULTS, question.note.make(q)))

@@ -1,4 +1,6 @@
 """tessera.flash_attn's functions for caches against calls on what the caches mean: pages, appending, rotary embedding."""
+import unittest.mock
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -6,6 +8,7 @@ torch = pytest.importorskip("torch")
 import eager  # noqa: E402
 from conftest import assert_close  # noqa: E402
 
+from tessera import _call  # noqa: E402
 from tessera.flash_attn import (flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_kvpacked_func,  # noqa: E402
                                 flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache)
 
@@ -132,6 +135,89 @@ def test_packed_varlen_functions_are_views():
     assert torch.equal(o, packed) and lse.shape == (HK, 30)
     packed.sum().backward()
     assert qkv.grad.abs().sum() > 0
+
+
+def refused_calls():
+    """Arguments of flash_attn_with_kvcache that replace those of a call that appends, and what each is refused with.
+
+    Whatever it is that refuses: the function itself, its plan, or the numbers of lengths and tables.
+    """
+    k, cos = torch.randn(B, NEW, HK, D), torch.ones(CAPACITY + NEW, D // 2)
+    odd = torch.zeros(4 * B * NEW * HQ * D + 1, dtype=torch.uint8)
+    with torch.inference_mode():
+        of_inference = torch.zeros(B * CAPACITY // P + 2, P, HK, D)
+    rotary = {"rotary_cos": cos, "rotary_sin": cos}
+    return {
+        "q of another type": ({"q": torch.randn(B, NEW, HQ, D).half()}, ValueError, "has type"),
+        "q of no real type": ({"q": torch.ones(B, NEW, HQ, D, dtype=torch.int8)}, TypeError, "q: has type torch.int8"),
+        "q's dim": ({"q": torch.randn(B, NEW, HQ, D + 8)}, ValueError, "head_dim"),
+        "q's heads": ({"q": torch.randn(B, NEW, HK + 1, D)}, ValueError, "heads"),
+        "q's batch": ({"q": torch.randn(B + 1, NEW, HQ, D)}, ValueError, "k: has shape"),
+        "q elsewhere": ({"q": torch.randn(B, NEW, HQ, D, device="meta")}, TypeError, "q: is on meta"),
+        "q out of line": ({"q": torch.frombuffer(odd.numpy(), dtype=torch.float32, offset=1,
+                                                 count=B * NEW * HQ * D).view(B, NEW, HQ, D)}, ValueError, "q: data"),
+        "k's tokens": ({"v": k[:, :1]}, ValueError, "v: has shape"),
+        "k's heads": ({"k": k[:, :, :1]}, ValueError, "k: has shape"),
+        "k's batch": ({"k": k[:1]}, ValueError, "k: has shape"),
+        "k's dimensions": ({"k": k[0, 0, 0]}, ValueError, "k: has shape"),
+        "k of no real type": ({"k": k.to(torch.complex64)}, ValueError, "k: is torch.complex64"),
+        "v elsewhere": ({"v": k.to("meta")}, ValueError, "v: is torch.float32 on meta"),
+        "v of NumPy": ({"v": k.numpy()}, TypeError, "v: is a ndarray; must be a PyTorch tensor"),
+        "v_cache of another type": ({"v_cache": torch.zeros(B * CAPACITY // P + 2, P, HK, D).double()}, ValueError,
+                                    "v: has type"),
+        "v_cache with fewer pages": ({"v_cache": torch.zeros(3, P, HK, D)}, ValueError, "v: has 3 pages"),
+        "v_cache in one place": ({"v_cache": torch.zeros(1, P, HK, D).expand(B * CAPACITY // P + 2, P, HK, D)},
+                                 ValueError, "v_cache: has strides"),
+        "v_cache of inference mode": ({"v_cache": of_inference}, ValueError, "v_cache: is a tensor of inference mode"),
+        "lengths of another type": ({"cache_seqlens": LENGTHS.long()}, ValueError, "seqused_k: has type i64"),
+        "lengths of another batch": ({"cache_seqlens": LENGTHS[:2]}, ValueError, "seqused_k"),
+        "lengths elsewhere": ({"cache_seqlens": LENGTHS.to("meta")}, TypeError, "seqused_k: is on meta"),
+        "lengths below 0": ({"cache_seqlens": LENGTHS - 1}, ValueError, "cache_seqlens: places -1 to"),
+        "lengths beyond the cache": ({"cache_seqlens": LENGTHS + 8}, ValueError, "cache_seqlens: places 8 to 50"),
+        "padding beyond the lengths": ({"cache_leftpad": LENGTHS + NEW + 1}, ValueError, "cache_leftpad: is"),
+        "padding below 0": ({"cache_leftpad": LENGTHS - 1}, ValueError, "cache_leftpad: is"),
+        "padding of another type": ({"cache_leftpad": LENGTHS.long()}, ValueError, "leftpad_k: has type i64"),
+        "a table of another type": ({"block_table": torch.zeros(B, CAPACITY // P).long()}, ValueError,
+                                    "block_table: has type i64"),
+        "a table of another batch": ({"block_table": torch.zeros(B + 1, CAPACITY // P).int()}, ValueError,
+                                     "block_table: has shape"),
+        "a table of other pages": ({"block_table": torch.full((B, CAPACITY // P), 99, dtype=torch.int32)}, ValueError,
+                                   "block_table: names pages 99"),
+        "a scale": ({"softmax_scale": float("nan")}, ValueError, "scale"),
+        "a softcap": ({"softcap": -1.0}, ValueError, "softcap"),
+        "a softcap of text": ({"softcap": "1"}, TypeError, "softcap"),
+        "a window": ({"window_size": (-2, 0)}, ValueError, "window_left"),
+        "a window of three": ({"window_size": (1, 2, 3)}, TypeError, "window"),
+        "slopes": ({"alibi_slopes": torch.ones(HQ + 1)}, ValueError, "slopes: has shape"),
+        "slopes of NumPy": ({"alibi_slopes": torch.ones(HQ).numpy()}, TypeError, "slopes: is a ndarray"),
+        "rotary and a softcap": ({**rotary, "softcap": -1.0}, ValueError, "softcap"),
+        "rotary and padding": ({**rotary, "cache_leftpad": LENGTHS - 1}, ValueError, "cache_leftpad: is"),
+        "rotary of few positions": ({"rotary_cos": cos[:9], "rotary_sin": cos[:9]}, ValueError, "rotary_cos: has 9"),
+        "rotary and v's tokens": ({**rotary, "v": k[:, :1]}, ValueError, "v: has shape"),
+    }
+
+
+@pytest.mark.parametrize("name", refused_calls())
+def test_a_refused_call_leaves_the_caches_as_they_were(name):
+    changed, error, message = refused_calls()[name]
+    k_cache, v_cache, table, _ = make_cache(True)
+    new = torch.randn(B, NEW, HK, D)
+    arguments = {"q": torch.randn(B, NEW, HQ, D), "k_cache": k_cache, "v_cache": v_cache, "k": new, "v": new,
+                 "cache_seqlens": LENGTHS, "block_table": table, "causal": True, **changed}
+    caches = arguments["k_cache"], arguments["v_cache"]
+    before = [cache.clone() for cache in caches]
+    with pytest.raises(error, match=message):
+        flash_attn_with_kvcache(**arguments)
+    assert all(torch.equal(cache, old) for cache, old in zip(caches, before))
+
+
+def test_an_appending_call_plans_once():
+    """What checks the call leaves its plan to the call."""
+    k_cache, v_cache, table, _ = make_cache(True)
+    q, new = torch.randn(B, NEW, HQ, D), torch.randn(B, NEW, HK, D)
+    with unittest.mock.patch.object(_call, "plan", wraps=_call.plan) as plan:
+        flash_attn_with_kvcache(q, k_cache, v_cache, new, new, cache_seqlens=LENGTHS, block_table=table, softcap=7.25)
+    assert plan.call_count == 1
 
 
 def test_refusals():
