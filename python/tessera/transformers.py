@@ -19,7 +19,8 @@ def attention_forward(module: nn.Module, query: Tensor, key: Tensor, value: Tens
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions: is True; attention weights are never stored, use 'eager' for them")
     if cache is not None:
-        raise NotImplementedError("cache: is given; paged keys and values are not there yet")
+        raise NotImplementedError(f"cache: is a {type(cache).__name__}, as continuous batching passes; dynamic and "
+                                  "static caches work, pages only in tessera.attention and tessera.flash_attn")
     options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "softcap": softcap or 0.0, "bias": position_bias}
     if attention_mask is not None and attention_mask.is_floating_point():
         options["bias"] = attention_mask if position_bias is None else position_bias + attention_mask

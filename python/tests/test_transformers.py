@@ -85,5 +85,6 @@ def test_refusals(make_model):
     x = torch.randn(1, 4, 3, 16)
     with pytest.raises(ValueError, match="output_attentions: is True"):
         tessera.transformers.attention_forward(model, x, x, x, None, output_attentions=True)
-    with pytest.raises(NotImplementedError, match="cache: is given"):
+    with pytest.raises(NotImplementedError, match="cache: is a object, as continuous batching passes; dynamic and "
+                       "static caches work, pages only in tessera.attention and tessera.flash_attn"):
         tessera.transformers.attention_forward(model, x, x, x, None, cache=object())
