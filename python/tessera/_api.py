@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from ._options import AttentionOptions
 
+PAGE_OUTSIDE_POOL = 1  # bit of forward's `status`
+
 Array = Any  # numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray, or anything else that speaks DLPack
 
 
@@ -68,6 +70,10 @@ def _checked_stream(stream: Optional[int]) -> Optional[int]:
     return None if stream is None else _abi.integer("stream", stream, signed=False, unsigned=True)
 
 
+def _is_writable(array: Array) -> bool:
+    return library_of(array) != "jax" and getattr(getattr(array, "flags", None), "writeable", True)
+
+
 def _run(made: Any, views: dict[str, View], parsed: Parsed, seed: tuple[int, int], stream: int) -> None:
     workspace = []
 
@@ -78,7 +84,7 @@ def _run(made: Any, views: dict[str, View], parsed: Parsed, seed: tuple[int, int
     _call.run(views, parsed.settings, seed, stream, allocate)
 
 
-def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None,
+def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None, status: Optional[Array] = None,
             **options: Unpack[AttentionOptions]) -> tuple[Array, Array]:
     """Attention's output and LSE: (O [B,Nq,Hq,Dv] in q's type, LSE [B,Hq,Nq] in f32).
 
@@ -89,7 +95,11 @@ def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None,
     Options: AttentionOptions. The results are arrays of q's library, on q's device. On a GPU the call enqueues on the
     library's current stream there, or on `stream`, a CUstream as an integer, and returns. Work that still writes q, k
     or v must be ordered before it; arrays that come through DLPack see to that themselves. JAX has streams of its own.
+    `status`, int32 [1], goes with a page table: the call sets bit 0 of it (PAGE_OUTSIDE_POOL) where a table entry in
+    use is no page of the pool, so that its keys counted as zeros, and clears none.
     """
+    if status is not None and (is_of_xla(q) or not _is_writable(status)):
+        raise ValueError("status: cannot be written; must be a writable array, and q none of JAX's in jit or on a GPU")
     if is_of_xla(q):
         _refuse_stream(stream)
         from . import jax as jax_front
@@ -99,7 +109,7 @@ def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None,
     seed = require_seed(parsed)
     made = maker(q, _checked_stream(stream))
     stream = made.stream
-    arrays = _Views(_inputs(q, k, v, parsed), stream)
+    arrays = _Views({**_inputs(q, k, v, parsed), **({} if status is None else {"status": status})}, stream)
     like = arrays.views["q"]
     padded = has_padding(parsed.tensors)
     o_shape = (*like.shape[:-1], *arrays.views["v"].shape[-1:])

@@ -135,6 +135,22 @@ def test_dlpack(rng):
         np.testing.assert_array_equal(x, y)
 
 
+def test_status_of_pages():
+    """A word of NumPy's is written by eager calls on the CPU; nothing of JAX's is, nor anything inside jit."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        q, pool = jnp.ones((1, 1, 2, 8)), jnp.ones((2, 4, 2, 8))
+        paged = {"seqused_k": jnp.array([4], jnp.int32), "block_table": jnp.array([[2]], jnp.int32)}
+    status = np.zeros(1, np.int32)
+    for word in (jnp.zeros(1, jnp.int32), status):
+        with pytest.raises(ValueError, match="status: cannot be written; must be a writable array"):
+            jax.jit(lambda q: tessera.forward(q, pool, pool, **paged, status=word))(q)
+    with pytest.raises(ValueError, match="status: cannot be written; must be a writable array"):
+        tessera.forward(q, pool, pool, **paged, status=jnp.zeros(1, jnp.int32))
+    assert status[0] == 0
+    tessera.forward(q, pool, pool, **paged, status=status)
+    assert status[0] == tessera.PAGE_OUTSIDE_POOL
+
+
 def test_core_by_the_ffi(rng, device):
     """The core hands arrays on a GPU, and what there is inside jit, to XLA."""
     q, k, v = inputs(rng, device)

@@ -65,6 +65,47 @@ def test_heads_first_is_a_view(paged):
     np.testing.assert_array_equal(o, tessera.attention(q, k_hnd, v_hnd, seqused_k=LENGTHS, block_table=table))
 
 
+def test_status_tells_of_entries_that_are_no_pages(paged):
+    q, _, _, k_pool, v_pool, table = paged
+    status = np.zeros(1, np.int32)
+    call = {"seqused_k": LENGTHS, "block_table": table, "status": status}
+    table[0, 1:] = -1, 99  # 5 keys: the second entry holds none
+    tessera.forward(q, k_pool, v_pool, **call)
+    assert status[0] == 0
+    table[1, 2] = 11  # a pool of 11 pages
+    o, _ = tessera.forward(q, k_pool, v_pool, **call)
+    assert status[0] == tessera.PAGE_OUTSIDE_POOL and np.isfinite(o).all()
+    table[1, 2], status[0] = 0, 4
+    k_pool[0] = v_pool[0] = 0
+    tessera.forward(q, k_pool, v_pool, **call)
+    assert status[0] == 4  # no bit is cleared
+
+
+def test_status_of_pytorch(paged):
+    torch = pytest.importorskip("torch")
+    q, _, _, k_pool, v_pool, table = map(torch.from_numpy, paged)
+    table[2, 0] = -1
+    status = torch.zeros(1, dtype=torch.int32)
+    tessera.forward(q, k_pool, v_pool, seqused_k=torch.from_numpy(LENGTHS), block_table=table, status=status)
+    assert int(status) == tessera.PAGE_OUTSIDE_POOL
+    with pytest.raises(TypeError, match="status: is no option of attention"):
+        tessera.attention(q, k_pool, v_pool, seqused_k=torch.from_numpy(LENGTHS), block_table=table, status=status)
+
+
+def test_refused_status(paged):
+    q, k, v, k_pool, v_pool, table = paged
+    fixed = np.zeros(1, np.int32)
+    fixed.flags.writeable = False
+    for message, status in {"status: cannot be written; must be a writable array": fixed,
+                            "status: has type i64; must be i32": np.zeros(1, np.int64),
+                            r"status: has shape \[2\]": np.zeros(2, np.int32)}.items():
+        with pytest.raises(ValueError, match=message):
+            tessera.forward(q, k_pool, v_pool, seqused_k=LENGTHS, block_table=table, status=status)
+        assert not status.any()
+    with pytest.raises(ValueError, match="status: is given but there is no page table"):
+        tessera.forward(q, k, v, seqused_k=LENGTHS, status=np.zeros(1, np.int32))
+
+
 def test_refusals(paged):
     q, _, _, k_pool, v_pool, table = paged
     with pytest.raises(ValueError, match="seqused_k: is missing; it holds the lengths of paged keys"):
