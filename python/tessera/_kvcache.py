@@ -4,6 +4,7 @@ Used by flash_attn.py.
 """
 from __future__ import annotations
 
+import operator
 from typing import Optional, Union
 
 import torch
@@ -21,6 +22,13 @@ def lengths(q: Tensor, k_cache: Tensor, cache_seqlens: Optional[Union[int, Tenso
         if appends:
             raise ValueError("cache_seqlens: is missing; k and v are appended behind them")
         cache_seqlens = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    elif not isinstance(cache_seqlens, (int, torch.SymInt)):
+        try:
+            cache_seqlens = operator.index(cache_seqlens)  # NumPy's whole numbers
+        except TypeError:
+            raise TypeError(f"cache_seqlens: is {cache_seqlens!r}; must be a whole number or an int32 tensor") from None
+    if not 0 <= cache_seqlens < 2**31:
+        raise ValueError(f"cache_seqlens: is {cache_seqlens}; must be from 0 to 2^31 - 1")
     return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
 
 
