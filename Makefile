@@ -32,10 +32,13 @@ help:
 	@echo 'make format        apply clang-format; make format-check only looks'
 	@echo 'make clean         remove the build folders'
 
-# The tests are left out of a first configuration, so that the demo needs neither GoogleTest nor the time to build them.
+# The tests are left out of a first configuration, so that the demo and an installation need neither GoogleTest nor the
+# time to build them.
+CONFIGURE_PRODUCT = $(CONFIGURE) -B $(BUILD) $(if $(wildcard $(BUILD)/build.ninja),,-DTESSERA_TESTS=OFF)
+
 demo:
 	@tools/setup.sh build
-	@$(CONFIGURE) -B $(BUILD) $(if $(wildcard $(BUILD)/build.ninja),,-DTESSERA_TESTS=OFF)
+	@$(CONFIGURE_PRODUCT)
 	@$(WITH_NVRTC) cmake --build $(BUILD) -j $(JOBS) --target tessera_cli
 	@$(WITH_NVRTC) $(BUILD)/cli/tessera demo
 
@@ -117,7 +120,10 @@ format:
 format-check:
 	@clang-format --dry-run --Werror $(SOURCES)
 
-install: build
+install:
+	@tools/setup.sh build
+	@$(CONFIGURE_PRODUCT)
+	@$(WITH_NVRTC) cmake --build $(BUILD) -j $(JOBS) --target tessera tessera_cli
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:

@@ -19,6 +19,12 @@ if(TARGET tessera_cli AND NOT TESSERA_SANITIZE)
     ENVIRONMENT "CC=${CMAKE_C_COMPILER};CXX=${CMAKE_CXX_COMPILER}")
 endif()
 
+if(CMAKE_GENERATOR STREQUAL "Ninja")
+  add_test(NAME subproject_test COMMAND ${CMAKE_CURRENT_LIST_DIR}/subproject_test.sh ${PROJECT_SOURCE_DIR})
+  set_tests_properties(subproject_test PROPERTIES TIMEOUT ${test_timeout}
+    ENVIRONMENT "CC=${CMAKE_C_COMPILER};CXX=${CMAKE_CXX_COMPILER}")
+endif()
+
 if(TARGET amx_invariance_test)
   set(amx_program $<TARGET_FILE:amx_invariance_test>)
 endif()
