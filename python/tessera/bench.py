@@ -19,6 +19,7 @@ from typing import Any, Callable, Iterable, Optional
 import torch
 from torch import Tensor
 
+from . import _torch_ops
 from . import torch as tessera_torch
 from ._measure import measure, write_report
 
@@ -151,8 +152,8 @@ def _empty_operator() -> tuple[Any, Any]:
         return q.new_empty(*ONE_TOKEN), q.new_empty(*ONE_TOKEN[:3], dtype=torch.float32)
 
     library = torch.library.Library("tessera_empty", "DEF")  # type: ignore[no-untyped-call]
-    return tessera_torch.register(library, "forward", tessera_torch.FORWARD, "(Tensor, Tensor)", make,
-                                  tessera_torch._Attention), library
+    return _torch_ops.register(library, "forward", _torch_ops.FORWARD, "(Tensor, Tensor)", make,
+                               _torch_ops.Attention), library
 
 
 def overhead(device: str, dtype: torch.dtype) -> dict[str, float]:

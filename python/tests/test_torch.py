@@ -202,7 +202,7 @@ def test_dropout_draws_from_the_generator(device):
 
 def operator_arguments(device, **tensors):
     q, k, v = inputs(device)
-    optional = [tensors.get(name) for name in tessera.torch._OPTIONAL]
+    optional = [tensors.get(name) for name in tessera._torch_ops.OPTIONAL]
     return (q, k, v, True, True, None, -1, -1, 0.0, *optional)
 
 
