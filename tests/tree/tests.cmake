@@ -19,6 +19,14 @@ if(TARGET tessera_cli AND NOT TESSERA_SANITIZE)
     ENVIRONMENT "CC=${CMAKE_C_COMPILER};CXX=${CMAKE_CXX_COMPILER}")
 endif()
 
+if(NOT TESSERA_SANITIZE)
+  add_test(NAME glibc_test
+           COMMAND ${CMAKE_CURRENT_LIST_DIR}/glibc_test.sh ${PROJECT_SOURCE_DIR} $<TARGET_OBJECTS:tessera_objects>
+                   $<TARGET_OBJECTS:tessera_pack> COMMAND_EXPAND_LISTS)
+  set_tests_properties(glibc_test PROPERTIES TIMEOUT ${test_timeout}
+    ENVIRONMENT "CC=${CMAKE_C_COMPILER};CXX=${CMAKE_CXX_COMPILER}")
+endif()
+
 if(CMAKE_GENERATOR STREQUAL "Ninja")
   add_test(NAME subproject_test COMMAND ${CMAKE_CURRENT_LIST_DIR}/subproject_test.sh ${PROJECT_SOURCE_DIR})
   set_tests_properties(subproject_test PROPERTIES TIMEOUT ${test_timeout}
