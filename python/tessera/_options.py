@@ -5,6 +5,7 @@ Used by _api.py, torch.py, jax.py and flash_attn.py.
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any, Callable, Iterable, Literal, Mapping, NamedTuple, Optional, TypedDict, Union
 
 from ._abi import DEFAULT_SCALE, integer
@@ -112,6 +113,8 @@ class Parsed(NamedTuple):
 
 
 def _number(name: str, value: Any) -> float:
+    if getattr(value, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        raise NotImplementedError(f"{name}: requires a gradient, which attention does not give; pass a number")
     try:
         if not isinstance(value, (str, bytes, bytearray)):  # float() would read them
             return float(value)

@@ -11,7 +11,9 @@ from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from . import _abi, _call
 from ._abi import CPU, CUDA
@@ -44,11 +46,12 @@ BACKWARD = "Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, bool[] wanted, " + 
 _OPTIONAL_FIRST = len(_BEFORE)
 _OPTIONAL_END = _OPTIONAL_FIRST + len(OPTIONAL)
 _SEEDS = _OPTIONAL_END + len(_AFTER)
+_SLOPES = PLACES["slopes"]
 _SETTINGS = [name.split()[-1].replace(KERNEL, "kernel") for name in (*_BEFORE, *_AFTER)]
 
 RESULTS = "o", "lse"
-_GRADIENTS = {"d" + name: INPUTS.index(name) for name in ("q", "k", "v", "bias", "sinks")}  # and whose, by its place
-_SAVED_AND_GRADIENTS = *RESULTS, "d_o", "d_lse", *_GRADIENTS
+GRADIENTS = {"d" + name: INPUTS.index(name) for name in ("q", "k", "v", "bias", "sinks")}  # and whose, by its place
+_SAVED_AND_GRADIENTS = *RESULTS, "d_o", "d_lse", *GRADIENTS
 
 
 # --- what the operators do -------------------------------------------------------------------------------------------
@@ -214,7 +217,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Ten
 def _empty_gradients(inputs: Sequence[Any], wanted: Sequence[bool]) -> list[Optional[Tensor]]:
     """Contiguous, in the shape of each input; None where not wanted."""
     return [torch.empty_like(inputs[place], memory_format=torch.contiguous_format) if want else None
-            for place, want in zip(_GRADIENTS.values(), wanted)]
+            for place, want in zip(GRADIENTS.values(), wanted)]
 
 
 def run_backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: list[bool], q: Tensor,
@@ -276,7 +279,9 @@ def unobserved(arguments: Iterable[Any]) -> bool:
 
 
 # --- differentiation -------------------------------------------------------------------------------------------------
-# Kernels at PyTorch's Autograd key, written out: those that torch.library.register_autograd makes cost ten times more.
+# Kernels at PyTorch's Autograd key, written out: those that torch.library.register_autograd makes cost ten times more,
+# and none of torch.func's transforms passes through them. Their functions are of one level, as those are that torch.func
+# makes of an autograd.Function: a kernel is called once for each transform, and what it calls leads to the next.
 
 def needs_gradient(arguments: Iterable[Any]) -> bool:
     if torch.is_grad_enabled():
@@ -291,11 +296,20 @@ def _below_autograd(operator: Any, arguments: Sequence[Any]) -> Any:
         return operator(*arguments)
 
 
-class Attention(torch.autograd.Function):
+def _next_level(operator: Any, arguments: Sequence[Any]) -> Any:
+    """From an autograd.Function, which turns gradients off: an outer transform of torch.func may want them."""
+    with torch.enable_grad():
+        return _below_autograd(operator, arguments)
+
+
+class Attention(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         every = q, k, v, *arguments
-        o, lse = run_forward(*every) if unobserved(every) else _below_autograd(forward_operator, every)
+        if len(arguments) > _SLOPES and ctx.needs_input_grad[3 + _SLOPES]:
+            raise NotImplementedError("alibi_slopes: requires a gradient, which attention does not give; pass "
+                                      "alibi_slopes.detach(), or the same scores as a bias")
+        o, lse = run_forward(*every) if unobserved(every) else _next_level(forward_operator, every)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(o, lse, q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END])
         ctx.settings = arguments[:_OPTIONAL_FIRST], arguments[_OPTIONAL_END:]
@@ -305,7 +319,7 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
         results: list[Optional[Tensor]] = [None] * len(ctx.needs_input_grad)
         needs = ctx.needs_input_grad[:3] + ctx.needs_input_grad[3 + _OPTIONAL_FIRST:]
-        wanted = [place < len(needs) and needs[place] for place in _GRADIENTS.values()]
+        wanted = [place < len(needs) and needs[place] for place in GRADIENTS.values()]
         if (d_o is None and d_lse is None) or not any(wanted):
             return tuple(results)
         o, lse, q, k, v, *optional = ctx.saved_tensors
@@ -318,7 +332,7 @@ class Attention(torch.autograd.Function):
             gradients = run_backward(*arguments)
         else:
             gradients = _below_autograd(backward_operator, arguments)
-        for place, gradient in zip(itertools.compress(_GRADIENTS.values(), wanted), gradients):
+        for place, gradient in zip(itertools.compress(GRADIENTS.values(), wanted), gradients):
             results[place if place < 3 else place + _OPTIONAL_FIRST] = gradient
         return tuple(results)
 
@@ -327,29 +341,34 @@ class Attention(torch.autograd.Function):
         raise NotImplementedError("tessera: derivatives of attention in forward mode are not there; use backward mode")
 
 
-class _Gradients(torch.autograd.Function):
+class _Gradients(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        return tuple(_below_autograd(backward_operator, arguments))
+        return tuple(_next_level(backward_operator, arguments))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise NotImplementedError("tessera: second derivatives of attention are not there; its gradients cannot be "
                                   "differentiated again")
 
+    jvp = backward
+
 
 # --- registration ----------------------------------------------------------------------------------------------------
 
 def register(library: Any, name: str, parameters: str, results: str, function: Callable[..., Any],
-             differentiable: type[torch.autograd.Function]) -> Any:
+             differentiable: type[_SingleLevelFunction]) -> Any:
     """Defines an operator that runs `function`, and returns it."""
     library.define(f"{name}({parameters}) -> {results}")
     operator = getattr(getattr(torch.ops, library.ns), name).default
 
     def at_autograd(*arguments: Any) -> Any:
-        if needs_gradient(arguments):
+        if not needs_gradient(arguments):
+            return _below_autograd(operator, arguments)
+        if not torch._C._are_functorch_transforms_active():
             return differentiable.apply(*arguments)
-        return _below_autograd(operator, arguments)
+        with enable_single_level_autograd_function():
+            return differentiable.apply(*arguments)
 
     for device in ("CPU", "CUDA"):
         library.impl(name, function, device)
@@ -358,8 +377,8 @@ def register(library: Any, name: str, parameters: str, results: str, function: C
 
 
 # torch.compile keeps compiled calls on disk by these names: once released, other arguments need other names.
-_library = torch.library.Library("tessera", "DEF")  # type: ignore[no-untyped-call]
-forward_operator = register(_library, "forward", FORWARD, "(Tensor, Tensor)", run_forward, Attention)
-backward_operator = register(_library, "backward", BACKWARD, "Tensor[]", run_backward, _Gradients)
-torch.library.register_fake("tessera::forward", _forward_fake, lib=_library)
-torch.library.register_fake("tessera::backward", _backward_fake, lib=_library)
+library = torch.library.Library("tessera", "DEF")  # type: ignore[no-untyped-call]
+forward_operator = register(library, "forward", FORWARD, "(Tensor, Tensor)", run_forward, Attention)
+backward_operator = register(library, "backward", BACKWARD, "Tensor[]", run_backward, _Gradients)
+torch.library.register_fake("tessera::forward", _forward_fake, lib=library)
+torch.library.register_fake("tessera::backward", _backward_fake, lib=library)

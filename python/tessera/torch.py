@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _torch_ops as ops
+from . import _torch_rules  # noqa: F401  registers them
 from ._options import sort
 
 if TYPE_CHECKING:
