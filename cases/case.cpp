@@ -330,6 +330,7 @@ CaseData widened(const CaseData& data) {
   Case spec = data.spec;
   spec.type = Type::f64;
   spec.options.accumulate = false;
+  spec.options.part_invariant = false, spec.options.segment_rows = 0;  // about bits that are not float64's
   spec.style = Style::contiguous, spec.endless_k = 0;
   spec.grads = {};
   spec.rng = false;

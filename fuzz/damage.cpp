@@ -124,10 +124,11 @@ void stretch(Bytes& in, Call& call) {
 
 void damage_options(Bytes& in, Call& call) {
   tessera_options& o = call.options;
-  std::int64_t* const integers[] = {&o.diagonal_offset, &o.window_left, &o.window_right, &o.row0,        &o.col0,
-                                    &o.head0,           &o.batch0,      &o.max_seqlen_q, &o.max_seqlen_k};
+  std::int64_t* const integers[] = {
+      &o.diagonal_offset, &o.window_left, &o.window_right, &o.row0,         &o.col0,
+      &o.head0,           &o.batch0,      &o.max_seqlen_q, &o.max_seqlen_k, &o.segment_rows};
   double* const numbers[] = {&o.scale, &o.softcap, &o.dropout};
-  std::int32_t* const codes[] = {&o.causal, &o.alignment, &o.accumulate, &o.deterministic};
+  std::int32_t* const codes[] = {&o.causal, &o.alignment, &o.accumulate, &o.deterministic, &o.part_invariant};
   switch (in.below(6)) {
     case 0:
     case 1:
@@ -160,7 +161,7 @@ void damage_execution(Bytes& in, Call& call) {
       call.execution.threads = in.pick(threads);
       break;
     case 3:
-      call.execution.reserved = code(in);
+      call.execution.sm_margin = code(in);
       break;
     case 4:
       call.execution.stream = reinterpret_cast<void*>(static_cast<std::uintptr_t>(in.integer()));

@@ -234,7 +234,7 @@ def check_environment():
 
 # What cannot throw: they fill in a struct, or read what a plan or a thread already holds.
 NEVER_THROW = {"tessera_plan_destroy", "tessera_plan_workspace_size", "tessera_plan_kernel", "tessera_plan_describe",
-               "tessera_last_error", "tessera_version"}
+               "tessera_plan_key_tile", "tessera_plan_query_tile", "tessera_last_error", "tessera_version"}
 
 
 def check_c_abi():

@@ -103,6 +103,12 @@ typedef struct tessera_inputs {
   const tessera_tensor* page_indptr;   /* i32 [B+1], instead of block_table: sequence b has the pages */
   const tessera_tensor* page_indices;  /* i32 [n]: indices[indptr[b]] to indices[indptr[b+1] - 1] */
   const tessera_tensor* leftpad_k;     /* i32 [B]: places before key 0; seqused_k counts them, Nk_b does not */
+  const tessera_tensor* state_o;       /* forward: the state to continue from, as tessera_outputs has it; all three */
+  const tessera_tensor* state_m;    /* or none: rows have then seen nothing yet. Sinks are counted by the call that */
+  const tessera_tensor* state_l;    /* starts without a state */
+  const tessera_tensor* seq_row0;   /* i64 [B]: added to options.row0, sequence by sequence */
+  const tessera_tensor* seq_col0;   /* i64 [B]: added to options.col0 */
+  const tessera_tensor* seq_batch0; /* i64 [B]: sequence b counts as number seq_batch0[b] + options.batch0 */
 } tessera_inputs;
 
 /* Bits of tessera_outputs.status. */
@@ -114,6 +120,11 @@ typedef struct tessera_outputs {
   const tessera_tensor* o;      /* [B,Nq,Hq,Dv] or [Tq,Hq,Dv]; q's type or f32 */
   const tessera_tensor* lse;    /* optional; f32 [B,Hq,Nq] or [Hq,Tq]; natural logarithm */
   const tessera_tensor* status; /* optional, beside a page table; i32 [1]: the call sets bits, and clears none */
+  /* Instead of o and lse, all three: the call ends by writing its state, from which another one continues (docs/
+     algorithm.md, "Carried state"). Each may be the same view as the one in tessera_inputs. */
+  const tessera_tensor* state_o; /* o's shape, f32: relative to 2^m and not divided yet */
+  const tessera_tensor* state_m; /* lse's shape, f32: -inf where a row has seen no key */
+  const tessera_tensor* state_l; /* lse's shape, f64 */
 } tessera_outputs;
 
 /* What the backward pass reads besides the inputs. */
@@ -169,16 +180,21 @@ typedef struct tessera_options {
   /* 1: the same call gives the same bits in every run. 0: a backward pass on a GPU may add up dQ, or dK and dV, in any
      order, which can be faster; their bits may then vary between runs. Forward passes and the CPU do not change. */
   int32_t deterministic;
+  /* 0; 1: the bits of a row do not depend on how a problem is cut into calls, at multiples of tessera_plan_key_tile and
+     tessera_plan_query_tile (docs/algorithm.md, "Parts of a problem"). */
+  int32_t part_invariant;
+  int32_t reserved;
+  int64_t segment_rows; /* 0; with part_invariant: dK and dV are summed as a tree over segments of so many queries */
 } tessera_options;
 
 /* Where and how to run. */
 typedef struct tessera_execution {
   size_t size;
-  int32_t device_type; /* TESSERA_DEVICE_ANY: where the tensors are */
-  int32_t device_id;   /* 0 */
-  void* stream;        /* NULL; a CUstream for CUDA */
-  int32_t threads;     /* 0: all that the process may use */
-  int32_t reserved;
+  int32_t device_type;    /* TESSERA_DEVICE_ANY: where the tensors are */
+  int32_t device_id;      /* 0 */
+  void* stream;           /* NULL; a CUstream for CUDA */
+  int32_t threads;        /* 0: all that the process may use */
+  int32_t sm_margin;      /* 0; multiprocessors of a GPU that persistent kernels leave free */
   void* workspace;        /* NULL on the CPU: the library allocates for the duration of the call */
   size_t workspace_bytes; /* 0 */
   const char* kernel;     /* NULL: the best one. A name from tessera_plan_describe or `tessera info` forces it */
@@ -228,6 +244,10 @@ TESSERA_API void tessera_plan_destroy(tessera_plan* plan); /* NULL is allowed */
 TESSERA_API size_t tessera_plan_workspace_size(const tessera_plan* plan);
 /* Name of the kernel; the text lives as long as the plan. */
 TESSERA_API const char* tessera_plan_kernel(const tessera_plan* plan);
+/* Where a problem may be cut into calls that keep its bits (tessera_options.part_invariant): at keys and at queries
+ * whose global position is a multiple of these. 0: the plan's kernel makes no such promise. */
+TESSERA_API int64_t tessera_plan_key_tile(const tessera_plan* plan);
+TESSERA_API int64_t tessera_plan_query_tile(const tessera_plan* plan);
 /* Several human-readable lines: problem, kernel, tiles, workspace, why other kernels were refused. */
 TESSERA_API const char* tessera_plan_describe(const tessera_plan* plan);
 

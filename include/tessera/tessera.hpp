@@ -3,6 +3,7 @@
 // the library may be built by different compilers and standard libraries. What is computed: docs/algorithm.md.
 #pragma once
 
+#include <deque>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -55,12 +56,14 @@ class CTensor {
 struct CInputs {
   CTensor q, k, v, bias, mask, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng;
   CTensor block_table, v_block_table, page_indptr, page_indices, leftpad_k;
+  CTensor state_o, state_m, state_l, seq_row0, seq_col0, seq_batch0;
   tessera_inputs view;
   CInputs(const Inputs& in) :
       q(in.q), k(in.k), v(in.v), bias(in.bias), mask(in.mask), slopes(in.slopes), sinks(in.sinks),
       cu_seqlens_q(in.cu_seqlens_q), cu_seqlens_k(in.cu_seqlens_k), seqused_q(in.seqused_q), seqused_k(in.seqused_k),
       rng(in.rng), block_table(in.block_table), v_block_table(in.v_block_table), page_indptr(in.page_indptr),
-      page_indices(in.page_indices), leftpad_k(in.leftpad_k) {
+      page_indices(in.page_indices), leftpad_k(in.leftpad_k), state_o(in.state.o), state_m(in.state.m),
+      state_l(in.state.l), seq_row0(in.seq_row0), seq_col0(in.seq_col0), seq_batch0(in.seq_batch0) {
     tessera_inputs_init(&view);
     view.q = q, view.k = k, view.v = v;
     view.bias = bias, view.mask = mask, view.slopes = slopes, view.sinks = sinks;
@@ -68,15 +71,19 @@ struct CInputs {
     view.seqused_q = seqused_q, view.seqused_k = seqused_k, view.rng = rng;
     view.block_table = block_table, view.v_block_table = v_block_table;
     view.page_indptr = page_indptr, view.page_indices = page_indices, view.leftpad_k = leftpad_k;
+    view.state_o = state_o, view.state_m = state_m, view.state_l = state_l;
+    view.seq_row0 = seq_row0, view.seq_col0 = seq_col0, view.seq_batch0 = seq_batch0;
   }
 };
 
 struct COutputs {
-  CTensor o, lse, status;
+  CTensor o, lse, status, state_o, state_m, state_l;
   tessera_outputs view;
-  COutputs(const Outputs& out) : o(out.o), lse(out.lse), status(out.status) {
+  COutputs(const Outputs& out) :
+      o(out.o), lse(out.lse), status(out.status), state_o(out.state.o), state_m(out.state.m), state_l(out.state.l) {
     tessera_outputs_init(&view);
     view.o = o, view.lse = lse, view.status = status;
+    view.state_o = state_o, view.state_m = state_m, view.state_l = state_l;
   }
 };
 
@@ -108,6 +115,7 @@ inline tessera_options to_c(const Options& o) {
   c.row0 = o.row0, c.col0 = o.col0, c.head0 = o.head0, c.batch0 = o.batch0;
   c.max_seqlen_q = o.max_seqlen_q, c.max_seqlen_k = o.max_seqlen_k;
   c.accumulate = o.accumulate, c.deterministic = o.deterministic;
+  c.part_invariant = o.part_invariant, c.segment_rows = o.segment_rows;
   return c;
 }
 
@@ -116,7 +124,7 @@ inline tessera_execution to_c(const Execution& e) {
   tessera_execution_init(&c);
   c.device_type = static_cast<std::int32_t>(e.device.type), c.device_id = e.device.id;
   c.stream = e.stream, c.threads = e.threads;
-  c.workspace = e.workspace, c.workspace_bytes = e.workspace_bytes, c.kernel = e.kernel;
+  c.workspace = e.workspace, c.workspace_bytes = e.workspace_bytes, c.kernel = e.kernel, c.sm_margin = e.sm_margin;
   return c;
 }
 
@@ -143,15 +151,9 @@ inline void backward(const Inputs& inputs, const Saved& saved, const Gradients& 
 
 // Merges partial results over disjoint key sets (split-KV, ring attention), in index order.
 inline void merge(const std::vector<Outputs>& partials, const Outputs& merged, const Execution& execution = {}) {
-  std::vector<tessera_tensor> tensors(3 * partials.size());
-  std::vector<tessera_outputs> views(partials.size());
-  for (std::size_t i = 0; i < partials.size(); ++i) {
-    const detail::COutputs part(partials[i]);
-    tessera_outputs_init(&views[i]);
-    if (part.view.o) tensors[3 * i] = *part.view.o, views[i].o = &tensors[3 * i];
-    if (part.view.lse) tensors[3 * i + 1] = *part.view.lse, views[i].lse = &tensors[3 * i + 1];
-    if (part.view.status) tensors[3 * i + 2] = *part.view.status, views[i].status = &tensors[3 * i + 2];
-  }
+  std::deque<detail::COutputs> parts;  // in which they do not move
+  std::vector<tessera_outputs> views;
+  for (const Outputs& partial : partials) views.push_back(parts.emplace_back(partial).view);
   const detail::COutputs out(merged);
   const auto e = detail::to_c(execution);
   detail::check(tessera_merge(views.data(), static_cast<std::int64_t>(views.size()), &out.view, &e));
@@ -200,6 +202,9 @@ class Plan {
 
   std::size_t workspace_size() const { return tessera_plan_workspace_size(handle); }
   std::string kernel() const { return tessera_plan_kernel(handle); }
+  // A problem keeps its bits when it is cut into calls at multiples of these (Options::part_invariant); 0: no promise.
+  std::int64_t key_tile() const { return tessera_plan_key_tile(handle); }
+  std::int64_t query_tile() const { return tessera_plan_query_tile(handle); }
   std::string describe() const { return tessera_plan_describe(handle); }
 
   void run(const Inputs& inputs, const Outputs& outputs, const Options& options = {},

@@ -73,6 +73,15 @@ struct Tensor {
   }
 };
 
+// The state of a forward pass between calls, one row of o and one m and l per query and head; docs/algorithm.md,
+// "Carried state".
+struct State {
+  Tensor o{};  // [B,Nq,Hq,Dv] or [Tq,Hq,Dv], f32: relative to 2^m and not divided yet
+  Tensor m{};  // [B,Hq,Nq] or [Hq,Tq], f32: -inf where a row has seen no key
+  Tensor l{};  // the same shape, f64
+  explicit operator bool() const { return o || m || l; }
+};
+
 // Padded: q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv].
 // Packed (cu_seqlens_q and cu_seqlens_k given): q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv].
 // Paged (block_table, or page_indptr and page_indices given): q padded, or packed by cu_seqlens_q alone; k
@@ -90,6 +99,9 @@ struct Inputs {
   Tensor v_block_table{};                 // the same for v, where its pages are not k's
   Tensor page_indptr{}, page_indices{};   // i32 [B+1], [n]: sequence b has the pages indices[indptr[b] .. indptr[b+1])
   Tensor leftpad_k{};                     // i32 [B]: places of the first page(s) before key 0; seqused_k counts them
+  State state{};                          // forward: continue from here; not given: rows have seen nothing yet
+  Tensor seq_row0{}, seq_col0{};          // i64 [B]: added to Options::row0 and col0, sequence by sequence
+  Tensor seq_batch0{};                    // i64 [B]: sequence b counts as number seq_batch0[b] + Options::batch0
 };
 
 struct Outputs {
@@ -98,6 +110,7 @@ struct Outputs {
   // Optional, beside a page table; i32 [1]. The call sets bits and clears none; 1 (page_outside_pool): a table entry in
   // use was no page of the pool, and its keys and values counted as zeros.
   Tensor status{};
+  State state{};  // instead of o and lse: end by writing the state. May be the same views as Inputs::state
 };
 
 inline constexpr std::int32_t page_outside_pool = 1;
@@ -138,6 +151,9 @@ struct Options {
   std::int64_t max_seqlen_q = -1, max_seqlen_k = -1;       // upper bounds; they never change a bit
   bool accumulate = false;                                 // gradients (all f32) are added to
   bool deterministic = true;  // false: a GPU may add up dQ, dK and dV in any order; their bits may vary between runs
+  // The bits of a row do not depend on how a problem is cut into calls, at multiples of Plan::key_tile and query_tile.
+  bool part_invariant = false;
+  std::int64_t segment_rows = 0;  // with part_invariant: dK and dV as a tree over segments of so many queries; 0: none
 
   bool operator==(const Options&) const = default;
 };
@@ -150,6 +166,7 @@ struct Execution {
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
   const char* kernel = nullptr;  // a kernel's name forces it
+  int sm_margin = 0;             // multiprocessors of a GPU that persistent kernels leave free
 };
 
 }  // namespace tessera

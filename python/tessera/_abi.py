@@ -33,11 +33,12 @@ def _pointers(names: str) -> list[tuple[str, Any]]:
 
 class Inputs(_Tensors):
     _fields_ = _pointers("q k v bias mask slopes sinks cu_seqlens_q cu_seqlens_k seqused_q seqused_k rng "
-                         "block_table v_block_table page_indptr page_indices leftpad_k")
+                         "block_table v_block_table page_indptr page_indices leftpad_k state_o state_m state_l "
+                         "seq_row0 seq_col0 seq_batch0")
 
 
 class Outputs(_Tensors):
-    _fields_ = _pointers("o lse status")
+    _fields_ = _pointers("o lse status state_o state_m state_l")
 
 
 class Saved(_Tensors):
@@ -54,12 +55,13 @@ class Options(ctypes.Structure):
                 ("window_right", c_int64), ("dropout", c_double), ("seed", c_uint64), ("seed_offset", c_uint64),
                 ("row0", c_int64), ("col0", c_int64), ("head0", c_int64), ("batch0", c_int64),
                 ("max_seqlen_q", c_int64), ("max_seqlen_k", c_int64), ("accumulate", c_int32),
-                ("deterministic", c_int32)]
+                ("deterministic", c_int32), ("part_invariant", c_int32), ("reserved", c_int32),
+                ("segment_rows", c_int64)]
 
 
 class Execution(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("device_type", c_int32), ("device_id", c_int32), ("stream", c_void_p),
-                ("threads", c_int32), ("reserved", c_int32), ("workspace", c_void_p),
+                ("threads", c_int32), ("sm_margin", c_int32), ("workspace", c_void_p),
                 ("workspace_bytes", c_size_t), ("kernel", c_char_p)]
 
 

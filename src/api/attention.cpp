@@ -11,6 +11,7 @@
 
 #include "api/kernels.hpp"
 #include "core/check.hpp"
+#include "core/check_parts.hpp"
 #include "core/failure.hpp"
 #include "core/parallel.hpp"
 #include "core/per_thread.hpp"
@@ -55,7 +56,7 @@ std::shared_ptr<const Planned> choose_cached(const Problem& problem, const Execu
   // anything it depends on.
   struct Entry {
     std::shared_ptr<const Planned> planned;
-    int threads = 0;
+    int threads = 0, sm_margin = 0;
     std::optional<std::string> kernel;
   };
   struct Kept {
@@ -67,9 +68,11 @@ std::shared_ptr<const Planned> choose_cached(const Problem& problem, const Execu
   const auto kernel = execution.kernel ? std::optional<std::string>(execution.kernel) : std::nullopt;
   if (kept)
     for (const Entry& e : kept->entries)
-      if (e.planned && e.threads == execution.threads && e.kernel == kernel && e.planned->problem == problem)
+      if (e.planned && e.threads == execution.threads && e.sm_margin == execution.sm_margin && e.kernel == kernel &&
+          e.planned->problem == problem)
         return e.planned;
-  Entry made{std::make_shared<const Planned>(choose(problem, execution)), execution.threads, kernel};
+  Entry made{std::make_shared<const Planned>(choose(problem, execution)), execution.threads, execution.sm_margin,
+             kernel};
   if (!kept) return made.planned;
   Entry& e = kept->entries[kept->oldest++ % kept->entries.size()];
   e = std::move(made);
@@ -105,6 +108,7 @@ void run(const Planned& planned, const Problem& asked, Call call) {
   if (question != planned.problem)
     invalid("plan: was made for ", text_of(planned.problem), " but the call asks for ", text_of(asked));
   check_run(asked, call);
+  check_cuts(asked, call, planned.plan->tiles());
 
   Execution& e = call.execution;
   const std::size_t bytes = planned.workspace_bytes();

@@ -92,11 +92,12 @@ bool ends_a_field(const tessera_inputs*, std::size_t size) {
   using T = tessera_inputs;
   return ends_one_of(size, &T::size, &T::q, &T::k, &T::v, &T::bias, &T::mask, &T::slopes, &T::sinks, &T::cu_seqlens_q,
                      &T::cu_seqlens_k, &T::seqused_q, &T::seqused_k, &T::rng, &T::block_table, &T::v_block_table,
-                     &T::page_indptr, &T::page_indices, &T::leftpad_k);
+                     &T::page_indptr, &T::page_indices, &T::leftpad_k, &T::state_o, &T::state_m, &T::state_l,
+                     &T::seq_row0, &T::seq_col0, &T::seq_batch0);
 }
 bool ends_a_field(const tessera_outputs*, std::size_t size) {
   using T = tessera_outputs;
-  return ends_one_of(size, &T::size, &T::o, &T::lse, &T::status);
+  return ends_one_of(size, &T::size, &T::o, &T::lse, &T::status, &T::state_o, &T::state_m, &T::state_l);
 }
 bool ends_a_field(const tessera_saved*, std::size_t size) {
   using T = tessera_saved;
@@ -110,11 +111,12 @@ bool ends_a_field(const tessera_options*, std::size_t size) {
   using T = tessera_options;
   return ends_one_of(size, &T::size, &T::scale, &T::softcap, &T::causal, &T::alignment, &T::diagonal_offset,
                      &T::window_left, &T::window_right, &T::dropout, &T::seed, &T::seed_offset, &T::row0, &T::col0,
-                     &T::head0, &T::batch0, &T::max_seqlen_q, &T::max_seqlen_k, &T::accumulate, &T::deterministic);
+                     &T::head0, &T::batch0, &T::max_seqlen_q, &T::max_seqlen_k, &T::accumulate, &T::deterministic,
+                     &T::part_invariant, &T::reserved, &T::segment_rows);
 }
 bool ends_a_field(const tessera_execution*, std::size_t size) {
   using T = tessera_execution;
-  return ends_one_of(size, &T::size, &T::device_type, &T::device_id, &T::stream, &T::threads, &T::reserved,
+  return ends_one_of(size, &T::size, &T::device_type, &T::device_id, &T::stream, &T::threads, &T::sm_margin,
                      &T::workspace, &T::workspace_bytes, &T::kernel);
 }
 
@@ -177,12 +179,23 @@ Inputs inputs(const tessera_inputs* given) {
           .v_block_table = tensor("v_block_table", c.v_block_table),
           .page_indptr = tensor("page_indptr", c.page_indptr),
           .page_indices = tensor("page_indices", c.page_indices),
-          .leftpad_k = tensor("leftpad_k", c.leftpad_k)};
+          .leftpad_k = tensor("leftpad_k", c.leftpad_k),
+          .state = {.o = tensor("inputs.state_o", c.state_o),
+                    .m = tensor("inputs.state_m", c.state_m),
+                    .l = tensor("inputs.state_l", c.state_l)},
+          .seq_row0 = tensor("seq_row0", c.seq_row0),
+          .seq_col0 = tensor("seq_col0", c.seq_col0),
+          .seq_batch0 = tensor("seq_batch0", c.seq_batch0)};
 }
 
 Outputs outputs(const tessera_outputs* given) {
   const tessera_outputs c = require_struct("outputs", given, tessera_outputs_init);
-  return {.o = tensor("o", c.o), .lse = tensor("lse", c.lse), .status = tensor("status", c.status)};
+  return {.o = tensor("o", c.o),
+          .lse = tensor("lse", c.lse),
+          .status = tensor("status", c.status),
+          .state = {.o = tensor("outputs.state_o", c.state_o),
+                    .m = tensor("outputs.state_m", c.state_m),
+                    .l = tensor("outputs.state_l", c.state_l)}};
 }
 
 Saved saved_tensors(const tessera_saved* given) {
@@ -221,7 +234,9 @@ Options options(const tessera_options* given) {
           .max_seqlen_q = c.max_seqlen_q,
           .max_seqlen_k = c.max_seqlen_k,
           .accumulate = c.accumulate != 0,
-          .deterministic = c.deterministic != 0};
+          .deterministic = c.deterministic != 0,
+          .part_invariant = c.part_invariant != 0,
+          .segment_rows = c.segment_rows};
 }
 
 Execution execution(const tessera_execution* given) {
@@ -231,7 +246,8 @@ Execution execution(const tessera_execution* given) {
           .threads = c.threads,
           .workspace = c.workspace,
           .workspace_bytes = c.workspace_bytes,
-          .kernel = c.kernel};
+          .kernel = c.kernel,
+          .sm_margin = c.sm_margin};
 }
 
 // --- a call from the C structs
@@ -368,6 +384,8 @@ void tessera_plan_destroy(tessera_plan* plan) { delete plan; }
 
 size_t tessera_plan_workspace_size(const tessera_plan* plan) { return plan ? plan->planned.workspace_bytes() : 0; }
 const char* tessera_plan_kernel(const tessera_plan* plan) { return plan ? plan->planned.kernel->name() : ""; }
+int64_t tessera_plan_key_tile(const tessera_plan* plan) { return plan ? plan->planned.plan->tiles().keys : 0; }
+int64_t tessera_plan_query_tile(const tessera_plan* plan) { return plan ? plan->planned.plan->tiles().queries : 0; }
 const char* tessera_plan_describe(const tessera_plan* plan) { return plan ? plan->planned.description.c_str() : ""; }
 
 tessera_status tessera_plan_run_forward(const tessera_plan* plan, const tessera_inputs* in, const tessera_outputs* out,

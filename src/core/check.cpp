@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/check_pages.hpp"
+#include "core/check_parts.hpp"
 #include "core/failure.hpp"
 #include "core/limits.hpp"
 #include "core/overlap.hpp"
@@ -140,6 +141,7 @@ Problem check_inputs(Pass pass, const Inputs& in, const Outputs& out, const Opti
   check_lengths(in, p);
   check_tables(in, out, p);
   check_extras(in, p);
+  check_places(in, p);
   check_options(options, in.rng);
   check_execution(execution, p.device);
   p.options = options;
@@ -148,20 +150,9 @@ Problem check_inputs(Pass pass, const Inputs& in, const Outputs& out, const Opti
   return p;
 }
 
-// A tensor with one row of `width` per query (or key) and head, in the layout of q, k, v.
-void check_token_tensor(const char* name, const Tensor& t, const Problem& p, bool keys, std::int64_t width) {
-  check_view(name, t, p.device);
-  const std::int64_t tokens = keys ? p.Nk : p.Nq, heads = keys ? p.Hk : p.Hq;
-  if (p.packed) check_shape(name, t, {tokens, heads, width}, "[tokens, heads, dim]");
-  if (!p.packed) check_shape(name, t, {p.B, tokens, heads, width}, "[batch, tokens, heads, dim]");
-  check_rows(name, t);
-}
-
 void check_lse(const char* name, const Tensor& t, const Problem& p) {
-  check_view(name, t, p.device);
+  check_row_numbers(name, t, p);
   check_single(name, t, p.q_type);
-  if (p.packed) check_shape(name, t, {p.Hq, p.Nq}, "[heads, tokens]");
-  if (!p.packed) check_shape(name, t, {p.B, p.Hq, p.Nq}, "[batch, heads, queries]");
 }
 
 int common_alignment(std::initializer_list<const Tensor*> tensors) {
@@ -179,11 +170,14 @@ bool have_far_strides(std::initializer_list<const Tensor*> tensors) {
 
 Problem check_forward(const Inputs& in, const Outputs& out, const Options& options, const Execution& execution) {
   Problem p = check_inputs(Pass::forward, in, out, options, execution);
-  check_given("o", out.o);
-  check_token_tensor("o", out.o, p, false, p.Dv);
-  check_follows("o", out.o.type, "q", p.q_type);
-  check_writable("o", out.o);
-  p.o_type = out.o.type;
+  check_states(in, out, p);
+  if (!p.state_out) {
+    check_given("o", out.o);
+    check_token_tensor("o", out.o, p, false, p.Dv);
+    check_follows("o", out.o.type, "q", p.q_type);
+    check_writable("o", out.o);
+    p.o_type = out.o.type;
+  }
   if (out.lse) {
     check_lse("lse", out.lse, p);
     check_writable("lse", out.lse);
@@ -196,6 +190,7 @@ Problem check_forward(const Inputs& in, const Outputs& out, const Options& optio
 
 Problem check_backward(const Inputs& in, const Saved& saved, const Gradients& g, const Options& options,
                        const Execution& execution) {
+  if (in.state) invalid("inputs.state_o: is given to the backward pass; only the forward pass carries a state");
   if (has_pages(in)) throw Failure(TESSERA_UNSUPPORTED, "k: is paged; there is no backward pass through a page table");
   Problem p = check_inputs(Pass::backward, in, {}, options, execution);
   check_given("o", saved.o), check_given("lse", saved.lse), check_given("d_o", saved.d_o);

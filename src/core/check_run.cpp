@@ -5,6 +5,7 @@
 
 #include "core/check.hpp"
 #include "core/check_pages.hpp"
+#include "core/check_parts.hpp"
 #include "core/failure.hpp"
 #include "core/limits.hpp"
 #include "core/overlap.hpp"
@@ -51,8 +52,8 @@ struct Named {
 
 // All tensors of a call, by what it does to them.
 struct Tensors {
-  std::array<Named, 21> read;
-  std::array<Named, 8> written;
+  std::array<Named, 27> read;
+  std::array<Named, 11> written;
 
   explicit Tensors(const Call& c) :
       read{{{"q", &c.inputs.q},
@@ -72,6 +73,12 @@ struct Tensors {
             {"page_indptr", &c.inputs.page_indptr},
             {"page_indices", &c.inputs.page_indices},
             {"leftpad_k", &c.inputs.leftpad_k},
+            {"inputs.state_o", &c.inputs.state.o},
+            {"inputs.state_m", &c.inputs.state.m},
+            {"inputs.state_l", &c.inputs.state.l},
+            {"seq_row0", &c.inputs.seq_row0},
+            {"seq_col0", &c.inputs.seq_col0},
+            {"seq_batch0", &c.inputs.seq_batch0},
             {"o", &c.saved.o},
             {"lse", &c.saved.lse},
             {"d_o", &c.saved.d_o},
@@ -79,12 +86,24 @@ struct Tensors {
       written{{{"o", &c.outputs.o},
                {"lse", &c.outputs.lse},
                {"status", &c.outputs.status},
+               {"outputs.state_o", &c.outputs.state.o},
+               {"outputs.state_m", &c.outputs.state.m},
+               {"outputs.state_l", &c.outputs.state.l},
                {"dq", &c.gradients.dq},
                {"dk", &c.gradients.dk},
                {"dv", &c.gradients.dv},
                {"dbias", &c.gradients.dbias},
                {"dsinks", &c.gradients.dsinks}}} {}
 };
+
+// A state may be replaced where it lies: a row of it is read before it is written, and by nobody else.
+bool in_place(const Call& c, const Named& output, const Named& input) {
+  const State &from = c.inputs.state, &to = c.outputs.state;
+  const bool same_member = (output.tensor == &to.o && input.tensor == &from.o) ||
+                           (output.tensor == &to.m && input.tensor == &from.m) ||
+                           (output.tensor == &to.l && input.tensor == &from.l);
+  return same_member && same_view(*output.tensor, *input.tensor);
+}
 
 void check_apart(const Named& output, const Named& other) {
   if (touch(output.reach, other.reach)) tessera::check_apart(output.name, *output.tensor, other.name, *other.tensor);
@@ -99,10 +118,12 @@ void check_run(const Problem& p, const Call& call) {
   for (const Named& t : all.written) check_data(t.name, *t.tensor);
   for (auto output = all.written.begin(); output != all.written.end(); ++output) {
     if (!*output->tensor) continue;
-    for (const Named& input : all.read) check_apart(*output, input);
+    for (const Named& input : all.read)
+      if (!in_place(call, *output, input)) check_apart(*output, input);
     for (auto other = all.written.begin(); other != output; ++other) check_apart(*output, *other);
   }
   if (p.device.type != DeviceType::cpu) return;
+  check_host_places(p, in);
   check_host_lengths("cu_seqlens_q", in.cu_seqlens_q, "seqused_q", in.seqused_q, "max_seqlen_q", p.options.max_seqlen_q,
                      p, p.Nq);
   if (p.pages)
@@ -139,6 +160,7 @@ void check_partial(const std::string& name, const Outputs& part, const Tensor& l
   const std::string o = name + "o", lse = name + "lse";
   check_given(o.c_str(), part.o);
   if (part.status) invalid(name, "status: is given; merging reports nothing");
+  if (part.state) invalid(name, "state_o: is given; merging takes O and LSE");
   check_view(o.c_str(), part.o, like.device);
   if (!is_float(part.o.type)) invalid(o, ": has type ", name_of(part.o.type), "; must be f64, f32, f16 or bf16");
   if (part.o.ndim != 3 && part.o.ndim != 4)

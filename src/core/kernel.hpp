@@ -22,11 +22,17 @@ struct Call {
   Execution execution;  // workspace is set and large enough
 };
 
+// Where a problem may be cut into calls that keep its bits: at multiples of so many queries and keys; 0: nowhere.
+struct CutTiles {
+  std::int64_t queries = 0, keys = 0;
+};
+
 // Immutable; may be run from several threads at once.
 class KernelPlan {
  public:
   virtual ~KernelPlan() = default;
   virtual std::size_t workspace_bytes() const = 0;
+  virtual CutTiles tiles() const { return {}; }
   virtual std::string describe() const = 0;  // tiles, threads and the like, one fact a line
   virtual void run(const Call& call) const = 0;
 };

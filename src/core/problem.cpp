@@ -33,6 +33,17 @@ std::string score_option_text(const Problem& p) {
   return "";
 }
 
+std::string part_text(const Problem& p) {
+  std::string out;
+  const auto add = [&](bool on, const char* words) { out += on ? text(out.empty() ? "" : ", ", words) : ""; };
+  add(p.state_in, "from a state");
+  add(p.state_out, "to a state");
+  add(p.seq_row0 || p.seq_col0 || p.seq_batch0, "positions of each sequence");
+  add(p.options.part_invariant, "part-invariant");
+  if (p.options.segment_rows > 0) out += text(" in segments of ", p.options.segment_rows, " queries");
+  return out;
+}
+
 static std::string shape(const Broadcast& b) {
   return text(name_of(b.type), " [", b.shape[0], ",", b.shape[1], ",", b.shape[2], ",", b.shape[3], "]");
 }
@@ -74,7 +85,8 @@ std::string text_of(const Problem& p) {
   if (p.options.dropout > 0) out += text(", dropout ", p.options.dropout);
   if (p.sinks) out += ", sinks";
   if (p.d_lse) out += ", dLSE";
-  if (p.pass == Pass::forward) out += text(", O ", name_of(p.o_type), p.lse ? ", LSE" : "");
+  if (const std::string part = part_text(p); !part.empty()) out += ", " + part;
+  if (p.pass == Pass::forward && !p.state_out) out += text(", O ", name_of(p.o_type), p.lse ? ", LSE" : "");
   if (p.pass == Pass::backward) {
     out += ", gradients:";
     if (p.dq) out += text(" dQ ", name_of(*p.dq));

@@ -48,6 +48,8 @@ struct Problem {
   std::optional<Broadcast> bias{}, mask{};
   int slopes = 0;  // dimensions of the slopes: 0 (none), 1 [Hq], 2 [B,Hq]
   bool sinks = false, rng = false;
+  bool state_in = false, state_out = false;                     // carried from call to call
+  bool seq_row0 = false, seq_col0 = false, seq_batch0 = false;  // positions of each sequence
 
   bool lse = false;  // forward: asked for; backward: always
   bool d_lse = false;
@@ -72,6 +74,9 @@ struct Problem {
 // An option of scores, in words ("dropout is 0.1"), for kernels that know none of them; empty: there is none. A mask
 // tensor is none of these: causal masks and windows are masks, too, and every kernel takes those.
 std::string score_option_text(const Problem& problem);
+
+// What makes a call a part of a problem beyond positions that all sequences share, in words; empty: nothing does.
+std::string part_text(const Problem& problem);
 
 // One paragraph for people, e.g. in `tessera plan`.
 std::string text_of(const Problem& problem);

@@ -88,6 +88,20 @@ void check_single(const char* name, const Tensor& t, Type q_type) {
   invalid(name, ": has type ", name_of(t.type), "; must be f32", q_type == Type::f64 ? " or f64" : "");
 }
 
+void check_token_tensor(const char* name, const Tensor& t, const Problem& p, bool keys, std::int64_t width) {
+  check_view(name, t, p.device);
+  const std::int64_t tokens = keys ? p.Nk : p.Nq, heads = keys ? p.Hk : p.Hq;
+  if (p.packed) check_shape(name, t, {tokens, heads, width}, "[tokens, heads, dim]");
+  if (!p.packed) check_shape(name, t, {p.B, tokens, heads, width}, "[batch, tokens, heads, dim]");
+  check_rows(name, t);
+}
+
+void check_row_numbers(const char* name, const Tensor& t, const Problem& p) {
+  check_view(name, t, p.device);
+  if (p.packed) check_shape(name, t, {p.Hq, p.Nq}, "[heads, tokens]");
+  if (!p.packed) check_shape(name, t, {p.B, p.Hq, p.Nq}, "[batch, heads, queries]");
+}
+
 void check_type(const char* name, const Tensor& t, Type expected) {
   if (t.type != expected) invalid(name, ": has type ", name_of(t.type), "; must be ", name_of(expected));
 }
@@ -141,10 +155,16 @@ void check_options(const Options& o, const Tensor& rng) {
   check_window("max_seqlen_q", o.max_seqlen_q);
   check_window("max_seqlen_k", o.max_seqlen_k);
   check_dropout(o, rng);
+  if (o.segment_rows < 0) invalid("segment_rows: is ", o.segment_rows, "; must be 0 (none) or positive");
+  if (o.segment_rows > 0 && !o.part_invariant)
+    invalid("segment_rows: is ", o.segment_rows, " but part_invariant is not set; it would be ignored");
 }
 
 void check_execution(const Execution& e, Device device) {
   if (e.threads < 0) invalid("threads: is ", e.threads, "; must be 0 (all) or positive");
+  if (e.sm_margin < 0) invalid("sm_margin: is ", e.sm_margin, "; must be 0 (none) or positive");
+  if (e.sm_margin > 0 && device.type != DeviceType::cuda)
+    invalid("sm_margin: is ", e.sm_margin, " but q is on ", name_of(device), "; only GPUs have multiprocessors");
   if (e.device.type != DeviceType::any && e.device != device)
     invalid("device: is ", name_of(e.device), " but q is on ", name_of(device), "; they must agree");
 }

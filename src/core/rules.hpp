@@ -1,11 +1,12 @@
 // The rules for a single tensor, the options and the execution, each with its sentence. Included by core/check.cpp,
-// core/check_run.cpp and core/check_pages.cpp, which apply them. Every rule throws Failure; each has a row in
-// tests/api/check_rows.hpp that expects its text.
+// core/check_run.cpp, core/check_pages.cpp and core/check_parts.cpp, which apply them. Every rule throws Failure; each
+// has a row in tests/api/check_rows.hpp that expects its text.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
 
+#include "core/problem.hpp"
 #include "tessera/types.hpp"
 
 namespace tessera {
@@ -19,6 +20,9 @@ void check_view(const char* name, const Tensor& t, Device device);  // holds for
 void check_ndim(const char* name, const Tensor& t, int ndim, const char* layout);
 void check_shape(const char* name, const Tensor& t, Shape expected, const char* meaning);
 void check_rows(const char* name, const Tensor& t);  // the last dimension has stride 1
+// One row of `width` per query (or key) and head, in the layout of q, k, v; one number per query and head.
+void check_token_tensor(const char* name, const Tensor& t, const Problem& p, bool keys, std::int64_t width);
+void check_row_numbers(const char* name, const Tensor& t, const Problem& p);
 void check_type(const char* name, const Tensor& t, Type expected);
 void check_follows(const char* name, Type type, const char* leader, Type leader_type);  // the leader's type, or f32
 void check_single(const char* name, const Tensor& t, Type q_type);                      // f32; f64 beside f64 inputs

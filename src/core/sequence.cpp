@@ -35,9 +35,12 @@ Sequence sequence_of(const Problem& p, const Call& call, std::int64_t b) {
   }
 
   const Options& o = p.options;
+  s.row0 = o.row0 + (in.seq_row0 ? place_entry(in.seq_row0, b) : 0);
+  s.col0 = o.col0 + (in.seq_col0 ? place_entry(in.seq_col0, b) : 0);
+  s.batch = o.batch0 + (in.seq_batch0 ? place_entry(in.seq_batch0, b) : b);
   const std::int64_t off = diagonal_offset(static_cast<int>(o.alignment), s.nq, s.nk, o.diagonal_offset);
-  s.shift = diagonal_shift(off, o.row0, o.col0);
-  s.mask = band_mask(s.nq, s.nk, o.causal, o.window_left, o.window_right, off, o.row0, o.col0);
+  s.shift = diagonal_shift(off, s.row0, s.col0);
+  s.mask = band_mask(s.nq, s.nk, o.causal, o.window_left, o.window_right, off, s.row0, s.col0);
   return s;
 }
 

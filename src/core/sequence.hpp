@@ -51,6 +51,7 @@ struct Sequence {
   std::int64_t q_capacity = 0, k_capacity = 0;  // rows that memory holds
   std::int64_t nq = 0, nk = 0;                  // rows in use: Nq_b, Nk_b
   std::int64_t leftpad = 0;                     // paged keys: places before key 0
+  std::int64_t row0 = 0, col0 = 0, batch = 0;   // global positions of query 0 and key 0, and number of the sequence
   std::int64_t shift = 0;                       // the diagonal is j - i = shift: off + row0 - col0
   BandMask mask{};
 };

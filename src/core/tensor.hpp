@@ -38,4 +38,9 @@ inline std::int64_t entry(const Tensor& t, std::int64_t i) {
   return static_cast<const std::int32_t*>(t.data)[i * stride(t, 0)];
 }
 
+// The same of an i64 [n] tensor: a position.
+inline std::int64_t place_entry(const Tensor& t, std::int64_t i) {
+  return static_cast<const std::int64_t*>(t.data)[i * stride(t, 0)];
+}
+
 }  // namespace tessera

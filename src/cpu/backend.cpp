@@ -19,6 +19,8 @@ class CpuPlan : public KernelPlan {
 
   std::size_t workspace_bytes() const override { return static_cast<std::size_t>(layout.bytes); }
 
+  CutTiles tiles() const override { return {block_q, block_k}; }
+
   std::string describe() const override {
     std::string out = text("tiles of ", block_q, " queries x ", block_k, " keys in f32, ", isa.lanes, " lanes, ",
                            layout.threads, " threads, ", layout.scratch_bytes, " bytes of scratch each");
@@ -32,6 +34,7 @@ class CpuPlan : public KernelPlan {
                   most_chunks(problem.longest_k()), " chunks at most, merged in order");
     if (problem.pass == Pass::backward && problem.dq)
       out += text("\n               dQ in ", key_groups(problem.longest_k()), " images at most, summed in order");
+    if (problem.options.part_invariant) out += "\n               the bits of any cut at multiples of these tiles";
     return out;
   }
 
@@ -57,6 +60,10 @@ class CpuKernel : public Kernel {
       return {nullptr, text("device is ", name_of(p.device), "; this kernel runs on cpu")};
     if (!isa_choices().fault.empty()) invalid(isa_choices().fault);
     if (!choice.missing.empty()) return {nullptr, choice.missing};
+    if (p.pass == Pass::backward && p.options.part_invariant)
+      return {nullptr, "part_invariant is set; only forward passes keep their bits when they are cut"};
+    if (p.options.segment_rows % block_q != 0)
+      return {nullptr, text("segment_rows is ", p.options.segment_rows, "; must be a multiple of ", block_q)};
     if (p.q_type == Type::f64) return {nullptr, "type is f64; this kernel takes f32, f16 and bf16"};
     if (p.q_type == Type::f32 && choice.isa->pieces(p) > 0 && !execution.kernel)
       return {nullptr, "type is f32, which takes six products of bf16 for one; only by name"};

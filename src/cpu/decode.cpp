@@ -38,12 +38,16 @@ int useful_readers(const Problem& p, const std::vector<Decoding>& list, int thre
 
 }  // namespace
 
-bool is_decoding(const Problem& p, const Sequence& s) {
-  return s.nq > 0 && s.nq <= decode_queries && !p.bias && !p.mask && p.options.dropout == 0;
+// Chunks follow from the keys of a call, so parts of a problem cannot be computed this way.
+static bool may_decode(const Problem& p) {
+  const bool part = p.state_in || p.state_out || p.options.part_invariant;
+  return p.pass == Pass::forward && !p.bias && !p.mask && p.options.dropout == 0 && !part;
 }
 
+bool is_decoding(const Problem& p, const Sequence& s) { return s.nq > 0 && s.nq <= decode_queries && may_decode(p); }
+
 Int64 decode_bytes(const Problem& p) {
-  if (p.pass != Pass::forward || p.bias || p.mask || p.options.dropout > 0) return 0;
+  if (!may_decode(p)) return 0;
   // A padded sequence may use fewer rows than it has, down to those of this path.
   const Int64 short_rows = product({p.B, lesser(decode_queries, p.longest_q())});
   const Int64 rows = p.packed ? lesser(short_rows, p.Nq) : short_rows;

@@ -20,6 +20,12 @@ PairNumbers head_pairs(PairNumbers pairs, Int64 h) {
   return pairs;
 }
 
+CarriedState head_state(const State& state, const Problem& p, const Sequence& s, Int64 h) {
+  return {.o = head_rows(token_rows(state.o, p, s.b, s.q_begin), h),
+          .m = head_numbers(row_numbers(state.m, p, s), h),
+          .l = head_numbers(row_numbers(state.l, p, s), h)};
+}
+
 HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h) {
   const Options& o = p.options;
   const DropoutSeed seed = dropout_seed(call.options, call.inputs.rng);
@@ -43,10 +49,10 @@ HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h)
           .threshold = threshold,
           .keep_scale = static_cast<float>(dropout_scale(threshold)),
           .key = dropout_key(seed.seed, seed.offset),
-          .b0 = s.b + o.batch0,
+          .b0 = s.batch,
           .h0 = h + o.head0,
-          .row0 = o.row0,
-          .col0 = o.col0};
+          .row0 = s.row0,
+          .col0 = s.col0};
 }
 
 std::vector<Sequence> all_sequences(const Problem& p, const Call& call) {

@@ -12,6 +12,7 @@ namespace tessera::cpu {
 Rows head_rows(const TokenRows& rows, Int64 h);
 RowNumbers head_numbers(RowNumbers numbers, Int64 h);
 PairNumbers head_pairs(PairNumbers pairs, Int64 h);
+CarriedState head_state(const State& state, const Problem& p, const Sequence& s, Int64 h);
 HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h);
 
 // Those that have queries or keys, in order.

@@ -33,10 +33,19 @@ struct HeadJob {
   Int64 b0, h0, row0, col0;  // position of this head's element (0, 0) in the random stream
 };
 
+// What a row carries from call to call; head's part included: index with h = 0.
+struct CarriedState {
+  Rows o;
+  RowNumbers m, l;
+
+  explicit operator bool() const { return bool(m); }
+};
+
 struct ForwardJob {
   HeadJob head;
   Rows o;
   RowNumbers lse;                 // head's part included: index with h = 0
+  CarriedState from{}, to{};      // null: rows start empty; O and LSE are finished
   const float* panels = nullptr;  // cpu/key_panels.hpp: K and V of every block of keys; null: the task packs its own
 };
 

@@ -92,6 +92,8 @@ Step attend_round(const Problem& p, const Isa& isa, const WorkspaceLayout& layou
             const ForwardJob job{.head = head_job(p, call, s, blocks.head),
                                  .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), blocks.head),
                                  .lse = head_numbers(row_numbers(call.outputs.lse, p, s), blocks.head),
+                                 .from = head_state(call.inputs.state, p, s, blocks.head),
+                                 .to = head_state(call.outputs.state, p, s, blocks.head),
                                  .panels = blocks.keys->panels};
             isa.forward(job, blocks.range, scratch_of(call, layout, worker));
           }};

@@ -90,8 +90,21 @@ Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
     return Steps::refused(text("device is ", name_of(p.device), "; this kernel runs on cuda"));
   if (p.pages)
     return Steps::refused("k and v are paged; GPU kernels take padded and packed ones, cpu kernels pages too");
+  if (const std::string part = part_text(p); !part.empty())
+    return Steps::refused(text("the call is a part (", part, "); GPU kernels take positions that all sequences share, ",
+                               "cpu kernels parts of every kind"));
   if (const std::string& missing = cuda::find_driver().reason; !missing.empty()) return Steps::refused(missing);
-  Steps steps = algorithm.plan(p, cuda::properties(p.device.id));
+  cuda::Target target = cuda::properties(p.device.id);
+  if (const int margin = execution.sm_margin; margin > 0) {
+    if (!algorithm.persistent)
+      return Steps::refused(
+          text("sm_margin is ", margin, "; this kernel is not persistent and takes every multiprocessor"));
+    if (margin >= target.multiprocessors)
+      return Steps::refused(
+          text("sm_margin is ", margin, "; this GPU has ", target.multiprocessors, " multiprocessors"));
+    target.multiprocessors -= margin;
+  }
+  Steps steps = algorithm.plan(p, target);
   if (steps.reason.empty() && algorithm.by_name && !execution.kernel) return Steps::refused(algorithm.by_name);
   return steps;
 }

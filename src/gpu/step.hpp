@@ -83,6 +83,7 @@ struct Algorithm {
   const char* family;  // "hopper": asking for it takes the best one of the family
   Planner plan;
   const char* by_name = nullptr;  // why a call gets it only by asking for it; null: it is chosen like any other
+  bool persistent = false;        // its main launch has as many blocks as the target has multiprocessors, or fewer
 };
 
 // Where one family fills a gap with another's kernel: adds launches, or sets the reason why it cannot.

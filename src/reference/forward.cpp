@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/parallel.hpp"
+#include "math/softmax.hpp"
 #include "reference/kernel.hpp"
 #include "reference/scores.hpp"
 
@@ -19,6 +20,16 @@ struct Room {
       o(static_cast<std::size_t>(p.Dv)) {}
 };
 
+// A row between calls, docs/algorithm.md, "Carried state": m in units of log2, o without dropout's factor r.
+struct StateRows {
+  TokenRows o;
+  RowNumbers m, l;
+
+  StateRows(const State& state, const Problem& p, const Sequence& s) :
+      o(token_rows(state.o, p, s.b, s.q_begin)), m(row_numbers(state.m, p, s)), l(row_numbers(state.l, p, s)) {}
+  explicit operator bool() const { return bool(m); }
+};
+
 void forward_head(const Problem& p, const Call& call, const Sequence& s, std::int64_t h, Room& room) {
   const Head head(p, call, s, h);
   const std::int64_t kv = h / p.heads_per_kv();
@@ -28,16 +39,31 @@ void forward_head(const Problem& p, const Call& call, const Sequence& s, std::in
   V.load(values_of(p, call, s, kv), s.nk);
   const TokenRows O = token_rows(call.outputs.o, p, s.b, s.q_begin);
   const RowNumbers LSE = row_numbers(call.outputs.lse, p, s);
+  const StateRows from(call.inputs.state, p, s), to(call.outputs.state, p, s);
+  const double r = dropout_scale(head.threshold);
 
   for (std::int64_t i = 0; i < s.nq; ++i) {
+    const double l_before = from ? from.l.get(i, h) : 0;
+    const double m_before = l_before == 0 ? -infinity : from.m.get(i, h) * ln2<double>;
     double m = head.sink;
+    if (m_before > m || m_before != m_before) m = m_before;
     for (std::int64_t j = 0; j < s.nk; ++j) {
       double& x = S[static_cast<std::size_t>(j)];
       x = head.visible(i, j) ? head.score(head.capped(dot(Q[i], K[j], p.D), i, j), i, j) : -infinity;
       if (x > m || x != x) m = x;
     }
+    if (to) {  // everything is relative to the m that is stored
+      to.m.set(i, h, m * log2e<double>);
+      m = to.m.get(i, h) * ln2<double>;
+    }
     double l = m == -infinity ? 0 : std::exp(head.sink - m);
     std::fill(o.begin(), o.end(), 0.0);
+    if (l_before != 0) {
+      const double alpha = std::exp(m_before - m);
+      l += alpha * l_before;
+      for (std::int64_t d = 0; d < p.Dv; ++d)
+        o[static_cast<std::size_t>(d)] = alpha * r * load_element(from.o.at(i, h), from.o.type, d);
+    }
     for (std::int64_t j = 0; j < s.nk; ++j) {
       const double x = S[static_cast<std::size_t>(j)];
       if (x == -infinity) continue;  // invisible, or a score of -inf: either way no part of the sum
@@ -46,6 +72,12 @@ void forward_head(const Problem& p, const Call& call, const Sequence& s, std::in
       const double z = head.keep(i, j);
       if (z == 0) continue;
       for (std::int64_t d = 0; d < p.Dv; ++d) o[static_cast<std::size_t>(d)] += z * e * V[j][d];
+    }
+    if (to) {
+      to.l.set(i, h, l);
+      for (std::int64_t d = 0; d < p.Dv; ++d)
+        store_element(to.o.at(i, h), to.o.type, d, o[static_cast<std::size_t>(d)] / r);
+      continue;
     }
     const bool sees_nothing = l == 0;
     for (std::int64_t d = 0; d < p.Dv; ++d)

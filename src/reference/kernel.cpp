@@ -33,6 +33,8 @@ class ReferenceKernel : public Kernel {
   PlanOrReason plan(const Problem& problem, const Execution& execution) const override {
     if (problem.device.type != DeviceType::cpu)
       return {nullptr, text("device is ", name_of(problem.device), "; the reference runs on cpu")};
+    if (problem.options.part_invariant)
+      return {nullptr, "part_invariant is set; the reference rounds to float64 in an order of its own in every call"};
     return {std::make_unique<ReferencePlan>(problem, resolve_threads(execution.threads)), ""};
   }
 };

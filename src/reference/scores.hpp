@@ -117,9 +117,9 @@ struct Head {
   // z / (1 - p_drop)
   double keep(std::int64_t i, std::int64_t j) const {
     if (threshold == 0) return 1;
-    const Options& o = p.options;
-    const std::int64_t b = s.b + o.batch0, head = h + o.head0, row = i + o.row0, col = j + o.col0;
-    return dropout_value(dropout_block(key, b, head, row, col), row, col) >= threshold ? dropout_scale(threshold) : 0;
+    const std::int64_t head = h + p.options.head0, row = i + s.row0, col = j + s.col0;
+    const Philox4 block = dropout_block(key, s.batch, head, row, col);
+    return dropout_value(block, row, col) >= threshold ? dropout_scale(threshold) : 0;
   }
 };
 

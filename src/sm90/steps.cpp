@@ -182,9 +182,9 @@ std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient) {
   const auto two_pass = [bias_gradient](const Problem& p, const cuda::Target& target) {
     return two_pass_steps(p, target, bias_gradient);
   };
-  return {{"hopper", "hopper", forward_steps},
-          {"hopper_one_pass", "hopper", one_pass_steps},
-          {"hopper_two_pass", "hopper", two_pass}};
+  return {{.name = "hopper", .family = "hopper", .plan = forward_steps, .persistent = true},
+          {.name = "hopper_one_pass", .family = "hopper", .plan = one_pass_steps, .persistent = true},
+          {.name = "hopper_two_pass", .family = "hopper", .plan = two_pass}};
 }
 
 }  // namespace tessera::sm90

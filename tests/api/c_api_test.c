@@ -131,6 +131,37 @@ static void test_merge(void) {
   expect_forward(&whole);
 }
 
+/* One key after the other, the state carried in place; the second call finishes. */
+static void test_state(void) {
+  Problem p;
+  float state_o[1], state_m[1];
+  double state_l[1];
+  tessera_tensor to, tm, tl;
+  tessera_outputs state;
+  tessera_plan* plan = NULL;
+  int64_t place[1] = {0};
+  tessera_tensor tplace;
+  set_up(&p);
+  view(&to, state_o, 1, 4), view(&tm, state_m, 1, 3), view(&tl, NULL, 1, 3), view(&tplace, NULL, 1, 3);
+  tl.data = state_l, tl.type = TESSERA_F64;
+  tplace.data = place, tplace.type = TESSERA_I64, tplace.ndim = 1;
+  tessera_outputs_init(&state);
+  state.state_o = &to, state.state_m = &tm, state.state_l = &tl;
+  p.tk.shape[1] = p.tv.shape[1] = 1;
+  EXPECT(tessera_forward(&p.in, &state, &p.options, NULL) == TESSERA_OK);
+  EXPECT_NEAR(state_o[0] / state_l[0], 4);
+  EXPECT_NEAR(state_m[0] + log(state_l[0]) / log(2.0), 0); /* the score is 0 */
+  p.tk.data = &p.k[1], p.tv.data = &p.v[1], p.options.col0 = 1;
+  p.in.state_o = &to, p.in.state_m = &tm, p.in.state_l = &tl, p.in.seq_row0 = &tplace;
+  EXPECT(tessera_forward(&p.in, &p.out, &p.options, NULL) == TESSERA_OK);
+  expect_forward(&p);
+  p.options.part_invariant = 1, p.options.col0 = 0;
+  EXPECT(tessera_plan_forward(&p.in, &p.out, &p.options, NULL, &plan) == TESSERA_OK);
+  EXPECT(tessera_plan_key_tile(plan) > 0 && tessera_plan_query_tile(plan) > 0);
+  EXPECT(tessera_plan_key_tile(NULL) == 0 && tessera_plan_query_tile(NULL) == 0);
+  tessera_plan_destroy(plan);
+}
+
 /* Seed 11, offset 5, p = 1/2, rows 3 and 4 of head 1: computed from the contract by another program. */
 static void test_dropout_mask(void) {
   static const uint8_t expected[2][20] = {{0, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 0},
@@ -162,7 +193,7 @@ static void test_dropout_mask(void) {
 enum { TENSOR, INPUTS, OUTPUTS, SAVED, GRADIENTS, OPTIONS, EXECUTION, STRUCTS };
 static const struct {
   const char* name;
-  size_t bytes, ends[24];
+  size_t bytes, ends[32];
 } structs[STRUCTS] = {
     {"tensor",
      sizeof(tessera_tensor),
@@ -171,15 +202,34 @@ static const struct {
       END(tessera_tensor, strides)}},
     {"inputs",
      sizeof(tessera_inputs),
-     {END(tessera_inputs, size), END(tessera_inputs, q), END(tessera_inputs, k), END(tessera_inputs, v),
-      END(tessera_inputs, bias), END(tessera_inputs, mask), END(tessera_inputs, slopes), END(tessera_inputs, sinks),
-      END(tessera_inputs, cu_seqlens_q), END(tessera_inputs, cu_seqlens_k), END(tessera_inputs, seqused_q),
-      END(tessera_inputs, seqused_k), END(tessera_inputs, rng), END(tessera_inputs, block_table),
-      END(tessera_inputs, v_block_table), END(tessera_inputs, page_indptr), END(tessera_inputs, page_indices),
-      END(tessera_inputs, leftpad_k)}},
+     {END(tessera_inputs, size),
+      END(tessera_inputs, q),
+      END(tessera_inputs, k),
+      END(tessera_inputs, v),
+      END(tessera_inputs, bias),
+      END(tessera_inputs, mask),
+      END(tessera_inputs, slopes),
+      END(tessera_inputs, sinks),
+      END(tessera_inputs, cu_seqlens_q),
+      END(tessera_inputs, cu_seqlens_k),
+      END(tessera_inputs, seqused_q),
+      END(tessera_inputs, seqused_k),
+      END(tessera_inputs, rng),
+      END(tessera_inputs, block_table),
+      END(tessera_inputs, v_block_table),
+      END(tessera_inputs, page_indptr),
+      END(tessera_inputs, page_indices),
+      END(tessera_inputs, leftpad_k),
+      END(tessera_inputs, state_o),
+      END(tessera_inputs, state_m),
+      END(tessera_inputs, state_l),
+      END(tessera_inputs, seq_row0),
+      END(tessera_inputs, seq_col0),
+      END(tessera_inputs, seq_batch0)}},
     {"outputs",
      sizeof(tessera_outputs),
-     {END(tessera_outputs, size), END(tessera_outputs, o), END(tessera_outputs, lse), END(tessera_outputs, status)}},
+     {END(tessera_outputs, size), END(tessera_outputs, o), END(tessera_outputs, lse), END(tessera_outputs, status),
+      END(tessera_outputs, state_o), END(tessera_outputs, state_m), END(tessera_outputs, state_l)}},
     {"saved",
      sizeof(tessera_saved),
      {END(tessera_saved, size), END(tessera_saved, o), END(tessera_saved, lse), END(tessera_saved, d_o),
@@ -190,17 +240,18 @@ static const struct {
       END(tessera_gradients, dbias), END(tessera_gradients, dsinks)}},
     {"options",
      sizeof(tessera_options),
-     {END(tessera_options, size), END(tessera_options, scale), END(tessera_options, softcap),
-      END(tessera_options, causal), END(tessera_options, alignment), END(tessera_options, diagonal_offset),
-      END(tessera_options, window_left), END(tessera_options, window_right), END(tessera_options, dropout),
-      END(tessera_options, seed), END(tessera_options, seed_offset), END(tessera_options, row0),
-      END(tessera_options, col0), END(tessera_options, head0), END(tessera_options, batch0),
-      END(tessera_options, max_seqlen_q), END(tessera_options, max_seqlen_k), END(tessera_options, accumulate),
-      END(tessera_options, deterministic)}},
+     {END(tessera_options, size),          END(tessera_options, scale),          END(tessera_options, softcap),
+      END(tessera_options, causal),        END(tessera_options, alignment),      END(tessera_options, diagonal_offset),
+      END(tessera_options, window_left),   END(tessera_options, window_right),   END(tessera_options, dropout),
+      END(tessera_options, seed),          END(tessera_options, seed_offset),    END(tessera_options, row0),
+      END(tessera_options, col0),          END(tessera_options, head0),          END(tessera_options, batch0),
+      END(tessera_options, max_seqlen_q),  END(tessera_options, max_seqlen_k),   END(tessera_options, accumulate),
+      END(tessera_options, deterministic), END(tessera_options, part_invariant), END(tessera_options, reserved),
+      END(tessera_options, segment_rows)}},
     {"execution",
      sizeof(tessera_execution),
      {END(tessera_execution, size), END(tessera_execution, device_type), END(tessera_execution, device_id),
-      END(tessera_execution, stream), END(tessera_execution, threads), END(tessera_execution, reserved),
+      END(tessera_execution, stream), END(tessera_execution, threads), END(tessera_execution, sm_margin),
       END(tessera_execution, workspace), END(tessera_execution, workspace_bytes), END(tessera_execution, kernel)}}};
 
 /* A call in which one struct lies elsewhere. */
@@ -230,7 +281,7 @@ static void test_every_struct_size(void) {
       set_up(&p), tessera_execution_init(&execution);
       memcpy(memory, sources[which], size < structs[which].bytes ? size : structs[which].bytes);
       memcpy(memory, &size, sizeof(size));
-      for (field = 0; field < 24; ++field) ends = ends || (size > 0 && structs[which].ends[field] == size);
+      for (field = 0; field < 32; ++field) ends = ends || (size > 0 && structs[which].ends[field] == size);
       status = call_with(&p, which, memory);
       if (size > structs[which].bytes)
         sprintf(text, "%s: size is %lu but this library, version %d, knows %lu; the header is newer than the library",
@@ -258,7 +309,7 @@ static void test_partials_of_several_sizes(void) {
   parts[0] = parts[1] = p.out;
   parts[1].size = offsetof(tessera_outputs, lse);
   EXPECT_ERROR(tessera_merge(parts, 2, &p.out, NULL), TESSERA_INVALID_ARGUMENT,
-               "partials[1]: size is 16 but that of partials[0] is 32; all elements of an array have one size");
+               "partials[1]: size is 16 but that of partials[0] is 56; all elements of an array have one size");
 }
 
 /* A shorter struct comes from an older header: what lies behind it is not read. A longer one comes from a newer header
@@ -360,6 +411,7 @@ int main(void) {
   test_attention();
   test_plan();
   test_merge();
+  test_state();
   test_dropout_mask();
   test_struct_sizes();
   test_every_struct_size();

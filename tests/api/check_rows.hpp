@@ -1,6 +1,7 @@
 // The table of check_test.cpp: one row per rule for the caller's arguments. A valid call, one mutation, the status and
 // the exact sentence that must come back. tests/tree_test.py compares the sentences here with those in src/.
-// Included by tests/api/check_test.cpp and page_rows.hpp. Implements the contract's "No surprises" (docs/algorithm.md).
+// Included by tests/api/check_test.cpp, page_rows.hpp and part_rows.hpp. Implements the contract's "No surprises"
+// (docs/algorithm.md).
 #pragma once
 
 #include <limits>
@@ -30,9 +31,12 @@ struct Arguments {
   std::vector<std::int32_t> q_lengths, k_lengths;  // contents of cu_seqlens (packed) or seqused (padded, paged)
   Tensor page_indptr, page_indices;                // the same pages as in.block_table
   std::vector<std::int32_t> indptr, leftpad;       // contents of page_indptr, in.leftpad_k
+  State state;                                     // that a part of a problem starts from and ends with
+  Tensor places;                                   // i64 [batch]
+  std::vector<std::int64_t> positions;             // contents of in.seq_row0, seq_col0 and seq_batch0
 };
 
-enum class Entry { forward, backward, packed, packed_backward, paged, merge, dropout_mask, plan_forward };
+enum class Entry { forward, backward, packed, packed_backward, paged, part, merge, dropout_mask, plan_forward };
 
 struct Row {
   const char* name;

@@ -1,9 +1,10 @@
 // Every rule for the caller's arguments refuses with its own sentence and leaves the outputs as they were.
-// The rules are the rows of tests/api/check_rows.hpp and page_rows.hpp.
+// The rules are the rows of tests/api/check_rows.hpp, page_rows.hpp and part_rows.hpp.
 // Links tessera_cases. Implements the contract's "No surprises" (docs/algorithm.md).
 #include "core/check.hpp"
 #include "api/attention.hpp"
 #include "tests/api/page_rows.hpp"
+#include "tests/api/part_rows.hpp"
 #include "tests/support/support.hpp"
 
 // A row asks for more memory than any machine has; the sanitizers would end the program instead of refusing it.
@@ -30,6 +31,7 @@ struct Prepared {
   CaseData data;
   Buffer o1, o2, lse1, lse2, dropout_mask, rng;
   Buffer pool_k, pool_v, block_table, page_indptr, page_indices, leftpad, status;
+  Buffer state_o, state_m, state_l, places;
   Arguments a;
 
   explicit Prepared(bool packed) :
@@ -38,7 +40,8 @@ struct Prepared {
       dropout_mask(Type::u8, {2, 4, 5, 7}), rng(of(Type::i64, {2}, {1, 2})), pool_k(filled(Type::f32, {4, 3, 2, 8}, 1)),
       pool_v(filled(Type::f32, {4, 3, 2, 6}, 1)), block_table(of(Type::i32, {2, 3}, {2, 0, 1, 3, 1, 99})),
       page_indptr(of(Type::i32, {3}, {0, 3, 5})), page_indices(of(Type::i32, {5}, {2, 0, 1, 3, 1})),
-      leftpad(of(Type::i32, {2}, {1, 0})), status(of(Type::i32, {1}, {0})) {
+      leftpad(of(Type::i32, {2}, {1, 0})), status(of(Type::i32, {1}, {0})), state_o(Type::f32, {2, 5, 4, 6}),
+      state_m(Type::f32, {2, 4, 5}), state_l(Type::f64, {2, 4, 5}), places(of(Type::i64, {2}, {0, 0})) {
     a.in = data.inputs(), a.out = data.outputs(), a.saved = data.saved(), a.grads = data.gradients();
     a.parts = {{.o = o1.tensor(), .lse = lse1.tensor()}, {.o = o2.tensor(), .lse = lse2.tensor()}};
     a.dropout_mask = dropout_mask.tensor(), a.rng = rng.tensor();
@@ -46,6 +49,14 @@ struct Prepared {
     a.k_lengths = packed ? std::vector{0, 4, 7} : std::vector{7, 4};
     a.page_indptr = page_indptr.tensor(), a.page_indices = page_indices.tensor();
     a.indptr = {0, 3, 5}, a.leftpad = {1, 0};
+    a.state = {state_o.tensor(), state_m.tensor(), state_l.tensor()}, a.places = places.tensor();
+    a.positions = {192, -384};
+  }
+
+  // The same call as a part of a problem: it starts from nothing, and ends with a state.
+  void use_parts() {
+    a.out = {.state = a.state};
+    a.in.seq_row0 = a.in.seq_col0 = a.in.seq_batch0 = a.places, a.options.part_invariant = true;
   }
 
   // The same call with its keys in pages.
@@ -62,17 +73,19 @@ struct Prepared {
     if (k) k.data = a.k_lengths.data();
     if (a.in.page_indptr) a.in.page_indptr.data = a.indptr.data();
     if (a.in.leftpad_k) a.in.leftpad_k.data = a.leftpad.data();
+    for (Tensor* t : {&a.in.seq_row0, &a.in.seq_col0, &a.in.seq_batch0})
+      if (*t) t->data = a.positions.data();
   }
 
   void expect_outputs_untouched() const {
-    for (const Buffer* out :
-         {&data.o, &data.lse, &data.dq, &data.dk, &data.dv, &data.dbias, &data.dsinks, &dropout_mask})
+    for (const Buffer* out : {&data.o, &data.lse, &data.dq, &data.dk, &data.dv, &data.dbias, &data.dsinks,
+                              &dropout_mask, &state_o, &state_m, &state_l})
       for (std::int64_t e = 0; e < out->elements(); ++e) ASSERT_TRUE(out->untouched(e));
   }
 };
 
 void call(Entry entry, const Arguments& a, const Plan* plan) {
-  if (entry == Entry::forward || entry == Entry::packed || entry == Entry::paged)
+  if (entry == Entry::forward || entry == Entry::packed || entry == Entry::paged || entry == Entry::part)
     forward(a.in, a.out, a.options, a.execution);
   if (entry == Entry::backward || entry == Entry::packed_backward)
     backward(a.in, a.saved, a.grads, a.options, a.execution);
@@ -108,6 +121,7 @@ TEST_P(Check, RefusesWithItsSentence) {
   Prepared prepared(is_packed(row.entry));
   const Plan plan = Plan::forward(prepared.a.in, prepared.a.out);
   if (row.entry == Entry::paged) prepared.use_pages();
+  if (row.entry == Entry::part) prepared.use_parts();
   row.spoil(prepared.a);
   prepared.place_lengths(is_packed(row.entry));
   try {
@@ -126,13 +140,17 @@ INSTANTIATE_TEST_SUITE_P(All, Check, testing::ValuesIn(rows),
 INSTANTIATE_TEST_SUITE_P(Pages, Check, testing::ValuesIn(page_rows),
                          [](const testing::TestParamInfo<Row>& info) { return info.param.name; });
 
+INSTANTIATE_TEST_SUITE_P(Parts, Check, testing::ValuesIn(part_rows),
+                         [](const testing::TestParamInfo<Row>& info) { return info.param.name; });
+
 // The rows prove nothing unless the calls that they spoil are fine by themselves.
 TEST(Unspoiled, EveryEntryAcceptsItsCall) {
-  for (Entry entry : {Entry::forward, Entry::backward, Entry::packed, Entry::packed_backward, Entry::paged,
+  for (Entry entry : {Entry::forward, Entry::backward, Entry::packed, Entry::packed_backward, Entry::paged, Entry::part,
                       Entry::merge, Entry::dropout_mask, Entry::plan_forward}) {
     Prepared prepared(is_packed(entry));
     const Plan plan = Plan::forward(prepared.a.in, prepared.a.out);
     if (entry == Entry::paged) prepared.use_pages();
+    if (entry == Entry::part) prepared.use_parts();
     prepared.place_lengths(is_packed(entry));
     EXPECT_NO_THROW(call(entry, prepared.a, &plan)) << static_cast<int>(entry);
   }

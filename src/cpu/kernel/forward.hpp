@@ -119,10 +119,18 @@ HWY_INLINE void rescale(const Tile& tile, Int64 Dv, const float* alpha, float* O
 // LSE of one row from its state. (No template: gcc would instantiate log_sum_exp outside of the target region.)
 HWY_INLINE double natural_lse(float m, double l) { return log_sum_exp(double(m), l, log2_of) * ln2<double>; }
 
-// O / l and LSE = log(l) + m go to the caller's tensors.
+// O / l and LSE = log(l) + m go to the caller's tensors; or the state as it is.
 template <class Block>
 HWY_INLINE void finish_forward(const ForwardJob& job, const Tile& tile, const Block& s) {
   float* inverse = s.alpha;
+  if (job.to) {
+    for (Int64 i = 0; i < tile.ni; ++i) {
+      job.to.m.set(tile.i0 + i, 0, double(s.m[i]));
+      job.to.l.set(tile.i0 + i, 0, s.l[i]);
+    }
+    fill(inverse, block_q, 1);
+    return store_transposed(s.O, tile, job.head.Dv, inverse, false, job.to.o);
+  }
   for (Int64 i = 0; i < tile.ni; ++i) {
     inverse[i] = s.l[i] == 0 ? 0 : static_cast<float>(double(job.head.keep_scale) / s.l[i]);
     if (job.lse) job.lse.set(tile.i0 + i, 0, natural_lse(s.m[i], s.l[i]));
@@ -131,11 +139,18 @@ HWY_INLINE void finish_forward(const ForwardJob& job, const Tile& tile, const Bl
 }
 
 template <class Block>
-HWY_INLINE void start_block(const HeadJob& head, Int64 O_rows, const Block& s) {
+HWY_INLINE void start_block(const ForwardJob& job, const Tile& tile, Int64 O_rows, const Block& s) {
+  const HeadJob& head = job.head;
   // A sink is a key with the score `sink` and no value.
   fill(s.m, block_q, head.sink);
   for (Int64 i = 0; i < block_q; ++i) s.l[i] = head.sink == -infinity ? 0 : 1;
   fill(s.O, O_rows * block_q, 0);
+  if (!job.from) return;
+  for (Int64 i = 0; i < tile.ni; ++i) {
+    s.m[i] = static_cast<float>(job.from.m.get(tile.i0 + i, 0));
+    s.l[i] = job.from.l.get(tile.i0 + i, 0);
+  }
+  load_transposed(job.from.o, tile, head.Dv, 1.0f, s.O);
 }
 
 // Products become P, where `kept` wants it.
@@ -155,7 +170,7 @@ HWY_INLINE void softmax_tile(const HeadJob& head, const Tile& tile, const Kept& 
 // Of the next block of keys K and V or, after the last one, the rows of O.
 HWY_INLINE PrefetchQueue keys_to_prefetch(const ForwardJob& job, Range next, Range queries) {
   const HeadJob& head = job.head;
-  if (next.empty()) return {2, {{job.o, queries, head.Dv}}};
+  if (next.empty()) return {2, {{job.to ? job.to.o : job.o, queries, head.Dv}}};
   return {2, {{head.k, next, head.D}, {head.v, next, head.Dv}}};
 }
 
@@ -175,8 +190,9 @@ HWY_NOINLINE void forward_blocks_of(const ForwardJob& job, Range blocks, float* 
   Scratch pieces(memory);
   ForwardScratch<VectorForward> all(head.D, head.Dv, pieces);
   for (Int64 n = blocks.begin; n < blocks.end; ++n) {
-    all.products.load_queries(head, tile_of(query_range(head, n), {}), n - blocks.begin);
-    start_block(head, head.Dv, all.block(n - blocks.begin, head.Dv));
+    const Tile tile = tile_of(query_range(head, n), {});
+    all.products.load_queries(head, tile, n - blocks.begin);
+    start_block(job, tile, head.Dv, all.block(n - blocks.begin, head.Dv));
   }
   const Range queries{blocks.begin * block_q, lesser(blocks.end * block_q, head.nq)};
   const Range seen = visible_keys(head.mask, queries);

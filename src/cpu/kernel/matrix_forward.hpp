@@ -164,8 +164,9 @@ HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* mem
   Scratch room(memory);
   Task task(job, room);
   for (Int64 n = 0; n < blocks.size(); ++n) {
-    task.memory.products.load_queries(head, tile_of(query_range(head, blocks.begin + n), {}), n);
-    start_block(head, tiled(head.Dv), task.block(n, 0));
+    const Tile tile = tile_of(query_range(head, blocks.begin + n), {});
+    task.memory.products.load_queries(head, tile, n);
+    start_block(job, tile, tiled(head.Dv), task.block(n, 0));
   }
   const Int64 lines = task.panel_floats() / 16 / blocks.size();  // of the next panel, prefetched during each tile
 
