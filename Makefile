@@ -14,12 +14,13 @@ SOURCES = $(shell find include src cases cli tests fuzz bench examples -name '*.
 FETCHED_NVRTC = $(CURDIR)/build-nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 WITH_NVRTC = $$(test -z "$$TESSERA_NVRTC" && test -e $(FETCHED_NVRTC) && echo env TESSERA_NVRTC=$(FETCHED_NVRTC))
 
-.PHONY: help demo test test-python wheel gate build asan tsan fuzz mutants pictures format format-check install clean
+.PHONY: help demo test test-python site-test wheel gate build asan tsan fuzz mutants pictures format format-check install clean
 
 help:
 	@echo 'make demo          install what is missing, build, show the library at work'
 	@echo 'make test          install what is missing, build, run every test'
 	@echo 'make test-python   build the wheel, fetch PyTorch, JAX and transformers (large), run the Python tests'
+	@echo 'make site-test     look at the interactive page in a headless Chromium, beside the library'
 	@echo 'make wheel         build the Python package into $(BUILD)-python/'
 	@echo 'make gate          compile GPU kernels in every variant, without a GPU, and judge what comes out'
 	@echo 'make build         install what is missing, build everything'
@@ -76,6 +77,15 @@ test-python: wheel
 	@$(PIP) install $(PYTHON_PACKAGES)
 	@$(PIP) install --no-deps --force-reinstall $(BUILD)-python/*.whl
 	@$(VENV)/bin/python -m pytest -q -rs -p no:cacheprovider $(PYTEST_OPTIONS)
+
+# The page of moving tiles in a browser. Its numbers alone are part of `make test`, where there is node.
+SITE = $(BUILD)-site
+site-test:
+	@tools/setup.sh pages
+	@$(CONFIGURE) -B $(BUILD) $(if $(wildcard $(BUILD)/build.ninja),,-DTESSERA_TESTS=OFF)
+	@$(WITH_NVRTC) cmake --build $(BUILD) -j $(JOBS) --target tessera_cli
+	@python3 -B tests/site/numbers_test.py $(BUILD)/cli/tessera
+	@python3 -B tests/site/page_test.py $(BUILD)/cli/tessera file://$(CURDIR)/docs/tiles/index.html $(SITE)/screenshots
 
 # `make test` runs the quick part of it.
 gate:
@@ -135,4 +145,4 @@ install:
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-python build-wheel build-mutants build-nvrtc
+	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-python $(SITE) build-wheel build-mutants build-nvrtc

@@ -50,7 +50,8 @@ MAY_INCLUDE["src/api"] = sorted(inside - {"hwy", "src/dist"} | {"src/api"})
 MAY_INCLUDE["tests"] = CASES + MAY_INCLUDE["src/api"] + ["src/dist", "cli", "tests"]
 INCLUDE_ROOTS = ["include", "src", "."]
 SOURCE_ENDINGS = {".cpp", ".hpp", ".c", ".h", ".cuh", ".cu"}
-COMMENTED_ENDINGS = SOURCE_ENDINGS | {".py", ".sh", ".cmake"}
+PAGE_ENDINGS = {".js", ".css"}
+COMMENTED_ENDINGS = SOURCE_ENDINGS | PAGE_ENDINGS | {".py", ".sh", ".cmake"}
 
 failures = []
 
@@ -121,7 +122,7 @@ def comment_at_the_top(lines):
 
 
 def check_text():
-    folders = ["include", "src", "cases", "cli", "tests", "fuzz", "examples", "bench", "tools", "cmake", "python"]
+    folders = ["include", "src", "cases", "cli", "tests", "fuzz", "examples", "bench", "tools", "cmake", "python", "docs"]
     for path in files(COMMENTED_ENDINGS, *folders):
         lines = path.read_text().splitlines()
         if len(lines) > MAX_LINES:
@@ -132,7 +133,7 @@ def check_text():
         for number, line in enumerate(lines, 1):
             if re.search(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b", line):
                 fail(path, number, "holds a loose end")
-            if len(line) > 120 and path.suffix in SOURCE_ENDINGS:
+            if len(line) > 120 and path.suffix in SOURCE_ENDINGS | PAGE_ENDINGS:
                 fail(path, number, f"has {len(line)} columns; at most 120")
             if line != line.rstrip() or "\t" in line:
                 fail(path, number, "holds a tab or ends in white space")

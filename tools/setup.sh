@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the build (setup.sh build), the tests as well (setup.sh test), the Python package (setup.sh python) or
-# the fuzz targets (setup.sh fuzz) need and do not find. Called by the Makefile before everything else, so it is instant
+# Installs what the build (setup.sh build), the tests as well (setup.sh test), the Python package (setup.sh python),
+# the fuzz targets (setup.sh fuzz) or the tests of pages in a browser (setup.sh pages) need and do not find. Called by the Makefile before everything else, so it is instant
 # when nothing is missing. It looks for the tools and headers themselves, not for packages: on another distribution, or
 # with everything built by hand, it has nothing to do.
 # For the tests it also looks for NVRTC, the compiler of GPU kernels, and otherwise fetches it into build-nvrtc/.
@@ -8,8 +8,8 @@ set -euo pipefail
 
 purpose=${1:-test}
 case $purpose in
-  build | test | python | fuzz) ;;
-  *) echo "usage: tools/setup.sh [build|test|python|fuzz]" >&2; exit 2 ;;
+  build | test | python | fuzz | pages) ;;
+  *) echo "usage: tools/setup.sh [build|test|python|fuzz|pages]" >&2; exit 2 ;;
 esac
 
 # Debian's package for each tool, and for each header.
@@ -24,6 +24,8 @@ if [[ $purpose == test ]]; then
   tools+=("python3 python3" "pkg-config pkgconf")
   headers+=("gtest/gtest.h libgtest-dev")
 fi
+
+if [[ $purpose == pages ]]; then tools+=("python3 python3" "node nodejs" "chromium chromium"); fi
 
 # The fuzz targets are built by clang, for its libFuzzer.
 if [[ $purpose == fuzz ]]; then
