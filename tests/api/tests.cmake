@@ -15,3 +15,9 @@ target_link_libraries(c_api_test PRIVATE tessera Threads::Threads m)
 add_dependencies(threaded_tests c_api_test)
 add_test(NAME c_api_test COMMAND c_api_test)
 set_tests_properties(c_api_test PROPERTIES TIMEOUT ${test_timeout} LABELS threads)
+
+# From C99 as well, and compiled alone: what the header says is all there is to it.
+add_executable(layout_test api/layout_test.c)
+target_include_directories(layout_test PRIVATE ${PROJECT_SOURCE_DIR}/include)
+add_test(NAME layout_test COMMAND layout_test)
+set_tests_properties(layout_test PROPERTIES TIMEOUT ${test_timeout} SKIP_RETURN_CODE 77)
