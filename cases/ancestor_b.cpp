@@ -1,6 +1,6 @@
 // glibc's additive feedback generator (TYPE_3, seed 1) and the order in which ancestor B drew from it.
 // Part of tessera_cases; see ancestor_b.hpp.
-// Implements docs/numerics.md, "The story of ancestor B's O".
+// Implements docs/numerics.md, "A forgotten factor".
 #include "cases/ancestor_b.hpp"
 
 #include <array>

@@ -1,6 +1,6 @@
 // The ancestors' printed figures: B's corners, right and wrong, and C's 4x4 case worked by hand.
 // Links tessera_cases.
-// Implements docs/numerics.md, "The story of ancestor B's O", and docs/algorithm.md, "Ancestor C's 4x4 case".
+// Implements docs/numerics.md, "A forgotten factor", and docs/algorithm.md, "A 4x4 case by hand".
 #include <array>
 #include <cmath>
 #include <cstdio>

@@ -10,7 +10,7 @@ Sheet mask_tiles();       // docs/algorithm.md, "Mask"
 Sheet online_softmax();   // docs/algorithm.md, "Online softmax"
 Sheet backward_groups();  // docs/algorithm.md, "Backward, tile by tile"
 Sheet score_tile();       // docs/cpu_kernels.md
-Sheet ancestor_b_bug();   // docs/numerics.md, "The story of ancestor B's O"
+Sheet ancestor_b_bug();   // docs/numerics.md, "A forgotten factor"
 
 // docs/gpu_kernels.md
 Sheet pass_flow();
