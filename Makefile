@@ -14,13 +14,14 @@ SOURCES = $(shell find include src cases cli tests fuzz bench examples -name '*.
 FETCHED_NVRTC = $(CURDIR)/build-nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 WITH_NVRTC = $$(test -z "$$TESSERA_NVRTC" && test -e $(FETCHED_NVRTC) && echo env TESSERA_NVRTC=$(FETCHED_NVRTC))
 
-.PHONY: help demo test test-python site-test wheel gate build asan tsan fuzz mutants pictures format format-check install clean
+.PHONY: help demo test test-python site site-test wheel gate build asan tsan fuzz mutants pictures format format-check install clean
 
 help:
 	@echo 'make demo          install what is missing, build, show the library at work'
 	@echo 'make test          install what is missing, build, run every test'
 	@echo 'make test-python   build the wheel, fetch PyTorch, JAX and transformers (large), run the Python tests'
-	@echo 'make site-test     look at the interactive page in a headless Chromium, beside the library'
+	@echo 'make site          build the documentation site into $(BUILD)-site/site/ (MkDocs, from PyPI)'
+	@echo 'make site-test     build it, then look at it and at the interactive page in a headless Chromium'
 	@echo 'make wheel         build the Python package into $(BUILD)-python/'
 	@echo 'make gate          compile GPU kernels in every variant, without a GPU, and judge what comes out'
 	@echo 'make build         install what is missing, build everything'
@@ -78,13 +79,25 @@ test-python: wheel
 	@$(PIP) install --no-deps --force-reinstall $(BUILD)-python/*.whl
 	@$(VENV)/bin/python -m pytest -q -rs -p no:cacheprovider $(PYTEST_OPTIONS)
 
-# The page of moving tiles in a browser. Its numbers alone are part of `make test`, where there is node.
+# The documents as a site, in an environment of its own. Links are checked, and what is wrong ends it (--strict).
 SITE = $(BUILD)-site
-site-test:
+MKDOCS = $(SITE)/venv/bin/mkdocs
+
+$(MKDOCS):
+	@tools/setup.sh site
+	@python3 -m venv $(SITE)/venv
+	@$(SITE)/venv/bin/python -m pip --disable-pip-version-check -q install 'mkdocs==1.6.*' 'mkdocs-material==9.*'
+
+site: $(MKDOCS)
+	@NO_MKDOCS_2_WARNING=1 $(MKDOCS) build -q --strict -d $(abspath $(SITE))/site && echo 'site: $(SITE)/site/index.html'
+
+# The site and the page of moving tiles in a browser. The page's numbers alone are part of `make test`, if there is node.
+site-test: site
 	@tools/setup.sh pages
 	@$(CONFIGURE) -B $(BUILD) $(if $(wildcard $(BUILD)/build.ninja),,-DTESSERA_TESTS=OFF)
 	@$(WITH_NVRTC) cmake --build $(BUILD) -j $(JOBS) --target tessera_cli
 	@python3 -B tests/site/numbers_test.py $(BUILD)/cli/tessera
+	@python3 -B tests/site/pages_test.py $(SITE)/site $(SITE)/screenshots
 	@python3 -B tests/site/page_test.py $(BUILD)/cli/tessera file://$(CURDIR)/docs/tiles/index.html $(SITE)/screenshots
 
 # `make test` runs the quick part of it.

@@ -274,7 +274,7 @@ def anchors(text):
 def check_links():
     """Every link inside the documents leads to a file, and to a heading in it."""
     links = 0
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *files({".md"}, "docs")]:
+    for path in [*ROOT.glob("*.md"), *files({".md"}, "docs")]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for target in re.findall(r"\]\(([^)\s]+)\)", line):
                 if re.match(r"\w+:", target):
@@ -290,6 +290,31 @@ def check_links():
         fail("tests/tree_test.py", 0, f"found only {links} links; has their form changed?")
 
 
+def check_index():
+    """docs/index.md leads to every document, and to the page of moving tiles; mkdocs.yml too."""
+    index, site = (ROOT / "docs/index.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    for path in [*files({".md"}, "docs"), ROOT / "docs/tiles/index.html"]:
+        name = path.relative_to(ROOT / "docs").as_posix()
+        if name == "index.md":
+            continue
+        if f"]({name}" not in index:
+            fail("docs/index.md", 0, f"does not lead to {name}")
+        if f": {name}\n" not in site:
+            fail("mkdocs.yml", 0, f"has no entry for {name} under nav")
+
+
+def check_versions():
+    """The version is the same everywhere (docs/versions.md)."""
+    found = {}
+    for name, pattern in [("CMakeLists.txt", r"project\(tessera VERSION (\S+)"), ("pyproject.toml", r'^version = "(.*)"'),
+                          ("CITATION.cff", r"^version: (.*)"), ("include/tessera/tessera.h", None)]:
+        text = (ROOT / name).read_text()
+        parts = re.findall(r"#define TESSERA_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)
+        found[name] = ".".join(parts) if pattern is None else re.search(pattern, text, re.M)[1]
+    if len(set(found.values())) != 1:
+        fail("docs/versions.md", 0, f"the version differs: {found}")
+
+
 SPAN = re.compile(r"`([^`\n]+)`")
 ENDINGS = "cpp|hpp|cuh|c|h|py|sh|md|cmake|txt|toml|json|map"
 FILE_NAME = re.compile(rf"[\w./-]*\w\.(?:{ENDINGS})")
@@ -300,7 +325,7 @@ def check_named_files():
     known = {p.name for root in (ROOT, ROOT / "src") for p in root.iterdir() if p.is_dir()}
     sources = files(COMMENTED_ENDINGS | {".txt", ".toml", ".md"}, "include", "src", "cases", "cli", "tests", "fuzz",
                     "python", "bench", "examples", "tools", "cmake", "docs")
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sources]:
+    for path in [*ROOT.glob("*.md"), *sources]:
         places = [ROOT, ROOT / "src", ROOT / "include", ROOT / "tests", ROOT / "python", path.parent]
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for name in re.findall(rf"(?<![\w./-])((?:[a-z_0-9]+/)+[a-z_0-9]+\.(?:{ENDINGS}))\b", line):
@@ -353,10 +378,11 @@ def check_tour():
 
 
 def check_results():
-    """docs/results/ and the headline tables are what bench/results/ gives."""
-    done = subprocess.run([sys.executable, "-B", ROOT / "tools/benchmarks.py", "--check"], capture_output=True, text=True)
-    if done.returncode:
-        fail("tools/benchmarks.py --check", 0, (done.stdout + done.stderr).strip())
+    """docs/results/, the headline tables and the README's pictures are what bench/results/ gives."""
+    for tool in ["tools/benchmarks.py", "tools/front_page.py"]:
+        done = subprocess.run([sys.executable, "-B", ROOT / tool, "--check"], capture_output=True, text=True)
+        if done.returncode:
+            fail(f"{tool} --check", 0, (done.stdout + done.stderr).strip())
 
 
 def check_mutants():
@@ -384,7 +410,7 @@ def check_commits():
 
 def main():
     for check in [check_includes, check_text, check_headers, check_sentences, check_environment, check_c_abi,
-                  check_test_folders, check_links, check_named_files, check_references, check_tour, check_results,
+                  check_test_folders, check_links, check_index, check_versions, check_named_files, check_references, check_tour, check_results,
                   check_mutants, check_commits]:
         before = len(failures)
         check()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build (setup.sh build), the tests as well (setup.sh test), the Python package (setup.sh python),
-# the fuzz targets (setup.sh fuzz) or the tests of pages in a browser (setup.sh pages) need and do not find. Called by the Makefile before everything else, so it is instant
+# the fuzz targets (setup.sh fuzz), the documentation site (setup.sh site) or its tests in a browser (setup.sh pages)
+# need and do not find. Called by the Makefile before everything else, so it is instant
 # when nothing is missing. It looks for the tools and headers themselves, not for packages: on another distribution, or
 # with everything built by hand, it has nothing to do.
 # For the tests it also looks for NVRTC, the compiler of GPU kernels, and otherwise fetches it into build-nvrtc/.
@@ -8,8 +9,8 @@ set -euo pipefail
 
 purpose=${1:-test}
 case $purpose in
-  build | test | python | fuzz | pages) ;;
-  *) echo "usage: tools/setup.sh [build|test|python|fuzz|pages]" >&2; exit 2 ;;
+  build | test | python | fuzz | site | pages) ;;
+  *) echo "usage: tools/setup.sh [build|test|python|fuzz|site|pages]" >&2; exit 2 ;;
 esac
 
 # Debian's package for each tool, and for each header.
@@ -25,6 +26,11 @@ if [[ $purpose == test ]]; then
   headers+=("gtest/gtest.h libgtest-dev")
 fi
 
+# The site is made by Python alone.
+if [[ $purpose == site ]]; then
+  tools=("python3 python3")
+  headers=()
+fi
 if [[ $purpose == pages ]]; then tools+=("python3 python3" "node nodejs" "chromium chromium"); fi
 
 # The fuzz targets are built by clang, for its libFuzzer.
@@ -40,7 +46,8 @@ find_missing() {
   for entry in "${tools[@]}"; do
     command -v "${entry% *}" > /dev/null || missing+=("${entry#* }")
   done
-  if [[ $purpose == python ]] && ! python3 -c 'import ensurepip' 2> /dev/null; then missing+=(python3-venv); fi
+  if [[ $purpose == python || $purpose == site ]] && ! python3 -c 'import ensurepip' 2> /dev/null; then missing+=(python3-venv); fi
+  if [[ $purpose == site ]]; then return; fi
   if ! command -v "${compiler%% *}" > /dev/null || ! command -v "${CC:-cc}" > /dev/null; then
     missing+=(g++)
     compiler=

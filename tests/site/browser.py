@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import urllib.parse
 
 NAMES = ["chromium", "chromium-browser", "google-chrome", "chrome"]
 PATIENCE = 120  # seconds, for a busy machine
@@ -95,7 +96,9 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
             {"name": "prefers-reduced-motion", "value": "reduce"}])
-        for place in ["about:blank", address]:  # a new page, even if only the fragment differs
+        parts = urllib.parse.urlsplit(address)
+        for place in ["about:blank", address]:  # a new page, even if only the fragment differs, that remembers nothing
+            self.call("Storage.clearDataForOrigin", origin=f"{parts.scheme}://{parts.netloc}", storageTypes="all")
             self.loaded = False
             self.call("Page.navigate", url=place)
             while not self.loaded:

@@ -1,0 +1,226 @@
+"""The reference pages of the documentation site, made from the headers and docstrings themselves.
+
+    c_reference()       include/tessera/tessera.h
+    cpp_reference()     include/tessera/types.hpp and tessera.hpp
+    python_reference()  python/tessera
+
+Each returns Markdown: a heading for every name, the comment or docstring, the declaration without bodies. Called by
+tools/site/hooks.py; tests/site/pages_test.py checks that no public name is missing. Python's standard library only.
+"""
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+INCLUDE = ROOT / "include" / "tessera"
+
+
+def uncommented(lines):
+    """The text of a comment's lines, its marks removed."""
+    text = "\n".join(re.sub(r"^\s*(?:/\*|\*/|\*|//)? ?", "", line) for line in lines)
+    return re.sub(r"\s*\*/\s*$", "", text).strip()
+
+
+def linked(text):
+    """References such as `docs/algorithm.md, "Aliasing"` as links from a page of reference/."""
+    def link(match):
+        page, title = match[1], match[2]
+        target = f"../{page}.md"
+        if title:
+            slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+            headings = re.findall(r"^#+ (.*)", (ROOT / "docs" / f"{page}.md").read_text(), re.M)
+            known = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            target += f"#{slug}" if slug in known else ""
+        return f"[{title or page}]({target})"
+    return re.sub(r'docs/\s*(\w+)\.md(?:,\s+"([^"]+)")?', link, text)
+
+
+def markup(text):
+    return re.sub(r"([\[\]*_|])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+
+
+def escaped(text):
+    """Prose of a comment as Markdown: brackets of shapes, and stars, are not markup."""
+    parts = re.split(r"(`[^`]*`|\[[^\]]*\]\([^)]*\))", linked(text))
+    return "".join(part if index % 2 else markup(part) for index, part in enumerate(parts))
+
+
+def prose(text):
+    """Paragraphs; those whose lines are aligned in columns stay as they are. Lists stay lists."""
+    made = []
+    for paragraph in filter(None, re.split(r"\n\s*\n", text)):
+        lines = paragraph.splitlines()
+        aligned = any(re.search(r"\S {3,}\S", line) for line in lines) or all(line.startswith("    ") for line in lines)
+        if aligned:
+            made.append("```text\n" + "\n".join(lines) + "\n```")
+        else:
+            for line in lines:
+                made.append(escaped(line) if made and not line.startswith("- ") else "\n" + escaped(line))
+            made.append("")
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(made)).strip()
+
+
+def declarations(text):
+    """(comment, declaration) of each declaration at the top level of C or C++ text, with bodies of functions left out.
+    Text is read statement by statement: to the semicolon or the closing brace at depth 0."""
+    lines, at, comment, found = text.splitlines(), 0, [], []
+    while at < len(lines):
+        line = lines[at]
+        if re.match(r"\s*(//|/\*)", line):
+            comment.append(line)
+            while line.lstrip().startswith("/*") and "*/" not in lines[at]:
+                at += 1
+                comment.append(lines[at])
+            at += 1
+        elif not line.strip() or line.startswith("#"):
+            if re.match(r"#define \w+ \S", line) and comment:
+                found.append((uncommented(comment), re.sub(r"\s*/\*.*", "", line)))
+            comment, at = [], at + 1
+        else:
+            first, depth = at, 0
+            while True:
+                depth += lines[at].count("{") - lines[at].count("}")
+                code = re.sub(r"/\*.*?\*/|//.*", "", lines[at]).rstrip()
+                at += 1
+                if depth == 0 and code.endswith((";", "}")) or at == len(lines):
+                    break
+            found.append((uncommented(comment), "\n".join(lines[first:at])))
+            comment = []
+    return found
+
+
+def without_bodies(code):
+    """A C++ function or class without what its functions do."""
+    if not re.match(r"(struct|class|enum)", code):
+        head = re.match(r".*?\)(?= \{)", code, re.S)
+        return re.sub(r"^inline ", "", head[0] + ";" if head else code)
+    kept, depth, skipping = [], 0, False
+    private = False
+    for line in code.splitlines():
+        if re.match(r"\s*private:", line):
+            private = True
+        if private and not line.startswith("}"):
+            continue
+        if not skipping and depth == 1 and re.search(r"\)( const)?( noexcept)?( :.*)? \{", line):
+            opens = line.count("{") - line.count("}")
+            kept.append(re.sub(r"(\)(?: const)?(?: noexcept)?)( :.*)? \{.*", r"\1;", line))
+            skipping = opens > 0
+            inner = opens
+            continue
+        if skipping:
+            inner += line.count("{") - line.count("}")
+            skipping = inner > 0
+            continue
+        depth += line.count("{") - line.count("}")
+        kept.append(line)
+    return re.sub(r"\n\n(?=};)", "\n", "\n".join(kept))
+
+
+def name_of(code):
+    """What a declaration declares."""
+    for pattern in [r"#define (\w+)", r"typedef (?:struct|enum) (\w+)", r"(?:struct|class|enum class) (\w+)",
+                    r"constexpr [\w:]+ (\w+)", r"(\w+)\("]:
+        match = re.search(pattern, code)
+        if match:
+            return match[1]
+    raise ValueError(f"reference.py finds no name in: {code}")
+
+
+def section(name, comment, code, language):
+    lines = [f"### `{name}`", ""]
+    if comment:
+        lines += [prose(comment), ""]
+    return "\n".join([*lines, f"```{language}", code, "```", ""])
+
+
+def grouped(entries, language, groups):
+    made = []
+    for title, belongs in groups:
+        chosen = [entry for entry in entries if belongs(entry[1])]
+        if chosen:
+            made += [f"## {title}", "", *(section(name_of(code), comment, code, language) for comment, code in chosen)]
+    return "\n".join(made)
+
+
+def c_reference():
+    text = (INCLUDE / "tessera.h").read_text()
+    top = re.match(r"/\*.*?\*/", text, re.S)[0]
+    body = text[len(top):].replace('extern "C" {', "").replace("#ifdef __cplusplus\n}\n#endif", "")
+    entries = [(comment, code.replace("TESSERA_API ", "")) for comment, code in declarations(body)
+               if not code.startswith("}")]
+    is_function = lambda code: not code.startswith(("typedef", "#define"))
+    groups = [("Functions", is_function), ("Structs", lambda code: code.startswith("typedef struct")),
+              ("Enumerations", lambda code: code.startswith("typedef enum")),
+              ("Constants", lambda code: code.startswith("#define"))]
+    return "# C\n\n`#include <tessera/tessera.h>`\n\n" + prose(uncommented(top.splitlines())) + "\n\n" + grouped(
+        entries, "c", groups)
+
+
+def cpp_reference():
+    made, intro = [], []
+    for name in ["tessera.hpp", "types.hpp"]:
+        text = (INCLUDE / name).read_text()
+        top = re.match(r"(?://.*\n)+", text)[0]
+        intro.append(uncommented(top.splitlines()))
+        body = text[text.index("namespace tessera {") + len("namespace tessera {"):text.rindex("}  // namespace tessera")]
+        body = re.sub(r"(?://[^\n]*\n)+namespace detail \{.*?\}  // namespace detail\n", "", body, flags=re.S)
+        made += [(comment, without_bodies(code)) for comment, code in declarations(body)]
+    is_type = lambda code: re.match(r"(struct|class|enum)", code)
+    is_constant = lambda code: code.startswith("constexpr")
+    groups = [("Functions", lambda code: not is_type(code) and not is_constant(code)), ("Types", is_type),
+              ("Constants", is_constant)]
+    return ("# C++\n\n`#include <tessera/tessera.hpp>`, everything in `namespace tessera`.\n\n" + prose(intro[0]) +
+            "\n\n" + grouped(made, "cpp", groups))
+
+
+def signature(node):
+    """A function's or class's first lines, as they would be written; a constant."""
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node)
+    if isinstance(node, ast.ClassDef):
+        return f"class {node.name}({', '.join(ast.unparse(base) for base in node.bases)})"
+    text = f"{node.name}({ast.unparse(node.args)})"
+    if node.returns:
+        text += f" -> {ast.unparse(node.returns)}"
+    if len(text) <= 100:
+        return text
+    inside = text[len(node.name) + 1:text.rindex(")")]
+    parts = re.split(r", (?![^\[]*\])", inside)
+    return f"{node.name}(\n    " + ",\n    ".join(parts) + ",\n" + text[text.rindex(")"):]
+
+
+def definitions(tree):
+    """{name: node} of a module's functions, classes and constants."""
+    nodes = {}
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            nodes[node.name] = node
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            nodes[node.targets[0].id] = node
+    return nodes
+
+
+def python_names(module, folder):
+    """{name: node} of what a module offers: its __all__, followed to where it is defined, or all that has no _."""
+    tree = ast.parse((folder / module).read_text())
+    nodes = definitions(tree)
+    if "__all__" not in nodes:
+        return {name: node for name, node in nodes.items() if name[0] != "_" and not isinstance(node, ast.Assign)}
+    for node in tree.body:
+        source = folder / f"{getattr(node, 'module', None)}.py"
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and source.exists():
+            known = definitions(ast.parse(source.read_text()))
+            nodes.update({name.name: known[name.name] for name in node.names if name.name in known})
+    return {name: nodes[name] for name in ast.literal_eval(nodes["__all__"].value)}
+
+
+def python_reference():
+    folder, made = ROOT / "python" / "tessera", ["# Python", ""]
+    for module, title in [("__init__.py", "tessera"), ("torch.py", "tessera.torch"), ("jax.py", "tessera.jax"),
+                          ("flash_attn.py", "tessera.flash_attn"), ("transformers.py", "tessera.transformers")]:
+        text = ast.get_docstring(ast.parse((folder / module).read_text())) or ""
+        made += [f"## {title}", "", prose(text), ""]
+        for name, node in python_names(module, folder).items():
+            made += [f"### `{title}.{name}`", "", "```python", signature(node), "```", ""]
+            made += [prose("" if isinstance(node, ast.Assign) else ast.get_docstring(node) or ""), ""]
+    return "\n".join(made)
