@@ -127,6 +127,34 @@ typedef struct tessera_outputs {
   const tessera_tensor* state_l; /* lse's shape, f64 */
 } tessera_outputs;
 
+/* What append takes: new tokens, the cache that they go to, where in it, and how keys and queries are rotated.
+ * What it means: docs/algorithm.md, "Append". Where a token goes is said by slots; or by seqused_k, the places in use
+ * with the new tokens counted, and a page table as in tessera_inputs; or, without both, by seqused_k alone: k and v are
+ * then [B,capacity,Hk,D] and [B,capacity,Hk,Dv]. */
+typedef struct tessera_append_args {
+  size_t size;
+  const tessera_tensor* k_new;          /* [B,n,Hk,D], or packed [T,Hk,D]; f32, f16, bf16 or f64, like all four */
+  const tessera_tensor* v_new;          /* [B,n,Hk,Dv], or packed [T,Hk,Dv] */
+  const tessera_tensor* k;              /* written: the cache, [pages,page_size,Hk,D] */
+  const tessera_tensor* v;              /* written: [pages,page_size,Hk,Dv] */
+  const tessera_tensor* cu_seqlens_new; /* i32 [B+1]: packed tokens without slots */
+  const tessera_tensor* seqused_k;      /* i32 [B]: places in use after the call */
+  const tessera_tensor* block_table;    /* this and the next three as in tessera_inputs */
+  const tessera_tensor* v_block_table;
+  const tessera_tensor* page_indptr;
+  const tessera_tensor* page_indices;
+  const tessera_tensor* slots;       /* i32 or i64 [B,n] or [T]: page * page_size + place in it; below 0: skipped */
+  const tessera_tensor* rotary_cos;  /* [positions,rotary_dim/2], k_new's type or f32 */
+  const tessera_tensor* rotary_sin;  /* likewise */
+  const tessera_tensor* positions;   /* i32 [B,n] or [T]: rows of rotary_cos; NULL: the place of each token */
+  const tessera_tensor* q;           /* [B,Nq,Hq,D], or packed [T,Hq,D]; f32, f16, bf16 or f64 */
+  const tessera_tensor* q_out;       /* written: q rotated, in q's type or f32; may be the same view as q */
+  const tessera_tensor* q_positions; /* i32 [B,Nq] or [T]; NULL: positions, or places from the first new token's on */
+  const tessera_tensor* status;      /* written: i32 [1], beside a page table or slots, as in tessera_outputs */
+  int32_t interleaved;               /* 1: pairs are neighbours. 0: half of rotary_dim apart (NeoX) */
+  int32_t reserved;
+} tessera_append_args;
+
 /* What the backward pass reads besides the inputs. */
 typedef struct tessera_saved {
   size_t size;
@@ -203,6 +231,7 @@ typedef struct tessera_execution {
 TESSERA_API void tessera_tensor_init(tessera_tensor* tensor);
 TESSERA_API void tessera_inputs_init(tessera_inputs* inputs);
 TESSERA_API void tessera_outputs_init(tessera_outputs* outputs);
+TESSERA_API void tessera_append_args_init(tessera_append_args* args);
 TESSERA_API void tessera_saved_init(tessera_saved* saved);
 TESSERA_API void tessera_gradients_init(tessera_gradients* gradients);
 TESSERA_API void tessera_options_init(tessera_options* options);
@@ -214,6 +243,10 @@ TESSERA_API tessera_status tessera_forward(const tessera_inputs* inputs, const t
 TESSERA_API tessera_status tessera_backward(const tessera_inputs* inputs, const tessera_saved* saved,
                                             const tessera_gradients* gradients, const tessera_options* options,
                                             const tessera_execution* execution);
+
+/* Rotates new keys, converts new keys and values to the cache's types and stores them; rotates queries, if given. On
+ * the CPU. What it stores, a later call reads. */
+TESSERA_API tessera_status tessera_append(const tessera_append_args* args, const tessera_execution* execution);
 
 /* Merges n partial results (o, lse) over disjoint key sets (split-KV, ring attention), in index order. merged->o
  * may be the same view as a partial's o, and merged->lse as a partial's lse: merging in place. */

@@ -87,6 +87,26 @@ struct COutputs {
   }
 };
 
+struct CAppendArgs {
+  CTensor k_new, v_new, k, v, cu_seqlens_new, seqused_k, block_table, v_block_table, page_indptr, page_indices, slots;
+  CTensor rotary_cos, rotary_sin, positions, q, q_out, q_positions, status;
+  tessera_append_args view;
+  CAppendArgs(const AppendArgs& a) :
+      k_new(a.k_new), v_new(a.v_new), k(a.k), v(a.v), cu_seqlens_new(a.cu_seqlens_new), seqused_k(a.seqused_k),
+      block_table(a.block_table), v_block_table(a.v_block_table), page_indptr(a.page_indptr),
+      page_indices(a.page_indices), slots(a.slots), rotary_cos(a.rotary_cos), rotary_sin(a.rotary_sin),
+      positions(a.positions), q(a.q), q_out(a.q_out), q_positions(a.q_positions), status(a.status) {
+    tessera_append_args_init(&view);
+    view.k_new = k_new, view.v_new = v_new, view.k = k, view.v = v;
+    view.cu_seqlens_new = cu_seqlens_new, view.seqused_k = seqused_k;
+    view.block_table = block_table, view.v_block_table = v_block_table;
+    view.page_indptr = page_indptr, view.page_indices = page_indices, view.slots = slots;
+    view.rotary_cos = rotary_cos, view.rotary_sin = rotary_sin, view.positions = positions;
+    view.q = q, view.q_out = q_out, view.q_positions = q_positions, view.status = status;
+    view.interleaved = a.interleaved;
+  }
+};
+
 struct CSaved {
   CTensor o, lse, d_o, d_lse;
   tessera_saved view;
@@ -147,6 +167,13 @@ inline void backward(const Inputs& inputs, const Saved& saved, const Gradients& 
   const auto o = detail::to_c(options);
   const auto e = detail::to_c(execution);
   detail::check(tessera_backward(&in.view, &s.view, &g.view, &o, &e));
+}
+
+// Rotates new keys, converts new keys and values to the cache's types and stores them; rotates queries, if given.
+inline void append(const AppendArgs& args, const Execution& execution = {}) {
+  const detail::CAppendArgs a(args);
+  const auto e = detail::to_c(execution);
+  detail::check(tessera_append(&a.view, &e));
 }
 
 // Merges partial results over disjoint key sets (split-KV, ring attention), in index order.

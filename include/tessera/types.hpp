@@ -115,6 +115,24 @@ struct Outputs {
 
 inline constexpr std::int32_t page_outside_pool = 1;
 
+// What append takes: new tokens, the cache that they go to, where in it, and how keys and queries are rotated.
+struct AppendArgs {
+  Tensor k_new{}, v_new{};  // [B,n,Hk,D] and [B,n,Hk,Dv], or packed [T,Hk,D] and [T,Hk,Dv]
+  Tensor k{}, v{};          // written: the cache, [pages,page_size,Hk,D|Dv]; or [B,capacity,Hk,D|Dv]
+  Tensor cu_seqlens_new{};  // i32 [B+1]: packed tokens without slots
+  Tensor seqused_k{};       // i32 [B]: places in use, the new tokens' included; absent with slots
+  Tensor block_table{};     // i32 [B,entries]; this and the next three as in Inputs
+  Tensor v_block_table{};
+  Tensor page_indptr{}, page_indices{};
+  Tensor slots{};                     // i32 or i64 [B,n] or [T]: page * page_size + place; below 0: skipped
+  Tensor rotary_cos{}, rotary_sin{};  // [positions,rotary_dim/2], k_new's type or f32
+  Tensor positions{};                 // i32 [B,n] or [T]; absent: the place of each token
+  Tensor q{}, q_out{};                // [B,Nq,Hq,D] or [T,Hq,D]: q, rotated, goes to q_out, which may be q
+  Tensor q_positions{};               // i32 [B,Nq] or [T]; absent: positions, or places from the first new token's on
+  Tensor status{};                    // written; i32 [1], as in Outputs
+  bool interleaved = false;           // pairs are neighbours; false: half of rotary_dim apart (NeoX)
+};
+
 // What the backward pass reads besides the inputs.
 struct Saved {
   Tensor o{}, lse{};  // of the forward pass, or of a merge

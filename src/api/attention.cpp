@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "api/kernels.hpp"
+#include "core/append.hpp"
 #include "core/check.hpp"
 #include "core/check_parts.hpp"
 #include "core/failure.hpp"
@@ -128,6 +129,10 @@ void run(const Planned& planned, const Problem& asked, Call call) {
   e.workspace =
       static_cast<char*>(e.workspace) + (workspace_alignment - address % workspace_alignment) % workspace_alignment;
   planned.plan->run(call);
+}
+
+void append(const AppendArgs& args, const Execution& execution) {
+  cpu::append(args, check_append(args, execution), resolve_threads(execution.threads));
 }
 
 void merge(std::span<const Outputs> partials, const Outputs& merged, const Execution& execution) {

@@ -33,6 +33,7 @@ std::string describe(const Planned& planned, const Execution& execution);
 // Runs a plan. `asked` is the call's own problem; it must equal the plan's, with pointers at least as aligned.
 void run(const Planned& planned, const Problem& asked, Call call);
 
+void append(const AppendArgs& args, const Execution& execution);
 void merge(std::span<const Outputs> partials, const Outputs& merged, const Execution& execution);
 void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, const Execution& execution);
 

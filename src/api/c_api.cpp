@@ -1,16 +1,13 @@
 // The C ABI: versioned structs in, status codes out; no exception crosses it. See tessera/tessera.h.
 #include <cstring>
-#include <exception>
-#include <new>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "api/attention.hpp"
+#include "api/last_error.hpp"
 #include "core/check.hpp"
 #include "core/failure.hpp"
 #include "core/once.hpp"
-#include "core/per_thread.hpp"
 #include "tessera/tessera.h"
 
 struct tessera_plan {
@@ -20,55 +17,7 @@ struct tessera_plan {
 namespace {
 
 using namespace tessera;
-
-// --- errors
-
-// This thread's last error sentence: a literal, or its Message. The TLS model is initial-exec. With the default model,
-// in a library loaded by dlopen, a thread's first access allocates its TLS block lazily, and glibc ends the process
-// when that fails. One initial-exec variable makes the whole block static, also the variables of the C++ runtime in it,
-// which every exception needs.
-[[gnu::tls_model("initial-exec")]] constinit thread_local const char* last_sentence = "";
-
-struct Message {
-  std::string text;
-  ~Message() { last_sentence = ""; }  // at thread exit
-};
-
-// For a sentence with static lifetime: no allocation.
-tessera_status fail_with(tessera_status status, const char* literal) noexcept {
-  last_sentence = literal;
-  return status;
-}
-
-tessera_status fail(tessera_status status, const char* message) noexcept {
-  static constinit PerThread<Message> messages;
-  try {
-    Message* kept = messages.get();
-    if (!kept) throw std::bad_alloc();
-    kept->text = message;
-    return fail_with(status, kept->text.c_str());
-  } catch (...) {
-    return fail_with(status, "there was no memory for the sentence that says what is wrong");
-  }
-}
-
-template <class Body>
-tessera_status guarded(Body body) noexcept {
-  try {
-    body();
-    return TESSERA_OK;
-  } catch (const Failure& failure) {
-    return fail(failure.status, failure.what());
-  } catch (const std::bad_alloc&) {
-    return fail_with(TESSERA_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::length_error&) {  // a request larger than any memory
-    return fail_with(TESSERA_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::exception& error) {
-    return fail(TESSERA_INTERNAL, error.what());
-  } catch (...) {
-    return fail_with(TESSERA_INTERNAL, "unknown internal error");
-  }
-}
+using api::guarded;
 
 // --- structs
 
@@ -98,6 +47,13 @@ bool ends_a_field(const tessera_inputs*, std::size_t size) {
 bool ends_a_field(const tessera_outputs*, std::size_t size) {
   using T = tessera_outputs;
   return ends_one_of(size, &T::size, &T::o, &T::lse, &T::status, &T::state_o, &T::state_m, &T::state_l);
+}
+bool ends_a_field(const tessera_append_args*, std::size_t size) {
+  using T = tessera_append_args;
+  return ends_one_of(size, &T::size, &T::k_new, &T::v_new, &T::k, &T::v, &T::cu_seqlens_new, &T::seqused_k,
+                     &T::block_table, &T::v_block_table, &T::page_indptr, &T::page_indices, &T::slots, &T::rotary_cos,
+                     &T::rotary_sin, &T::positions, &T::q, &T::q_out, &T::q_positions, &T::status, &T::interleaved,
+                     &T::reserved);
 }
 bool ends_a_field(const tessera_saved*, std::size_t size) {
   using T = tessera_saved;
@@ -196,6 +152,29 @@ Outputs outputs(const tessera_outputs* given) {
           .state = {.o = tensor("outputs.state_o", c.state_o),
                     .m = tensor("outputs.state_m", c.state_m),
                     .l = tensor("outputs.state_l", c.state_l)}};
+}
+
+AppendArgs append_args(const tessera_append_args* given) {
+  const tessera_append_args c = require_struct("append_args", given, tessera_append_args_init);
+  return {.k_new = tensor("k_new", c.k_new),
+          .v_new = tensor("v_new", c.v_new),
+          .k = tensor("k", c.k),
+          .v = tensor("v", c.v),
+          .cu_seqlens_new = tensor("cu_seqlens_new", c.cu_seqlens_new),
+          .seqused_k = tensor("seqused_k", c.seqused_k),
+          .block_table = tensor("block_table", c.block_table),
+          .v_block_table = tensor("v_block_table", c.v_block_table),
+          .page_indptr = tensor("page_indptr", c.page_indptr),
+          .page_indices = tensor("page_indices", c.page_indices),
+          .slots = tensor("slots", c.slots),
+          .rotary_cos = tensor("rotary_cos", c.rotary_cos),
+          .rotary_sin = tensor("rotary_sin", c.rotary_sin),
+          .positions = tensor("positions", c.positions),
+          .q = tensor("q", c.q),
+          .q_out = tensor("q_out", c.q_out),
+          .q_positions = tensor("q_positions", c.q_positions),
+          .status = tensor("status", c.status),
+          .interleaved = c.interleaved != 0};
 }
 
 Saved saved_tensors(const tessera_saved* given) {
@@ -318,6 +297,7 @@ void tessera_tensor_init(tessera_tensor* t) {
 }
 void tessera_inputs_init(tessera_inputs* s) { zero(s); }
 void tessera_outputs_init(tessera_outputs* s) { zero(s); }
+void tessera_append_args_init(tessera_append_args* s) { zero(s); }
 void tessera_saved_init(tessera_saved* s) { zero(s); }
 void tessera_gradients_init(tessera_gradients* s) { zero(s); }
 void tessera_options_init(tessera_options* s) {
@@ -337,6 +317,10 @@ tessera_status tessera_forward(const tessera_inputs* in, const tessera_outputs* 
 tessera_status tessera_backward(const tessera_inputs* in, const tessera_saved* saved, const tessera_gradients* grads,
                                 const tessera_options* o, const tessera_execution* e) {
   return guarded([&] { run_now(backward_call(in, saved, grads, o, e)); });
+}
+
+tessera_status tessera_append(const tessera_append_args* args, const tessera_execution* e) {
+  return guarded([&] { api::append(append_args(args), execution(e)); });
 }
 
 tessera_status tessera_merge(const tessera_outputs* partials, int64_t n, const tessera_outputs* merged,
@@ -399,7 +383,7 @@ tessera_status tessera_plan_run_backward(const tessera_plan* plan, const tessera
   return guarded([&] { run_plan(plan, backward_call(in, saved, grads, o, e)); });
 }
 
-const char* tessera_last_error(void) { return last_sentence; }
+const char* tessera_last_error(void) { return api::last_sentence(); }
 
 int tessera_version(void) {
   return TESSERA_VERSION_MAJOR * 10000 + TESSERA_VERSION_MINOR * 100 + TESSERA_VERSION_PATCH;

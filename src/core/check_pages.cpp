@@ -31,6 +31,12 @@ static void check_table(const char* name, const Tensor& t, const Problem& p) {
   check_type(name, t, Type::i32);
 }
 
+void check_status(const Tensor& status, const Problem& p) {
+  if (!status) return;
+  check_table("status", status, p);
+  check_shape("status", status, {1}, "one word");
+}
+
 void check_tables(const Inputs& in, const Outputs& out, Problem& p) {
   if (!has_pages(in)) return;
   Pages pages{.count = dim(in.k, 0),
@@ -65,10 +71,7 @@ void check_tables(const Inputs& in, const Outputs& out, Problem& p) {
     check_table("leftpad_k", in.leftpad_k, p);
     check_shape("leftpad_k", in.leftpad_k, {p.B}, "[batch]");
   }
-  if (pages.status) {
-    check_table("status", out.status, p);
-    check_shape("status", out.status, {1}, "one word");
-  }
+  check_status(out.status, p);
   p.pages = pages;
 }
 

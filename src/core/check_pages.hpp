@@ -1,6 +1,6 @@
-// The rules for keys and values in the pages of a cache, each with its sentence. Included by core/check.cpp and
-// core/check_run.cpp, which apply them beside the others. Each has a row in tests/api/page_rows.hpp that expects its
-// text. Implements docs/algorithm.md, "Paged keys and values".
+// The rules for keys and values in the pages of a cache, each with its sentence. Included by core/check.cpp,
+// core/check_run.cpp and core/append.cpp, which apply them beside the others. Each has a row in tests/api/page_rows.hpp
+// that expects its text. Implements docs/algorithm.md, "Paged keys and values".
 #pragma once
 
 #include "core/kernel.hpp"
@@ -14,6 +14,8 @@ bool has_pages(const Inputs& in);  // whether a table is given
 void check_tables_given(const Inputs& in, const Outputs& out);
 // Shapes of the tables, beside q, k, v and lengths that have been checked; sets p.pages and p.Nk.
 void check_tables(const Inputs& in, const Outputs& out, Problem& p);
+
+void check_status(const Tensor& status, const Problem& p);  // if given
 
 // Lengths and padding in host memory. Entries of the tables are not checked: one that is no page reads as zeros.
 void check_host_pages(const Problem& p, const Inputs& in);

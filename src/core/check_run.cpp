@@ -148,13 +148,6 @@ void check_workspace(const Call& call, std::size_t bytes) {
 
 namespace {
 
-void check_cpu(const char* name, const Tensor& t, const Execution& execution) {
-  if (t.device.type != DeviceType::cpu)
-    throw Failure(TESSERA_UNSUPPORTED,
-                  text(name, ": is on ", name_of(t.device), "; this call runs on cpu tensors only"));
-  check_execution(execution, t.device);
-}
-
 // The merged result's lse is optional, a partial's is not.
 void check_partial(const std::string& name, const Outputs& part, const Tensor& like, bool lse_required) {
   const std::string o = name + "o", lse = name + "lse";

@@ -169,6 +169,13 @@ void check_execution(const Execution& e, Device device) {
     invalid("device: is ", name_of(e.device), " but q is on ", name_of(device), "; they must agree");
 }
 
+void check_cpu(const char* name, const Tensor& t, const Execution& execution) {
+  if (t.device.type != DeviceType::cpu)
+    throw Failure(TESSERA_UNSUPPORTED,
+                  text(name, ": is on ", name_of(t.device), "; this call runs on cpu tensors only"));
+  check_execution(execution, t.device);
+}
+
 void check_host_offsets(const char* name, const Tensor& offsets, std::int64_t n, std::int64_t count, const char* what) {
   for (std::int64_t b = 0; b < n; ++b) {
     const std::int64_t begin = entry(offsets, b), end = entry(offsets, b + 1);

@@ -1,6 +1,6 @@
 // The rules for a single tensor, the options and the execution, each with its sentence. Included by core/check.cpp,
-// core/check_run.cpp, core/check_pages.cpp and core/check_parts.cpp, which apply them. Every rule throws Failure; each
-// has a row in tests/api/check_rows.hpp that expects its text.
+// core/check_run.cpp, core/check_pages.cpp, core/check_parts.cpp and core/append.cpp, which apply them. Every rule
+// throws Failure; each has a row in tests/api/check_rows.hpp that expects its text.
 #pragma once
 
 #include <cstdint>
@@ -38,5 +38,6 @@ void check_options(const Options& options, const Tensor& rng);
 void check_positions(const Options& options);
 void check_dropout(const Options& options, const Tensor& rng);
 void check_execution(const Execution& execution, Device device);
+void check_cpu(const char* name, const Tensor& t, const Execution& execution);  // of calls that only the CPU answers
 
 }  // namespace tessera

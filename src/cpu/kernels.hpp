@@ -1,4 +1,4 @@
-// The CPU backend: one kernel per instruction set that this processor has, and two small operations that need no plan.
+// The CPU backend: one kernel per instruction set that this processor has, and small operations that need no plan.
 // Included by src/api only.
 #pragma once
 
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/append.hpp"
 #include "core/kernel.hpp"
 
 namespace tessera::cpu {
@@ -13,6 +14,7 @@ namespace tessera::cpu {
 // Best first; only those compiled in. One that this processor lacks refuses every problem and says so.
 std::vector<const Kernel*> kernels();
 
+void append(const AppendArgs& args, const NewRows& rows, int threads);
 void merge(std::span<const Outputs> partials, const Outputs& merged, int threads);
 void dropout_mask(const Tensor& mask, const Tensor& rng, const Options& options, int threads);
 

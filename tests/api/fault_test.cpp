@@ -244,6 +244,22 @@ TEST(Faults, Merge) {
                    .outputs = {&merged_o, &merged_lse}});
 }
 
+TEST(Faults, Append) {
+  const Buffer k_new = filled(Type::f16, {2, 40, 3, 8}, 1), q = filled(Type::f16, {2, 40, 6, 8}, 2);
+  const Buffer cos = filled(Type::f32, {50, 4}, 0.5), sin = filled(Type::f32, {50, 4}, 0.25);
+  const Buffer k(Type::bf16, {12, 8, 3, 8}), v(Type::bf16, {12, 8, 3, 8}), q_out(Type::f16, {2, 40, 6, 8});
+  const Buffer used = of(Type::i32, {2}, {44, 40}), status(Type::i32, {1});
+  const Buffer table = of(Type::i32, {2, 6}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 99});
+  AppendArgs args{.k_new = k_new.tensor(), .v_new = k_new.tensor(), .k = k.tensor(), .v = v.tensor()};
+  args.seqused_k = used.tensor(), args.block_table = table.tensor(), args.status = status.tensor();
+  args.rotary_cos = cos.tensor(), args.rotary_sin = sin.tensor(), args.q = q.tensor(), args.q_out = q_out.tensor();
+  const detail::CAppendArgs view(args);
+  const tessera_execution execution = detail::to_c(Execution{.threads = 3});
+  expect_survives({.name = "append",
+                   .run = [&] { return tessera_append(&view.view, &execution); },
+                   .outputs = {&k, &v, &q_out, &status}});
+}
+
 TEST(Faults, DropoutMask) {
   const Buffer buffer(Type::u8, {2, 3, 30, 40});
   const detail::CTensor mask(buffer.tensor());

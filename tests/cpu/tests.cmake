@@ -12,6 +12,7 @@ tessera_test(NAME invariance_test SOURCES cpu/invariance_test.cpp SHARDS 3 LABEL
 tessera_test(NAME edge_test SOURCES cpu/edge_test.cpp LABELS threads)
 tessera_test(NAME paged_test SOURCES cpu/paged_test.cpp SHARDS 2 LABELS threads)
 tessera_test(NAME parts_test SOURCES cpu/parts_test.cpp SHARDS 2 LABELS threads)
+tessera_test(NAME append_test SOURCES cpu/append_test.cpp LABELS threads)
 tessera_test(NAME merge_test SOURCES cpu/merge_test.cpp)
 tessera_test(NAME range_test SOURCES cpu/range_test.cpp)
 tessera_test(NAME types_test SOURCES cpu/types_test.cpp)

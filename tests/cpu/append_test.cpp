@@ -1,0 +1,199 @@
+// Append: what each new token's row in the cache holds, judged against a rotation in float64, and that nothing else of
+// the cache changes; every way to say where tokens go, every layout of a cache, on any number of threads.
+// Links tessera_cases. Implements docs/algorithm.md, "Append".
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "tests/support/new_tokens.hpp"
+
+namespace tessera::test {
+namespace {
+
+constexpr Where wheres[] = {Where::table, Where::indptr, Where::apart, Where::piece, Where::slots};
+
+TEST(Append, EveryFormLayoutAndRotation) {
+  std::uint64_t seed = 0;
+  for (const Where where : wheres)
+    for (const bool packed : {false, true})
+      for (const Cache cache : {Cache::tokens_first, Cache::heads_first, Cache::slices})
+        for (const std::int64_t rotated : {0, 2, 6, 8})
+          for (const bool interleaved : {false, true}) {
+            Trial t{.where = where, .packed = packed, .interleaved = interleaved, .rotated = rotated, .cache = cache};
+            t.positions = ++seed % 3 == 0, t.queries = seed % 4 == 0 ? 5 : 0, t.seed = seed;
+            judge(t, 1 + static_cast<int>(seed % 3));
+            if (HasFatalFailure()) return;
+          }
+}
+
+TEST(Append, EveryPairOfTypes) {
+  constexpr Type types[] = {Type::f32, Type::f16, Type::bf16, Type::f64};
+  for (const Type from : types)
+    for (const Type to : types)
+      for (const Type v_to : types)
+        for (const std::int64_t rotated : {0, 6})
+          for (const bool own : {false, true}) {
+            Trial t{.rotated = rotated, .queries = 4, .from = from, .to = to, .v_to = v_to};
+            t.trigonometry = own ? from : Type::f32;
+            judge(t, 1);
+            if (HasFatalFailure()) return;
+          }
+}
+
+TEST(Append, RandomConfigurations) {
+  constexpr std::int64_t pages[] = {1, 2, 3, 5, 16};
+  constexpr Type types[] = {Type::f32, Type::f16, Type::bf16};
+  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
+    Generator g(seed);
+    Trial t{.where = wheres[g.between(0, 4)], .packed = g.chance(0.5), .interleaved = g.chance(0.5)};
+    t.positions = g.chance(0.3), t.wide_slots = g.chance(0.5), t.bad_entries = g.chance(0.4);
+    t.P = pages[g.between(0, 4)], t.Hk = g.between(1, 3), t.Hq = t.Hk * g.between(1, 3);
+    t.D = g.between(1, 40), t.Dv = g.between(1, 40), t.rotated = g.chance(0.7) ? 2 * g.between(0, t.D / 2) : 0;
+    t.queries = g.chance(0.5) ? g.between(1, 6) : 0;
+    t.from = types[g.between(0, 2)], t.to = types[g.between(0, 2)], t.v_to = types[g.between(0, 2)];
+    t.trigonometry = g.chance(0.5) ? t.from : Type::f32;
+    t.counts.clear(), t.before.clear();
+    for (std::int64_t b = g.between(0, 5); b >= 0; --b)
+      t.counts.push_back(g.between(0, 12)), t.before.push_back(g.between(0, 20));
+    t.cache = caches[g.between(0, 4)], t.seed = seed;
+    judge(t, static_cast<int>(g.between(1, 4)));
+    if (HasFatalFailure()) return;
+  }
+}
+
+// The same bits on any number of threads: what is written is a row's own.
+TEST(Append, ThreadsChangeNothing) {
+  Trial t{.where = Where::apart, .packed = true, .P = 5, .D = 40, .Dv = 32, .rotated = 24, .queries = 1};
+  t.from = Type::bf16, t.to = Type::f16, t.counts = {200, 1, 33}, t.before = {0, 2, 3}, t.positions = true;
+  Prepared one(t);
+  append(one.a, {.threads = 1});
+  for (const int threads : {2, 3, 7}) {
+    Prepared other(t);
+    append(other.a, {.threads = threads});
+    expect_same_bits(one.k, other.k, "k"), expect_same_bits(one.v, other.v, "v");
+    expect_same_bits(one.q_out, other.q_out, "q_out");
+    ++case_count.judged;
+  }
+}
+
+// Rows that are not rotated, and the dims behind those that are, keep every bit, of NaN too.
+TEST(Append, WhatIsNotRotatedKeepsItsBits) {
+  for (const Type type : {Type::f32, Type::f16, Type::bf16})
+    for (const std::int64_t rotated : {0, 4}) {
+      Prepared p({.where = Where::piece, .rotated = rotated, .from = type, .to = type, .v_to = type});
+      const auto bytes = static_cast<std::size_t>(tessera::size_of(type));
+      auto* elements = static_cast<std::byte*>(p.a.k_new.data);
+      const auto at = [&](const Tensor& tensor, std::int64_t b, std::int64_t j, std::int64_t d) {
+        return static_cast<std::byte*>(tensor.data) +
+               (b * tensor.strides[0] + j * tensor.strides[1] + d) * tessera::size_of(type);
+      };
+      std::byte* odd = at(p.a.k_new, 1, 2, 5);
+      for (std::size_t n = 0; n < bytes; ++n) odd[n] = std::byte(n + 1 == bytes ? 0x7f : 0xfd - 16 * n);  // NaN
+      EXPECT_NE(odd, elements);
+      append(p.a);
+      EXPECT_EQ(std::memcmp(at(p.a.k, 1, p.place[5], 5), odd, bytes), 0) << cases::name_of(type);
+      ++case_count.judged;
+    }
+}
+
+TEST(Append, RotatesQueriesInPlace) {
+  for (const bool interleaved : {false, true}) {
+    Trial t{.interleaved = interleaved, .rotated = 6, .queries = 3, .from = Type::f16};
+    Prepared apart(t), in_place(t);
+    append(apart.a);
+    in_place.a.q_out = in_place.a.q;
+    append(in_place.a);
+    expect_same_bits(apart.q_out, in_place.q, "q");
+    ++case_count.judged;
+  }
+}
+
+// FlashAttention's queries without an order: all at the place of the first new key.
+TEST(Append, QueriesMayHavePositionsOfTheirOwn) {
+  Trial t{.rotated = 8, .queries = 4};
+  Prepared p(t), ordered(t);
+  std::vector<std::int32_t> places;
+  for (const std::int64_t n : t.before) places.insert(places.end(), 4, static_cast<std::int32_t>(n));
+  p.a.q_positions = Tensor(places.data(), Type::i32, {3, 4});
+  append(p.a), append(ordered.a);
+  for (std::int64_t row = 0; row < 3 * 4 * p.t.Hq; ++row)
+    for (std::int64_t d = 0; d < p.t.D; ++d) {
+      const std::int64_t place = p.t.before[static_cast<std::size_t>(row / (4 * p.t.Hq))];
+      expect_rounded(p.q_out.get(row * p.t.D + d), rotated(p, p.q, row * p.t.D, d, place), Type::f32, "q");
+    }
+  expect_same_bits(p.k, ordered.k, "k");
+  ++case_count.judged;
+}
+
+// Pages more than 2^32 elements apart. Only what is used has memory.
+TEST(Append, PoolsLargerThan32Bits) {
+  for (const bool slots : {false, true}) {
+    Trial t{.where = slots ? Where::slots : Where::table, .packed = slots, .wide_slots = true, .rotated = 8};
+    Prepared p(t);
+    constexpr std::int64_t page_stride = (std::int64_t{1} << 32) + 1024;
+    const auto bytes = static_cast<std::size_t>((2 * page_stride + 4096) * 4);
+    std::int64_t slot_numbers[] = {11, 0, 6, 5, -3, 1};
+    std::int32_t entries[] = {2, 1, 0, 0, 1, 2, 1, 0, 2};
+    if (slots) p.a.slots = Tensor(slot_numbers, Type::i64, {6});
+    p.table.assign(std::begin(entries), std::end(entries)), p.lengths = {6, 3, 11};
+    if (!slots) p.a.block_table = Tensor(p.table.data(), Type::i32, {3, 3});
+    char* pools[2];
+    for (const bool value : {false, true}) {
+      void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      ASSERT_NE(memory, MAP_FAILED);
+      pools[value] = static_cast<char*>(memory);
+      const std::int64_t width = value ? p.t.Dv : p.t.D;
+      (value ? p.a.v : p.a.k) = Tensor(memory, Type::f32, {3, 4, p.t.Hk, width});
+      (value ? p.a.v : p.a.k).strides[0] = page_stride;
+      (value ? p.v : p.k) = Buffer(Type::f32, {3, 4, p.t.Hk, width});  // the same cache in little memory
+    }
+    AppendArgs small = p.a;
+    small.k = p.k.tensor(), small.v = p.v.tensor();
+    append(p.a, {.threads = 2}), append(small, {.threads = 2});
+    std::int64_t compared = 0;
+    for (const bool value : {false, true}) {
+      const Tensor& pool = value ? p.a.v : p.a.k;
+      const Buffer& near = value ? p.v : p.k;
+      const std::int64_t row = pool.strides[1], page = 4 * row;
+      for (std::int64_t e = 0; e < near.elements(); ++e) {
+        if (near.untouched(e)) continue;
+        EXPECT_EQ(load_element(pool.data, pool.type, e / page * page_stride + e % page), near.get(e));
+        ++compared;
+      }
+      munmap(pools[value], bytes);
+    }
+    EXPECT_EQ(compared, (slots ? 5 : 9) * p.t.Hk * (p.t.D + p.t.Dv));
+    ++case_count.judged;
+  }
+}
+
+// Step by step through pages, and attention over them: the bits of one call on the keys all together.
+TEST(Append, ThenAttendGivesTheBitsOfAllKeysAtOnce) {
+  for (const std::string& kernel : available_kernels()) {
+    const Case spec{
+        .name = "steps", .Nq = 1, .Nk = 40, .Hq = 4, .Hk = 2, .D = 16, .type = Type::bf16, .backward = false};
+    CaseData data = build(spec);
+    forward(data.inputs(), data.outputs(), data.options(), {.kernel = kernel.c_str()});
+    Buffer k(Type::bf16, {9, 5, 2, 16}), v(Type::bf16, {9, 5, 2, 16}), o(Type::bf16, {1, 1, 4, 16});
+    std::int32_t table[] = {8, 0, 3, 7, 1, 5, 2, 6}, used = 0;
+    AppendArgs a{.k = k.tensor(), .v = v.tensor()};
+    a.seqused_k = Tensor(&used, Type::i32, {1}), a.block_table = Tensor(table, Type::i32, {1, 8});
+    for (const std::int64_t step : {1, 7, 12, 1, 1, 18}) {  // inside a page, across pages
+      a.k_new = data.k.tensor(), a.v_new = data.v.tensor();
+      for (Tensor* rows : {&a.k_new, &a.v_new}) {
+        rows->data = static_cast<std::byte*>(rows->data) + used * rows->strides[1] * 2;
+        rows->shape[1] = step;
+      }
+      used += static_cast<std::int32_t>(step);
+      append(a);
+    }
+    Inputs in = data.inputs();
+    in.k = a.k, in.v = a.v, in.seqused_k = a.seqused_k, in.block_table = a.block_table;
+    forward(in, {.o = o.tensor()}, data.options(), {.kernel = kernel.c_str()});
+    expect_same_bits(o, data.o, kernel);
+    ++case_count.judged;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
