@@ -54,7 +54,7 @@ test: build
 
 # One environment for building and testing, with whatever PYTHON_PACKAGES names: without torch or jax their tests are
 # skipped. It is kept, so that only the first run fetches anything.
-PYTHON_PACKAGES ?= numpy pytest torch jax transformers matplotlib
+PYTHON_PACKAGES ?= numpy pytest torch jax transformers matplotlib mypy
 VENV = $(BUILD)-python/venv
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
+import re
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -147,10 +148,29 @@ def make(struct: type, **fields: Any) -> Any:
     return made
 
 
+# Keywords of Python whose names in the C ABI are others: a sentence begins with the argument that it is about.
+_CALLERS_NAMES = {"slopes": "alibi_slopes", "dropout": "dropout_p", "window_left": "window's left",
+                  "window_right": "window's right", "diagonal_offset": "alignment"}
+
+
+def in_callers_words(sentence: str) -> str:
+    """A sentence of the library as the rule looks from Python."""
+    name, colon, rest = sentence.partition(":")
+    if name == "mask":
+        rest = rest.replace("must be u8", "must be bool or uint8")
+    return _CALLERS_NAMES.get(name, name) + colon + rest
+
+
+def renamed(error: Exception, names: dict[str, str]) -> Exception:
+    """The same refusal in the words of a function that has other names for its arguments."""
+    words = "|".join(map(re.escape, names))
+    return type(error)(re.sub(rf"\b({words})\b", lambda match: names[match[0]], str(error)))
+
+
 def check(status: int) -> None:
     """Raises the exception of a failed call, with the library's sentence."""
     if status:
-        raise _EXCEPTIONS.get(status, RuntimeError)(lib.tessera_last_error().decode())
+        raise _EXCEPTIONS.get(status, RuntimeError)(in_callers_words(lib.tessera_last_error().decode()))
 
 
 def version() -> str:

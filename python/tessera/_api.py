@@ -3,17 +3,18 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Literal, NamedTuple, Optional, Sequence, overload
 
 from . import _abi, _call
 from ._arrays import contiguous, is_of_xla, library_of, maker, view
 from ._call import View
-from ._options import Parsed, gradient_names, has_padding, parse, require_seed
+from ._convert import optional, rows, type_name
+from ._options import Parsed, gradient_names, has_padding, parse, require_seed, swaps_heads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._options import AttentionOptions
+    from ._options import AttentionOptions, Layout
 
 PAGE_OUTSIDE_POOL = 1  # bit of forward's `status`
 
@@ -36,16 +37,46 @@ class Plan(NamedTuple):
     description: str
 
 
+_HAVE_HEADS = {"q", "k", "v", "o", "d_o", "dq", "dk", "dv"}  # [..., tokens, heads, dim], or the other way round
+
+
+def _swap(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return (*sizes[:-3], sizes[-2], sizes[-3], sizes[-1]) if len(sizes) > 2 else sizes
+
+
+def _swapped(seen: View) -> View:
+    return seen._replace(shape=_swap(seen.shape), strides=_swap(seen.strides))
+
+
 class _Views:
     """Arrays of one call, as Views. Owns whatever they need to stay valid."""
 
-    def __init__(self, arrays: dict[str, Array], stream: int) -> None:
+    def __init__(self, arrays: dict[str, Array], stream: int, heads_first: bool) -> None:
         self._keep: list[Any] = []
-        self.views = {name: view(name, array, stream, self._keep) for name, array in arrays.items()}
+        self._heads_first = heads_first
+        self.views: dict[str, View] = {}
+        for name, array in arrays.items():
+            self.add(name, array, stream)
+
+    def _swaps(self, name: str) -> bool:
+        return self._heads_first and name in _HAVE_HEADS
 
     def add(self, name: str, array: Array, stream: int) -> Array:
-        self.views[name] = view(name, array, stream, self._keep)
+        array = rows(name, array)
+        self._keep.append(array)
+        seen = view(name, array, stream, self._keep)
+        self.views[name] = _swapped(seen) if self._swaps(name) else seen
         return array
+
+    def shape(self, name: str, seen: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an array that will be seen in that one."""
+        return _swap(seen) if self._swaps(name) else seen
+
+    def imagine(self, name: str, seen: tuple[int, ...], code: int) -> None:
+        """An array beside q that nobody has made."""
+        q, shape = self.views["q"], self.shape(name, seen)
+        made = View(0, code, q.device_type, q.device_id, shape, contiguous(shape))
+        self.views[name] = _swapped(made) if self._swaps(name) else made
 
 
 def _lse_shape(q: View) -> tuple[int, ...]:
@@ -58,7 +89,8 @@ def _lse_type(q: View) -> int:
 
 
 def _inputs(q: Array, k: Array, v: Array, parsed: Parsed) -> dict[str, Array]:
-    return {"q": q, "k": k, "v": v, **parsed.tensors}
+    q_type = type_name(q) if hasattr(q, "dtype") else ""
+    return {"q": q, "k": k, "v": v, **{name: optional(name, x, q_type) for name, x in parsed.tensors.items()}}
 
 
 def _refuse_stream(stream: Optional[int]) -> None:
@@ -84,12 +116,13 @@ def _run(made: Any, views: dict[str, View], parsed: Parsed, seed: tuple[int, int
     _call.run(views, parsed.settings, seed, stream, allocate)
 
 
-def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None, status: Optional[Array] = None,
-            **options: Unpack[AttentionOptions]) -> tuple[Array, Array]:
+def forward(q: Array, k: Array, v: Array, *, layout: Layout = "bnhd", stream: Optional[int] = None,
+            status: Optional[Array] = None, **options: Unpack[AttentionOptions]) -> tuple[Array, Array]:
     """Attention's output and LSE: (O [B,Nq,Hq,Dv] in q's type, LSE [B,Hq,Nq] in f32).
 
     q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv] with Hq a multiple of Hk; with cu_seqlens_q and cu_seqlens_k
     q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv], O [Tq,Hq,Dv], LSE [Hq,Tq]. f32, f16 or bf16; f64 by the reference kernel.
+    With layout="bhnd" heads come before tokens in q, k, v and O: [B,Hq,Nq,D], or [Hq,Tq,D].
     Any strides, but the last dimension's is 1. LSE is the natural logarithm. A row that sees no
     key, or lies beyond its sequence's length, has O = 0 and LSE = -inf.
     Options: AttentionOptions. The results are arrays of q's library, on q's device. On a GPU the call enqueues on the
@@ -103,46 +136,63 @@ def forward(q: Array, k: Array, v: Array, *, stream: Optional[int] = None, statu
     if is_of_xla(q):
         _refuse_stream(stream)
         from . import jax as jax_front
-        o, lse = jax_front.attention(q, k, v, return_lse=True, **options)
+        o, lse = jax_front.attention(q, k, v, return_lse=True, layout=layout, **options)
         return o, lse
     parsed = parse(options)
     seed = require_seed(parsed)
     made = maker(q, _checked_stream(stream))
     stream = made.stream
-    arrays = _Views({**_inputs(q, k, v, parsed), **({} if status is None else {"status": status})}, stream)
+    given = {**_inputs(q, k, v, parsed), **({} if status is None else {"status": status})}
+    arrays = _Views(given, stream, swaps_heads(layout))
     like = arrays.views["q"]
     padded = has_padding(parsed.tensors)
     o_shape = (*like.shape[:-1], *arrays.views["v"].shape[-1:])
-    o = arrays.add("o", made.make(o_shape, like.type, 0 if padded else None), stream)
+    o = arrays.add("o", made.make(arrays.shape("o", o_shape), like.type, 0 if padded else None), stream)
     lse = arrays.add("lse", made.make(_lse_shape(like), _lse_type(like), -math.inf if padded else None), stream)
     _run(made, arrays.views, parsed, seed, stream)
     return o, lse
 
 
-def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> Any:
+@overload
+def attention(q: Array, k: Array, v: Array, *, return_lse: Literal[False] = False, layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> Array: ...
+
+
+@overload
+def attention(q: Array, k: Array, v: Array, *, return_lse: Literal[True], layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> tuple[Array, Array]: ...
+
+
+@overload
+def attention(q: Array, k: Array, v: Array, *, return_lse: bool, layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> Any: ...
+
+
+def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> Any:
     """Exact attention: O [B,Nq,Hq,Dv], or (O, LSE [B,Hq,Nq]) with return_lse.
 
-    Shapes, types and options are those of `forward`. PyTorch tensors go to tessera.torch.attention and JAX arrays to
-    tessera.jax.attention, which are differentiable.
+    Shapes, layouts, types and options are those of `forward`. PyTorch tensors go to tessera.torch.attention and JAX
+    arrays to tessera.jax.attention, which are differentiable.
     """
     library = library_of(q)
     if library == "torch":
         from . import torch as torch_front
-        return torch_front.attention(q, k, v, return_lse=return_lse, **options)
+        return torch_front.attention(q, k, v, return_lse=return_lse, layout=layout, **options)
     if library == "jax":
         from . import jax as jax_front
-        return jax_front.attention(q, k, v, return_lse=return_lse, **options)
-    o, lse = forward(q, k, v, **options)
+        return jax_front.attention(q, k, v, return_lse=return_lse, layout=layout, **options)
+    o, lse = forward(q, k, v, layout=layout, **options)
     return (o, lse) if return_lse else o
 
 
 def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, d_lse: Optional[Array] = None,
-             gradients: Iterable[str] = ("dq", "dk", "dv"), stream: Optional[int] = None,
+             gradients: Iterable[str] = ("dq", "dk", "dv"), layout: Layout = "bnhd", stream: Optional[int] = None,
              **options: Unpack[AttentionOptions]) -> Gradients:
     """Gradients of attention, for the gradients d_o [B,Nq,Hq,Dv] and d_lse [B,Hq,Nq] (f32, optional) of its results.
 
     o and lse are those of `forward` with the same options, or of a merge. `gradients` names what is computed, of dq,
-    dk, dv, dbias and dsinks; each has the shape and type of its input.
+    dk, dv, dbias and dsinks; each has the shape and type of its input. `layout` is theirs, d_o's and o's too.
     """
     parsed = parse(options)
     inputs = _inputs(q, k, v, parsed)
@@ -150,18 +200,19 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, 
     if is_of_xla(q):
         _refuse_stream(stream)
         from . import jax as jax_front
-        ours = jax_front.backward(d_o, q, k, v, o, lse, d_lse=d_lse, gradients=gradients, **options)
+        ours = jax_front.backward(d_o, q, k, v, o, lse, d_lse=d_lse, gradients=gradients, layout=layout,
+                                  **options)
         return Gradients(**{name: ours.get(name) for name in Gradients._fields})
     seed = require_seed(parsed)
     made = maker(q, _checked_stream(stream))
     stream = made.stream
     saved = {"o": o, "lse": lse, "d_o": d_o, **({} if d_lse is None else {"d_lse": d_lse})}
-    arrays = _Views({**inputs, **saved}, stream)
+    arrays = _Views({**inputs, **saved}, stream, swaps_heads(layout))
     results: dict[str, Optional[Array]] = dict.fromkeys(Gradients._fields)
     for name in Gradients._fields:
         if name in gradients:
             source = arrays.views[name[1:]]
-            results[name] = arrays.add(name, made.make(source.shape, source.type), stream)
+            results[name] = arrays.add(name, made.make(arrays.shape(name, source.shape), source.type), stream)
     _run(made, arrays.views, parsed, seed, stream)
     return Gradients(**results)
 
@@ -209,22 +260,21 @@ def dropout_mask(shape: Sequence[int], *, dropout_p: float, seed: int, seed_offs
     return mask
 
 
-def plan(q: Array, k: Array, v: Array, *, backward: bool = False, **options: Unpack[AttentionOptions]) -> Plan:
+def plan(q: Array, k: Array, v: Array, *, backward: bool = False, layout: Layout = "bnhd",
+         **options: Unpack[AttentionOptions]) -> Plan:
     """How `forward`, or `backward` for dq, dk and dv, would be run with these arrays. Nothing is computed."""
     parsed = parse(options)
-    arrays = _Views(_inputs(q, k, v, parsed), 0 if library_of(q) == "jax" else maker(q).stream)
-    views = arrays.views
-
-    def imagined(shape: tuple[int, ...], code: int) -> View:
-        return View(0, code, views["q"].device_type, views["q"].device_id, shape, contiguous(shape))
-
-    q_view = views["q"]
-    o = imagined((*q_view.shape[:-1], *views["v"].shape[-1:]), q_view.type)
-    views.update(o=o, lse=imagined(_lse_shape(q_view), _lse_type(q_view)))
+    stream = 0 if library_of(q) == "jax" else maker(q).stream
+    arrays = _Views(_inputs(q, k, v, parsed), stream, swaps_heads(layout))
+    seen = arrays.views["q"]
+    o_shape = (*seen.shape[:-1], *arrays.views["v"].shape[-1:])
+    arrays.imagine("o", o_shape, seen.type)
+    arrays.imagine("lse", _lse_shape(seen), _lse_type(seen))
     if backward:
-        views["d_o"] = o
-        views.update({"d" + name: imagined(views[name].shape, views[name].type) for name in ("q", "k", "v")})
-    call = _call.plan(views, parsed.settings)
+        arrays.imagine("d_o", o_shape, seen.type)
+        for name in ("q", "k", "v"):
+            arrays.imagine("d" + name, arrays.views[name].shape, arrays.views[name].type)
+    call = _call.plan(arrays.views, parsed.settings)
     return Plan(call.kernel, call.workspace_size, call.description)
 
 

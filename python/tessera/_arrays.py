@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence
 from . import _abi
 from ._abi import CPU, CUDA
 from ._call import View
+from ._convert import refuse_masked
 
 TYPE_NAMES = {"float64": _abi.F64, "float32": _abi.F32, "float16": _abi.F16, "bfloat16": _abi.BF16,
               "int32": _abi.I32, "int64": _abi.I64, "uint8": _abi.U8, "bool": _abi.U8}
@@ -35,8 +36,7 @@ def type_code(name: str, dtype: str) -> int:
 # --- views -----------------------------------------------------------------------------------------------------------
 
 def _numpy_view(name: str, array: Any) -> View:
-    if hasattr(array, "filled"):  # what its mask hides would be read
-        raise TypeError(f"{name}: is a masked array; must be a plain one, as numpy.ma.filled makes")
+    refuse_masked(name, array)
     code = type_code(name, array.dtype.name)
     size = _SIZES[code]
     if not array.dtype.isnative:
@@ -51,7 +51,8 @@ def _torch_view(name: str, array: Any) -> View:
     if array.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name}: is on {array.device}; must be on cpu or cuda")
     if array.is_neg():
-        raise ValueError(f"{name}: is a view whose sign PyTorch would change later; must be resolved, as resolve_neg() does")
+        raise ValueError(f"{name}: is a view whose sign PyTorch would change later; must be resolved, as resolve_neg() "
+                         "does")
     cuda = array.device.type == "cuda"
     return View(array.data_ptr(), type_code(name, str(array.dtype).removeprefix("torch.")), CUDA if cuda else CPU,
                 array.get_device() if cuda else 0, tuple(array.shape), array.stride())

@@ -14,6 +14,15 @@ ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
 OFFSET = 2
 
 
+Layout = Literal["bnhd", "bhnd"]  # of q, k, v, O and their gradients: whether tokens or heads come first
+
+
+def swaps_heads(layout: str) -> bool:
+    if layout not in ("bnhd", "bhnd"):
+        raise ValueError(f"layout: is {layout!r}; must be 'bnhd' (tokens before heads) or 'bhnd' (heads before tokens)")
+    return layout == "bhnd"
+
+
 class AttentionOptions(TypedDict, total=False):
     """Keyword arguments of `attention`, `forward`, `backward` and `plan`. All are optional.
 
@@ -22,9 +31,9 @@ class AttentionOptions(TypedDict, total=False):
                       "top_left" (off = 0, as PyTorch's is_causal), or off itself
     window            (left, right), inclusive distances from the diagonal; None or -1: no bound
     scale             factor of q . k; default 1/sqrt(D)
-    softcap           s becomes softcap * tanh(s / softcap); 0: off
+    softcap           s becomes softcap * tanh(s / softcap); 0 or None: off
     alibi_slopes      f32 [Hq] or [B,Hq]
-    bias              [B|1,Hq|1,Nq|1,Nk|1], q's type or f32, added to the scores
+    bias              [B|1,Hq|1,Nq|1,Nk|1] or [Nq,Nk], q's type or f32, added to the scores
     mask              same shapes, bool or uint8: true means visible
     sinks             f32 [Hq]: a logit per head that takes part in the softmax and has no value
     dropout_p         probability of dropping, in [0, 1)
@@ -43,12 +52,14 @@ class AttentionOptions(TypedDict, total=False):
     deterministic     False: a GPU may add up dQ, dK and dV in any order, which can be faster; their bits may vary
     kernel            name of a kernel to force, as `tessera.info()` lists them
     threads           of the CPU; 0: all that the process may use
+
+    Integers of other types than int32 and floating-point numbers of other types than f32 are converted.
     """
     causal: bool
     alignment: Union[Literal["bottom_right", "top_left"], int]
     window: Optional[tuple[Optional[int], Optional[int]]]
     scale: Optional[float]
-    softcap: float
+    softcap: Optional[float]
     alibi_slopes: Any
     bias: Any
     mask: Any
@@ -81,6 +92,9 @@ class AttentionOptions(TypedDict, total=False):
 TENSORS = {"bias": "bias", "mask": "mask", "alibi_slopes": "slopes", "sinks": "sinks", "cu_seqlens_q": "cu_seqlens_q",
            "cu_seqlens_k": "cu_seqlens_k", "seqused_q": "seqused_q", "seqused_k": "seqused_k", "rng": "rng",
            **{name: name for name in ("block_table", "v_block_table", "page_indptr", "page_indices", "leftpad_k")}}
+
+
+KEYWORDS = {ours: name for name, ours in TENSORS.items()}  # and back
 
 
 class Settings(NamedTuple):
@@ -132,7 +146,7 @@ def _seed(name: str, value: Any) -> int:
 Fields = dict[str, Any]
 
 
-def _flag(fields: Fields, name: str, value: Any) -> None:
+def flag(name: str, value: Any) -> bool:
     """True, False, 0, 1, and NumPy's and PyTorch's of them; not whatever Python takes for true, as 'False' is."""
     is_flag = isinstance(value, bool)
     if not is_flag:
@@ -140,7 +154,11 @@ def _flag(fields: Fields, name: str, value: Any) -> None:
             is_flag = bool(value == 0) or bool(value == 1)
     if not is_flag:
         raise TypeError(f"{name}: is {value!r}; must be True or False")
-    fields[name] = int(bool(value))
+    return bool(value)
+
+
+def _flag_field(fields: Fields, name: str, value: Any) -> None:
+    fields[name] = int(flag(name, value))
 
 
 def _integer_field(fields: Fields, name: str, value: Any) -> None:
@@ -185,12 +203,12 @@ def _kernel_field(fields: Fields, name: str, value: Any) -> None:
 
 # What each keyword that is neither a tensor nor a seed puts into the fields of Settings.
 _SETTINGS: dict[str, Callable[[Fields, str, Any], None]] = {
-    "causal": _flag, "deterministic": _flag, "alignment": _alignment_fields, "window": _window_fields,
+    "causal": _flag_field, "deterministic": _flag_field, "alignment": _alignment_fields, "window": _window_fields,
     "scale": _number_field, "softcap": _number_field, "dropout_p": _dropout_field, "kernel": _kernel_field,
     "threads": _threads_field,
     **dict.fromkeys(("row0", "col0", "head0", "batch0", "max_seqlen_q", "max_seqlen_k"), _integer_field),
 }
-_NONE_IS_DEFAULT = {"scale", "window", "kernel", "max_seqlen_q", "max_seqlen_k", "seed", *TENSORS}
+_NONE_IS_DEFAULT = {"scale", "softcap", "window", "kernel", "max_seqlen_q", "max_seqlen_k", "seed", *TENSORS}
 
 
 def sort(options: Mapping[str, Any]) -> tuple[Fields, dict[str, Any], dict[str, int]]:

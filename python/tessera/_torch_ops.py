@@ -341,6 +341,9 @@ class Attention(_SingleLevelFunction):
         raise NotImplementedError("tessera: derivatives of attention in forward mode are not there; use backward mode")
 
 
+differentiable_forward: Callable[..., tuple[Tensor, Tensor]] = Attention.apply  # type: ignore[attr-defined]
+
+
 class _Gradients(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:

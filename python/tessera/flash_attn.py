@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _kvcache
+from ._abi import renamed
 from .torch import attention, check
 
 
@@ -20,9 +21,12 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale:
     if return_attn_probs and dropout_p > 0:
         raise NotImplementedError("return_attn_probs: is True while dropout_p is "
                                   f"{dropout_p}; the dropped probabilities are never stored (see tessera.dropout_mask)")
-    o, lse = attention(q, k, v, return_lse=True, dropout_p=dropout_p, scale=softmax_scale, causal=causal,
-                       window=window_size, softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
-                       **packed)
+    try:
+        o, lse = attention(q, k, v, return_lse=True, dropout_p=dropout_p, scale=softmax_scale, causal=causal,
+                           window=window_size, softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
+                           **packed)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, {"scale": "softmax_scale", "window": "window_size"}) from None
     return (o, lse, None) if return_attn_probs else o
 
 

@@ -8,19 +8,20 @@ import contextlib
 import functools
 import json
 import math
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, NamedTuple, Optional, Union, overload
 
 import jax
 import jax.numpy as jnp
 
 from . import _abi, _call, _xla_ffi
 from ._arrays import contiguous, type_code
-from ._options import GRADIENTS, Settings, gradient_names, has_padding, parse, require_seed
+from ._convert import optional, refuse_masked, type_name
+from ._options import GRADIENTS, Settings, gradient_names, has_padding, parse, require_seed, swaps_heads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._options import AttentionOptions
+    from ._options import AttentionOptions, Layout
 
 Array = Any
 
@@ -149,27 +150,62 @@ _attention.defvjp(_save, _differentiate, symbolic_zeros=True)
 
 # --- the function to call --------------------------------------------------------------------------------------------
 
+def _array(name: str, x: Any, q_type: str) -> Array:
+    refuse_masked(name, x)
+    return jnp.asarray(optional(name, x, q_type))
+
+
 def _ask(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> tuple[_Question, dict[str, Array]]:
     parsed = parse(options)
     tensors = {"q": q, "k": k, "v": v, **parsed.tensors}
-    return (_Question(parsed.settings, *require_seed(parsed)), {name: jnp.asarray(x) for name, x in tensors.items()})
+    q_type = type_name(q) if hasattr(q, "dtype") else ""
+    return (_Question(parsed.settings, *require_seed(parsed)), {name: _array(name, x, q_type) for name, x in tensors.items()})
 
 
-def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> Any:
+def _swap_heads(layout: Layout, *arrays: Array) -> tuple[Array, ...]:
+    """[..., tokens, heads, dim] from the layout's order, or back."""
+    if not swaps_heads(layout):
+        return arrays
+    return tuple(jnp.swapaxes(x, -3, -2) if jnp.ndim(x) > 2 else x for x in arrays)
+
+
+@overload
+def attention(q: Array, k: Array, v: Array, *, return_lse: Literal[False] = False, layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> jax.Array: ...
+
+
+@overload
+def attention(q: Array, k: Array, v: Array, *, return_lse: Literal[True], layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def attention(q: Array, k: Array, v: Array, *, return_lse: bool, layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> Union[jax.Array, tuple[jax.Array, jax.Array]]: ...
+
+
+def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> Union[jax.Array, tuple[jax.Array, jax.Array]]:
     """Exact attention: O [B,Nq,Hq,Dv] in q's type, or (O, LSE f32 [B,Hq,Nq]) with return_lse.
 
     q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv]; packed with cu_seqlens: q [Tq,Hq,D], ..., O [Tq,Hq,Dv], LSE [Hq,Tq].
-    Options: tessera.AttentionOptions; all but the arrays are static under jit. Differentiable in q, k, v, bias, sinks
-    and through LSE. For dropout under jit give `rng`: uint32 [4] (seed and offset, low words first) or int64 [2].
+    With layout="bhnd" heads come before tokens in q, k, v and O, and XLA transposes them. Options:
+    tessera.AttentionOptions; all but the arrays are static under jit. Differentiable in q, k, v, bias, sinks and through
+    LSE. For dropout under jit give `rng`: uint32 [4] (seed and offset, low words first) or int64 [2].
     """
+    q, k, v = _swap_heads(layout, q, k, v)
     o, lse = _attention(*_ask(q, k, v, options))
+    (o,) = _swap_heads(layout, o)
     return (o, lse) if return_lse else o
 
 
 def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, d_lse: Optional[Array] = None,
-             gradients: Iterable[str] = ("dq", "dk", "dv"), **options: Unpack[AttentionOptions]) -> dict[str, Array]:
+             gradients: Iterable[str] = ("dq", "dk", "dv"), layout: Layout = "bnhd",
+             **options: Unpack[AttentionOptions]) -> dict[str, Array]:
     """tessera.backward for arrays on a GPU and inside jit: the gradients that are named, by their names."""
+    d_o, q, k, v, o = _swap_heads(layout, d_o, q, k, v, o)
     saved = {"o": o, "lse": lse, "d_o": d_o, **({} if d_lse is None else {"d_lse": d_lse})}
     question, tensors = _ask(q, k, v, options)
     results = _gradients(question, tensors, saved, [name[1:] for name in gradient_names(gradients, tensors)])
-    return {GRADIENTS[name]: gradient for name, gradient in results.items()}
+    return {GRADIENTS[name]: _swap_heads(layout, gradient)[0] if name in "qkv" else gradient
+            for name, gradient in results.items()}

@@ -1,22 +1,26 @@
 """Attention for PyTorch: differentiable in q, k, v, bias, sinks and through LSE; with torch.compile and autocast.
 
-`attention` is the function to call. Its operators, which torch.compile and the profiler see, are in _torch_ops.py.
+`attention` is the function to call, or `scaled_dot_product_attention` in place of PyTorch's. The operators that
+torch.compile and the profiler see are in _torch_ops.py.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Mapping, Optional, Union, overload
 
 import torch
 from torch import Tensor
 
 from . import _torch_ops as ops
 from . import _torch_rules  # noqa: F401  registers them
-from ._options import sort
+from ._abi import renamed
+from ._convert import optional, type_name
+from ._options import KEYWORDS, flag, sort, swaps_heads
+from ._torch_shapes import Arranged, pack, require_tensors, unpack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._options import AttentionOptions
+    from ._options import AttentionOptions, Layout
 
 
 def _signed(value: int) -> int:
@@ -24,16 +28,11 @@ def _signed(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-def _require_tensors(tensors: dict[str, Any]) -> None:
-    for name, t in tensors.items():
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name}: is a {type(t).__name__}; must be a PyTorch tensor")
-
-
 def _prepared(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]
               ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """q, k and v in autocast's type, and an operator's other arguments by their names."""
     given: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     if options:
         given, tensors, seeds = sort(options)
         if "dropout" in given and given["dropout"] > 0 and "seed" not in seeds and "rng" not in tensors:
@@ -41,34 +40,103 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]
         if "kernel" in given:
             given[ops.KERNEL] = given.pop("kernel")
         if tensors or seeds:
-            _require_tensors(tensors)
+            require_tensors({KEYWORDS[name]: t for name, t in tensors.items()})
             given.update(tensors, **{name: _signed(seed) for name, seed in seeds.items()})
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
-        _require_tensors({"q": q, "k": k, "v": v})
+        require_tensors({"q": q, "k": k, "v": v})
     device = "cuda" if q.is_cuda else "cpu"
-    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:  # q, k, v and a 16-bit bias take its type
+    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:  # q, k and v take its type
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        bias = given.get("bias")
-        if bias is not None and bias.dtype != torch.float32:
-            given["bias"] = bias.to(dtype)
+    for name in tensors:
+        given[name] = optional(name, given[name], type_name(q))
     return q, k, v, given
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> Any:
+def _nested(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    (packed_q, packed_k, packed_v), more = unpack(q, k, v)
+    for name in more:
+        if name in given:
+            raise ValueError(f"{name}: is given with nested tensors, which have their own; use one or the other")
+    o, lse = ops.forward_operator(packed_q, packed_k, packed_v, **given, **more)
+    return pack(o, q, 1), pack(lse, q, 2)
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> Tensor: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> Union[Tensor, tuple[Tensor, Tensor]]: ...
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, layout: Layout = "bnhd",
+              **options: Unpack[AttentionOptions]) -> Union[Tensor, tuple[Tensor, Tensor]]:
     """Exact attention: O [B,Nq,Hq,Dv] in q's type, or (O, LSE f32 [B,Hq,Nq]) with return_lse.
 
     q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv]; packed with cu_seqlens: q [Tq,Hq,D], ..., O [Tq,Hq,Dv], LSE [Hq,Tq].
-    Options: tessera.AttentionOptions. With dropout and neither seed nor rng, the mask's seed is drawn from PyTorch's
-    generator of the device. Rows whose last stride is not 1 are copied, everything else is used as it lies.
+    With layout="bhnd" heads come before tokens in q, k, v and O: [B,Hq,Nq,D]. Jagged nested tensors [B,j,H,D] are
+    packed sequences; so are their results. Options: tessera.AttentionOptions. With dropout and neither seed nor rng,
+    the mask's seed is drawn from PyTorch's generator of the device. Rows whose last stride is not 1 are copied,
+    everything else is used as it lies.
     """
+    heads_first = layout != "bnhd" and swaps_heads(layout)
+    if heads_first:
+        require_tensors({"q": q, "k": k, "v": v})
+        q, k, v = (x.transpose(-3, -2) if x.dim() > 2 else x for x in (q, k, v))
     q, k, v, given = _prepared(q, k, v, options)
     if torch.compiler.is_compiling() or not ops.unobserved((q, k, v, *given.values())):
-        o, lse = ops.forward_operator(q, k, v, **given)
+        nested = q.is_nested or k.is_nested or v.is_nested
+        o, lse = _nested(q, k, v, given) if nested else ops.forward_operator(q, k, v, **given)
     else:
         arguments = q, k, v, *ops.in_order(given)
-        o, lse = ops.Attention.apply(*arguments) if ops.needs_gradient(arguments) else ops.run_forward(*arguments)
+        o, lse = ops.differentiable_forward(*arguments) if ops.needs_gradient(arguments) else ops.run_forward(*arguments)
+    if heads_first:
+        o = o.transpose(-3, -2)
     return (o, lse) if return_lse else o
+
+
+_NAMES_OF_SDPA = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask", "mask": "attn_mask"}
+
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = None,
+                                 dropout_p: float = 0.0, is_causal: bool = False, *, scale: Optional[float] = None,
+                                 enable_gqa: bool = False) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, with its arguments, shapes and meaning, by `attention`.
+
+    query [...,H,L,E], key [...,H,S,E], value [...,H,S,Ev]; batches and heads broadcast. attn_mask, bool (True: visible)
+    or float (added), broadcasts to [...,H,L,S] and is differentiable. is_causal: query i sees the keys up to i.
+    """
+    causal, grouped = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
+    if causal and attn_mask is not None:
+        raise ValueError("attn_mask: is given while is_causal is True; use one or the other")
+    options: AttentionOptions = {"scale": scale, "dropout_p": dropout_p}
+    if causal:
+        options.update({"causal": True, "alignment": "top_left"})
+    if isinstance(query, Tensor) and query.is_nested:
+        if attn_mask is not None:
+            raise ValueError("attn_mask: is given with nested tensors; they take is_causal alone")
+        return attention(query, key, value, layout="bhnd", **options)
+    call = Arranged(query, key, value, attn_mask, grouped)
+    options.update(call.options)
+    try:
+        return _sdpa(call, options)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, _NAMES_OF_SDPA) from None
+
+
+def _sdpa(call: Arranged, options: AttentionOptions) -> Tensor:
+    if options["dropout_p"] == 1:  # drops everything, and has no gradient
+        options["dropout_p"] = 0.0
+        return call.back(attention(*call.tensors, **options) * 0.0)
+    return call.back(attention(*call.tensors, **options))
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:

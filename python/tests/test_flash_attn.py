@@ -76,7 +76,7 @@ def test_refusals(qkv):
         flash_attn_qkvpacked_func(qkv[:, :, :2])
     with pytest.raises(ValueError, match="kv: has shape"):
         flash_attn_kvpacked_func(q, qkv)
-    with pytest.raises(ValueError, match=r"window_left: is -2; must be -1 \(no bound\) or at least 0"):
+    with pytest.raises(ValueError, match=r"window_size's left: is -2; must be -1 \(no bound\) or at least 0"):
         flash_attn_func(q, k, v, window_size=(-2, 0))
     with pytest.raises(ValueError, match="softcap: is -1; must be 0"):
         flash_attn_func(q, k, v, softcap=-1.0)

@@ -119,7 +119,7 @@ def test_numpy_numbers_are_numbers():
 
 # --- numbers, flags, names
 
-@pytest.mark.parametrize("name, told", [("scale", "scale"), ("softcap", "softcap"), ("dropout_p", "dropout")])
+@pytest.mark.parametrize("name, told", [("scale", "scale"), ("softcap", "softcap"), ("dropout_p", "dropout_p")])
 def test_numbers(name, told):
     more = {"seed": 1} if name == "dropout_p" else {}
     for value in (math.nan, math.inf, -math.inf, np.float32("nan")):

@@ -92,6 +92,20 @@ def test_dropout(rng, device):
     np.testing.assert_array_equal(o, tessera.jax.attention(q, k, v, dropout_p=0.3, seed=11, seed_offset=5))
 
 
+def test_layout(rng, device):
+    q, k, v = inputs(rng, device)
+    heads_first = [jnp.swapaxes(x, 1, 2) for x in (q, k, v)]
+    o, lse = jax.jit(lambda *x: tessera.attention(*x, layout="bhnd", return_lse=True))(*heads_first)
+    expected, expected_lse = tessera.attention(q, k, v, return_lse=True)
+    np.testing.assert_array_equal(jnp.swapaxes(o, 1, 2), expected)
+    np.testing.assert_array_equal(lse, expected_lse)
+    gradients = tessera.jax.backward(o, *heads_first, o, lse, layout="bhnd")
+    for name, exact in tessera.jax.backward(expected, q, k, v, expected, lse).items():
+        np.testing.assert_array_equal(jnp.swapaxes(gradients[name], 1, 2), exact)
+    with pytest.raises(ValueError, match="layout: is 'bdhn'; must be"):
+        tessera.jax.attention(q, k, v, layout="bdhn")
+
+
 def test_vmap(rng, device):
     q, k, v = inputs(rng, device)
     stacked = [jnp.stack([x, 2 * x]) for x in (q, k, v)]

@@ -110,8 +110,8 @@ def test_refusals(paged):
     q, _, _, k_pool, v_pool, table = paged
     with pytest.raises(ValueError, match="seqused_k: is missing; it holds the lengths of paged keys"):
         tessera.forward(q, k_pool, v_pool, block_table=table)
-    with pytest.raises(ValueError, match="block_table: has type i64; must be i32"):
-        tessera.forward(q, k_pool, v_pool, seqused_k=LENGTHS, block_table=table.astype(np.int64))
+    with pytest.raises(ValueError, match="block_table: has type f32; must be i32"):
+        tessera.forward(q, k_pool, v_pool, seqused_k=LENGTHS, block_table=table.astype(np.float32))
     with pytest.raises(ValueError, match="seqused_k: entry 1 is 49; must be from 0 to 48"):
         tessera.forward(q, k_pool, v_pool, seqused_k=np.array([5, 49, 33], np.int32), block_table=table)
     with pytest.raises(NotImplementedError, match="k: is paged; there is no backward pass through a page table"):

@@ -1,0 +1,73 @@
+"""What is harmless to convert before a call, and what is not: types and shapes of the optional arrays, rows in memory.
+
+The rules are here once, by names of types, for arrays of any library. Used by _api.py, torch.py and jax.py.
+"""
+from __future__ import annotations
+
+import sys
+from typing import Any, Optional
+
+from ._options import KEYWORDS
+
+_LENGTHS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "v_block_table", "page_indptr",
+            "page_indices", "leftpad_k"}
+_FLOATS = {"float64", "float32", "float16", "bfloat16"}
+_ROWS = {"q", "k", "v", "o", "d_o"}  # read row by row: the numbers of each lie side by side
+
+
+def refuse_masked(name: str, array: Any) -> None:
+    if hasattr(array, "filled") and type(array).__module__.startswith("numpy"):  # what its mask hides would be read
+        raise TypeError(f"{KEYWORDS.get(name, name)}: is a masked array; must be a plain one, as numpy.ma.filled makes")
+
+
+def wanted_type(name: str, dtype: str, q_dtype: str) -> Optional[str]:
+    """The type that the library reads, for an array that has another with the same meaning."""
+    if name in _LENGTHS:
+        return "int32" if dtype != "int32" and dtype.startswith(("int", "uint")) else None
+    if name in ("slopes", "sinks"):
+        same = dtype == "float32" or dtype == q_dtype == "float64"
+    elif name == "bias":
+        same = dtype in ("float32", q_dtype)
+    else:
+        return None
+    return "float32" if dtype in _FLOATS and not same else None
+
+
+def type_name(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def optional(name: str, array: Any, q_dtype: str) -> Any:
+    """An optional array as the library reads it: lengths in int32, numbers in f32, masks and biases [1,1,Nq,Nk].
+
+    Lengths beyond 32 bits become the largest there are, which is as far beyond every tensor.
+    """
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        return array  # refused by name where it is looked at
+    refuse_masked(name, array)
+    if name in ("bias", "mask") and len(array.shape) == 2:
+        array = array[None, None]
+    elif name in ("bias", "mask") and len(array.shape) != 4:
+        raise ValueError(f"{name}: has shape {[*array.shape]}; must be [batch|1, heads|1, queries|1, keys|1] or "
+                         "[queries, keys]")
+    dtype = type_name(array)
+    wanted = wanted_type(name, dtype, q_dtype)
+    if wanted is None:
+        return array
+    if dtype in ("int64", "uint64", "uint32"):
+        array = array.clip(-2**31 if dtype == "int64" else 0, 2**31 - 1)
+    if type(array).__module__.startswith("torch"):
+        return array.to(getattr(sys.modules["torch"], wanted))
+    return array.astype(wanted) if hasattr(array, "astype") else array
+
+
+def rows(name: str, array: Any) -> Any:
+    """A copy where numbers of a row do not lie side by side, as in Fortran's order."""
+    if name not in _ROWS:
+        return array
+    library = type(array).__module__.partition(".")[0]
+    if library in ("numpy", "cupy") and getattr(array, "strides", ()) and array.strides[-1] != array.itemsize:
+        return array.copy(order="C") if array.shape[-1] > 1 else array
+    if library == "torch" and array.dim() and array.stride(-1) != 1:
+        return array.contiguous() if array.shape[-1] > 1 else array
+    return array
