@@ -20,7 +20,9 @@ struct Arguments {
   std::int64_t batch = 1, nq = 2048, nk = 0, heads = 8, kv_heads = 0, dim = 64, dim_v = 0;
   std::string type = "f32", pass = "both", json;
   std::vector<std::string> with;
-  bool f32_out = false;
+  bool f32_out = false, part_invariant = false;
+  std::int64_t segment_rows = 0;
+  int sm_margin = 0;
   AttentionFlags attention;
   ExecutionFlags execution;
 
@@ -57,11 +59,16 @@ Question question(const Arguments& a) {
   if (a.has("sinks")) x.inputs.sinks = Tensor(nullptr, wide, {a.heads}, device);
   x.outputs.o = Tensor(nullptr, out, {a.batch, a.nq, a.heads, a.dim_v}, device);
   x.outputs.lse = Tensor(nullptr, wide, {a.batch, a.heads, a.nq}, device);
+  const State state{.o = Tensor(nullptr, Type::f32, {a.batch, a.nq, a.heads, a.dim_v}, device),
+                    .m = Tensor(nullptr, Type::f32, {a.batch, a.heads, a.nq}, device),
+                    .l = Tensor(nullptr, Type::f64, {a.batch, a.heads, a.nq}, device)};
+  if (a.has("state_in")) x.inputs.state = state;
   x.saved.o = x.outputs.o, x.saved.lse = x.outputs.lse;
   x.saved.d_o = Tensor(nullptr, type, {a.batch, a.nq, a.heads, a.dim_v}, device);
   if (a.has("dlse")) x.saved.d_lse = x.outputs.lse;
   x.gradients.dq = x.inputs.q, x.gradients.dk = x.inputs.k, x.gradients.dv = x.inputs.v;
   x.gradients.dbias = x.inputs.bias, x.gradients.dsinks = x.inputs.sinks;
+  if (a.has("state_out")) x.outputs = {.state = state};
   for (Tensor* t : {&x.gradients.dq, &x.gradients.dk, &x.gradients.dv, &x.gradients.dbias})
     if (a.f32_out && *t) t->type = Type::f32;
   return x;
@@ -84,12 +91,16 @@ void print(const char* pass, const Plan& plan) {
 int plan(Arguments& a) {
   complete(a);
   const Question x = question(a);
-  const Options options = a.attention.options();
-  const Execution execution = a.execution.execution();
+  Options options = a.attention.options();
+  options.part_invariant = a.part_invariant, options.segment_rows = a.segment_rows;
+  Execution execution = a.execution.execution();
+  execution.sm_margin = a.sm_margin;
+  Inputs differentiated = x.inputs;
+  differentiated.state = {};
   std::vector<std::pair<const char*, Plan>> plans;
   if (a.pass != "backward") plans.emplace_back("forward", Plan::forward(x.inputs, x.outputs, options, execution));
   if (a.pass != "forward")
-    plans.emplace_back("backward", Plan::backward(x.inputs, x.saved, x.gradients, options, execution));
+    plans.emplace_back("backward", Plan::backward(differentiated, x.saved, x.gradients, options, execution));
   for (const auto& [pass, plan] : plans) print(pass, plan);
   if (a.json.empty()) return 0;
 
@@ -121,8 +132,13 @@ Action add_plan(CLI::App& program) {
   add_type_flag(command, a.type, "f32, f16, bf16 or f64: type of Q, K, V, O (default: f32)");
   add_flag(command, "--pass", "forward, backward or both (the default)", a.pass,
            {.value = "NAME", .choices = {"forward", "backward", "both"}});
-  add_flag(command, "--with", "Optional tensors: bias,mask,slopes,sinks,dlse", a.with,
-           {.value = "LIST", .choices = {"bias", "mask", "slopes", "sinks", "dlse"}});
+  add_flag(command, "--with", "Optional tensors: bias,mask,slopes,sinks,dlse,state_in,state_out", a.with,
+           {.value = "LIST", .choices = {"bias", "mask", "slopes", "sinks", "dlse", "state_in", "state_out"}});
+  add_flag(command, "--part-invariant", "The bits do not depend on how the problem is cut into calls",
+           a.part_invariant);
+  add_flag(command, "--segment-rows", "dK and dV as a tree over segments of so many queries", a.segment_rows,
+           {.value = "N"});
+  add_flag(command, "--sm-margin", "Multiprocessors that persistent kernels leave free", a.sm_margin, {.value = "N"});
   add_flag(command, "--f32-out", "O and the gradients are f32", a.f32_out);
   add_json_flag(command, a.json);
   a.attention.add_to(command);

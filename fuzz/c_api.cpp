@@ -185,6 +185,7 @@ Call any_call(Bytes& in) {
   if (kind == 7) return mask_call(mask_from(in));
   Call call = attention_call(kind % 2 == 0 ? Function::forward : Function::backward, cases::build(case_from(in)));
   if (kind == 4) use_pages(in, call);
+  if (kind == 2 || kind == 3) use_parts(in, call);
   return call;
 }
 
@@ -193,6 +194,17 @@ void valid_pages(Bytes& in) {
   Call call = attention_call(Function::forward, cases::build(case_from(in)));
   use_pages(in, call);
   execution_from(in, call);
+  Outcome outcome;
+  succeed(call, outcome);
+}
+
+void valid_parts(Bytes& in) {
+  Call call = attention_call(in.flag() ? Function::forward : Function::backward, cases::build(case_from(in)));
+  use_parts(in, call);
+  execution_from(in, call);
+  // The promise is the CPU kernels', which take no f64.
+  const bool reference = call.arguments[slot_q].view.type == TESSERA_F64;
+  if (reference) call.options.part_invariant = 0, call.options.segment_rows = 0;
   Outcome outcome;
   succeed(call, outcome);
 }
@@ -214,7 +226,8 @@ void damaged(Bytes& in) {
 void facts() {
   if (tessera_version() <= 0 || !*tessera_info()) finding("no version or no information");
   tessera_plan_destroy(nullptr);
-  if (tessera_plan_workspace_size(nullptr) != 0 || *tessera_plan_kernel(nullptr) || *tessera_plan_describe(nullptr))
+  if (tessera_plan_workspace_size(nullptr) != 0 || *tessera_plan_kernel(nullptr) || *tessera_plan_describe(nullptr) ||
+      tessera_plan_key_tile(nullptr) != 0 || tessera_plan_query_tile(nullptr) != 0)
     finding("a plan that is NULL has facts");
   if (tessera_plan_forward(nullptr, nullptr, nullptr, nullptr, nullptr) != TESSERA_INVALID_ARGUMENT ||
       tessera_plan_run_forward(nullptr, nullptr, nullptr, nullptr, nullptr) != TESSERA_INVALID_ARGUMENT)
@@ -252,6 +265,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case 5:
       valid_pages(in);
+      break;
+    case 6:
+      valid_parts(in);
       break;
     default:
       damaged(in);

@@ -38,7 +38,16 @@ constexpr const char* names[] = {"q",
                                  "page_indptr",
                                  "page_indices",
                                  "leftpad_k",
-                                 "status"};
+                                 "status",
+                                 "inputs.state_o",
+                                 "inputs.state_m",
+                                 "inputs.state_l",
+                                 "outputs.state_o",
+                                 "outputs.state_m",
+                                 "outputs.state_l",
+                                 "seq_row0",
+                                 "seq_col0",
+                                 "seq_batch0"};
 static_assert(std::size(names) == slots);
 
 bool takes(Function function, std::size_t slot) {
@@ -100,7 +109,8 @@ Call::Call() :
 bool Call::writes(std::size_t argument) const {
   switch (function) {
     case Function::forward:
-      return argument == slot_o || argument == slot_lse || argument == slot_status;
+      return argument == slot_o || argument == slot_lse || argument == slot_status ||
+             (argument >= slot_to_o && argument <= slot_to_l);
     case Function::backward:
       return argument >= slot_dq && argument <= slot_dsinks;
     case Function::merge:
@@ -151,10 +161,11 @@ std::string text_of(const Call& call) {
       << " window " << o.window_left << " " << o.window_right << " dropout " << o.dropout << " seed " << o.seed << " "
       << o.seed_offset << " at " << o.row0 << " " << o.col0 << " " << o.head0 << " " << o.batch0 << " max_seqlen "
       << o.max_seqlen_q << " " << o.max_seqlen_k << " accumulate " << o.accumulate << " deterministic "
-      << o.deterministic << "\n  execution" << (call.execution_given ? "" : " NULL") << " size " << call.execution.size
-      << " device " << call.execution.device_type << ":" << call.execution.device_id << " threads "
-      << call.execution.threads << " kernel '" << call.kernel << "' workspace " << static_cast<int>(call.workspace)
-      << " partials " << call.partials << "\n  structs";
+      << o.deterministic << " part_invariant " << o.part_invariant << " " << o.segment_rows << "\n  execution"
+      << (call.execution_given ? "" : " NULL") << " size " << call.execution.size << " device "
+      << call.execution.device_type << ":" << call.execution.device_id << " threads " << call.execution.threads
+      << " kernel '" << call.kernel << "' workspace " << static_cast<int>(call.workspace) << " partials "
+      << call.partials << "\n  structs";
   for (std::size_t n = 0; n < 4; ++n) out << " " << call.sizes[n] << (call.given[n] ? "" : " NULL");
   return out.str();
 }

@@ -40,7 +40,8 @@ Range addressed(const tessera_tensor& view);
 
 enum class Function { forward, backward, merge, dropout_mask };
 
-// Arguments of forward and backward: those of cases::CaseData::buffers(), in their order, and those of paged keys.
+// Arguments of forward and backward: those of cases::CaseData::buffers(), in their order, those of paged keys
+// and those of parts.
 enum Slot : std::size_t {
   slot_q,
   slot_k,
@@ -69,6 +70,15 @@ enum Slot : std::size_t {
   slot_page_indices,
   slot_leftpad,
   slot_status,
+  slot_from_o,  // the state that a forward pass starts from, and the one that it ends with
+  slot_from_m,
+  slot_from_l,
+  slot_to_o,
+  slot_to_m,
+  slot_to_l,
+  slot_seq_row0,
+  slot_seq_col0,
+  slot_seq_batch0,
   slots
 };
 

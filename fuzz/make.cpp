@@ -251,28 +251,23 @@ class Caller {
 
   const tessera_tensor* at(std::size_t i) const { return *tensors[i]; }
   Sized<tessera_inputs> inputs() const {
-    const tessera_inputs in{sizeof in,
-                            at(slot_q),
-                            at(slot_k),
-                            at(slot_v),
-                            at(slot_bias),
-                            at(slot_mask),
-                            at(slot_slopes),
-                            at(slot_sinks),
-                            at(slot_cu_q),
-                            at(slot_cu_k),
-                            at(slot_used_q),
-                            at(slot_used_k),
-                            at(slot_rng),
-                            at(slot_block_table),
-                            at(slot_v_block_table),
-                            at(slot_page_indptr),
-                            at(slot_page_indices),
-                            at(slot_leftpad)};
+    tessera_inputs in;
+    tessera_inputs_init(&in);
+    in.q = at(slot_q), in.k = at(slot_k), in.v = at(slot_v), in.bias = at(slot_bias), in.mask = at(slot_mask);
+    in.slopes = at(slot_slopes), in.sinks = at(slot_sinks), in.rng = at(slot_rng);
+    in.cu_seqlens_q = at(slot_cu_q), in.cu_seqlens_k = at(slot_cu_k);
+    in.seqused_q = at(slot_used_q), in.seqused_k = at(slot_used_k);
+    in.block_table = at(slot_block_table), in.v_block_table = at(slot_v_block_table);
+    in.page_indptr = at(slot_page_indptr), in.page_indices = at(slot_page_indices), in.leftpad_k = at(slot_leftpad);
+    in.state_o = at(slot_from_o), in.state_m = at(slot_from_m), in.state_l = at(slot_from_l);
+    in.seq_row0 = at(slot_seq_row0), in.seq_col0 = at(slot_seq_col0), in.seq_batch0 = at(slot_seq_batch0);
     return {in, call.sizes[0], call.given[0]};
   }
   Sized<tessera_outputs> outputs() const {
-    return {{sizeof(tessera_outputs), at(slot_o), at(slot_lse), at(slot_status)}, call.sizes[1], call.given[1]};
+    return {{sizeof(tessera_outputs), at(slot_o), at(slot_lse), at(slot_status), at(slot_to_o), at(slot_to_m),
+             at(slot_to_l)},
+            call.sizes[1],
+            call.given[1]};
   }
   Sized<tessera_saved> saved() const {
     return {
@@ -287,11 +282,11 @@ class Caller {
     const std::size_t count = (call.arguments.size() - 2) / 2;
     Sized<tessera_outputs> all({}, call.sizes[0], call.given[0], count);
     for (std::size_t n = 0; n < count; ++n)
-      all.set(n, {sizeof(tessera_outputs), at(2 + 2 * n), at(3 + 2 * n), nullptr}, call.sizes[0]);
+      all.set(n, {sizeof(tessera_outputs), at(2 + 2 * n), at(3 + 2 * n), {}, {}, {}, {}}, call.sizes[0]);
     return all;
   }
   Sized<tessera_outputs> merged() const {
-    return {{sizeof(tessera_outputs), at(0), at(1), nullptr}, call.sizes[1], call.given[1]};
+    return {{sizeof(tessera_outputs), at(0), at(1), {}, {}, {}, {}}, call.sizes[1], call.given[1]};
   }
 
   const Call& call;

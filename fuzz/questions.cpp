@@ -172,27 +172,29 @@ Case case_from(Bytes& in) {
   return c;
 }
 
+// A contiguous view of this shape.
+static void shape_view(tessera_tensor& view, const std::vector<std::int64_t>& shape) {
+  view.ndim = static_cast<std::int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), view.shape);
+  view.strides[view.ndim - 1] = 1;
+  for (int d = view.ndim - 1; d > 0; --d)
+    view.strides[d - 1] = view.strides[d] * std::max<std::int64_t>(view.shape[d], 1);
+}
+
 void use_pages(Bytes& in, Call& call) {
   auto& all = call.arguments;
   const int heads = all[slot_q].view.ndim - 2;
   const std::int64_t B = all[slot_cu_q].given ? all[slot_cu_q].view.shape[0] - 1 : all[slot_q].view.shape[0];
   const std::int64_t size = 1 + in.below(20), pages = in.below(12), entries = in.below(6);
-  const auto shaped = [](tessera_tensor& view, std::initializer_list<std::int64_t> shape) {
-    view.ndim = static_cast<std::int32_t>(shape.size());
-    std::copy(shape.begin(), shape.end(), view.shape);
-    view.strides[view.ndim - 1] = 1;
-    for (int d = view.ndim - 1; d > 0; --d)
-      view.strides[d - 1] = view.strides[d] * std::max<std::int64_t>(view.shape[d], 1);
-  };
   for (const Slot slot : {slot_k, slot_v}) {
     tessera_tensor& view = all[slot].view;
-    shaped(view, {pages, size, view.shape[heads], view.shape[heads + 1]});
+    shape_view(view, {pages, size, view.shape[heads], view.shape[heads + 1]});
   }
   const auto words = [&](Slot slot, std::initializer_list<std::int64_t> shape,
                          const std::vector<std::int32_t>& values) {
     Argument& a = all[slot];
     a.given = true, a.view.type = TESSERA_I32;
-    shaped(a.view, shape);
+    shape_view(a.view, shape);
     a.content.resize(values.size() * 4);
     if (!values.empty()) std::memcpy(a.content.data(), values.data(), a.content.size());
   };
@@ -220,6 +222,56 @@ void use_pages(Bytes& in, Call& call) {
   // Those of the case are as wide as its own keys.
   for (const Slot slot : {slot_bias, slot_mask})
     if (all[slot].view.shape[3] < entries * size) all[slot].given = false;
+}
+
+void use_parts(Bytes& in, Call& call) {
+  auto& all = call.arguments;
+  const tessera_tensor q = all[slot_q].view, v = all[slot_v].view;
+  const bool packed = q.ndim == 3;
+  const std::int64_t B = packed ? all[slot_cu_q].view.shape[0] - 1 : q.shape[0];
+  const std::int64_t N = q.shape[q.ndim - 3], H = q.shape[q.ndim - 2], Dv = v.shape[v.ndim - 1];
+  const auto give = [&](Slot slot, std::int32_t type, const std::vector<std::int64_t>& shape, std::size_t bytes) {
+    Argument& a = all[slot];
+    a.given = true, a.view.type = type;
+    shape_view(a.view, shape);
+    std::size_t count = 1;
+    for (const std::int64_t n : shape) count *= static_cast<std::size_t>(n);
+    a.content.assign(count * bytes, std::byte{0});
+    return count;
+  };
+  const std::vector<std::int64_t> rows = packed ? std::vector{N, H, Dv} : std::vector{B, N, H, Dv};
+  const std::vector<std::int64_t> numbers = packed ? std::vector{H, N} : std::vector{B, H, N};
+  const auto give_state = [&](Slot first) {
+    const std::size_t floats = give(first, TESSERA_F32, rows, 4);
+    give(static_cast<Slot>(first + 1), TESSERA_F32, numbers, 4);
+    const std::size_t sums = give(static_cast<Slot>(first + 2), TESSERA_F64, numbers, 8);
+    for (std::size_t n = 0; n < floats; ++n) {
+      const auto x = static_cast<float>(n % 7) - 3;
+      std::memcpy(&all[first].content[4 * n], &x, 4);
+    }
+    for (std::size_t n = 0; n < sums; ++n) {  // every third row has seen nothing
+      const float m = n % 3 == 0 ? -HUGE_VALF : static_cast<float>(n % 5);
+      const double l = n % 3 == 0 ? 0 : 1.5;
+      std::memcpy(&all[first + 1].content[4 * n], &m, 4);
+      std::memcpy(&all[first + 2].content[8 * n], &l, 8);
+    }
+  };
+  const bool forward = call.function == Function::forward, invariant = in.flag();
+  const std::int64_t row_tile = invariant ? 64 : 1, key_tile = invariant ? 192 : 1;
+  call.options.part_invariant = invariant;
+  call.options.row0 = in.below(9) * row_tile, call.options.col0 = in.below(9) * key_tile;
+  if (invariant && in.flag()) call.options.segment_rows = 64 * (1 + in.below(3));
+  if (forward && in.flag()) give_state(slot_from_o), all[slot_sinks].given = false;
+  if (forward && in.flag()) give_state(slot_to_o), all[slot_o].given = all[slot_lse].given = false;
+  for (const auto& [slot, tile] :
+       {std::pair{slot_seq_row0, row_tile}, {slot_seq_col0, key_tile}, {slot_seq_batch0, std::int64_t{1}}}) {
+    if (!in.flag()) continue;
+    give(slot, TESSERA_I64, {B}, 8);
+    for (std::int64_t b = 0; b < B; ++b) {
+      const std::int64_t x = in.below(5) * tile;
+      std::memcpy(&all[slot].content[static_cast<std::size_t>(8 * b)], &x, 8);
+    }
+  }
 }
 
 Merge merge_from(Bytes& in) {

@@ -14,6 +14,10 @@ cases::Case case_from(Bytes& in);
 // A forward call with its keys in the pages of a cache instead; some table entries are no pages.
 void use_pages(Bytes& in, Call& call);
 
+// The same question as a part of a problem: from a state or to one, at positions of its own, with the promise or
+// without.
+void use_parts(Bytes& in, Call& call);
+
 struct Merge {
   cases::Buffer o, lse;  // merged; lse may be absent
   std::vector<cases::Buffer> part_o, part_lse;

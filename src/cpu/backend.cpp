@@ -33,7 +33,8 @@ class CpuPlan : public KernelPlan {
       out += text("\n               sequences of at most ", decode_queries, " queries: keys in ",
                   most_chunks(problem.longest_k()), " chunks at most, merged in order");
     if (problem.pass == Pass::backward && problem.dq)
-      out += text("\n               dQ in ", key_groups(problem.longest_k()), " images at most, summed in order");
+      out +=
+          text("\n               dQ in ", groups_of(problem, problem.longest_k()), " images at most, summed in order");
     if (problem.options.part_invariant) out += "\n               the bits of any cut at multiples of these tiles";
     return out;
   }
@@ -60,8 +61,6 @@ class CpuKernel : public Kernel {
       return {nullptr, text("device is ", name_of(p.device), "; this kernel runs on cpu")};
     if (!isa_choices().fault.empty()) invalid(isa_choices().fault);
     if (!choice.missing.empty()) return {nullptr, choice.missing};
-    if (p.pass == Pass::backward && p.options.part_invariant)
-      return {nullptr, "part_invariant is set; only forward passes keep their bits when they are cut"};
     if (p.options.segment_rows % block_q != 0)
       return {nullptr, text("segment_rows is ", p.options.segment_rows, "; must be a multiple of ", block_q)};
     if (p.q_type == Type::f64) return {nullptr, "type is f64; this kernel takes f32, f16 and bf16"};

@@ -31,6 +31,7 @@ HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h)
   const DropoutSeed seed = dropout_seed(call.options, call.inputs.rng);
   const Int64 kv = h / p.heads_per_kv();
   const UInt32 threshold = dropout_threshold(o.dropout);
+  const auto scale = static_cast<float>(o.scale);
   return {.D = p.D,
           .Dv = p.Dv,
           .nq = s.nq,
@@ -39,7 +40,8 @@ HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h)
           .k = keys_of(p, call, s, kv),
           .v = values_of(p, call, s, kv),
           .mask = s.mask,
-          .scale = static_cast<float>(o.scale),
+          .scale = o.part_invariant ? 1 : scale,
+          .dS_scale = o.part_invariant ? scale : 1,
           .options = p.score_options(),
           .score = rounded(score_numbers_of(call, p, s.b, h, log2e<double>)),
           .shift = s.shift,

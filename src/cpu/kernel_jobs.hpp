@@ -20,7 +20,8 @@ struct HeadJob {
   KeyRows k, v;
   BandMask mask;
 
-  float scale;  // what dQ and dK are multiplied by at the end
+  float scale;     // what dQ and dK are multiplied by at the end
+  float dS_scale;  // what dS is multiplied by before that, so that sums may continue in another call
   ScoreOptions options;
   ScoreNumbers<float> score;
   Int64 shift;                // the diagonal is j - i = shift
@@ -68,6 +69,8 @@ struct BackwardJob {
   float* lse2;
   float* dq_images;  // [groups][query_blocks][image_rows][block_q]; null: dQ is not asked for
   Int64 image_rows;  // D, and perhaps some that nobody reads
+  Int64 groups;      // of keys
+  Rows dq_from;      // the sums of dQ continue from these rows, in one group; null: from 0
   int* turns;        // [groups][query_blocks]: how many spans of the group have added to that part of its image
 };
 
@@ -78,7 +81,9 @@ struct KeySpanJob {
   Int64 heads;
   Int64 group, first_block;  // of the group
   Int64 block_begin, block_end;
-  Rows dk, dv;  // null: not asked for
+  Range queries;  // those that are summed over, whole blocks of them
+  Rows dk, dv;    // null: not asked for
+  Int64 key0;     // whose rows of dk and dv are the first
   bool accumulate;
 };
 

@@ -17,6 +17,7 @@
 #include "cpu/decode.hpp"
 #include "cpu/head_job.hpp"
 #include "cpu/key_panels.hpp"
+#include "cpu/segments.hpp"
 #include "math/softmax.hpp"
 
 namespace tessera::cpu {
@@ -118,7 +119,9 @@ WorkspaceLayout workspace_layout(const Problem& p, const Isa& isa, int threads) 
     const Int64 row_bytes = product({p.Hq, total_query_blocks(p), block_q, sizeof(float)});
     layout.delta = take(row_bytes);
     layout.lse2 = take(row_bytes);
-    layout.images = take(p.dq ? product({row_bytes, isa.image_rows(p.D), key_groups(p.longest_k())}) : 0);
+    layout.images = take(p.dq ? product({row_bytes, isa.image_rows(p.D), groups_of(p, p.longest_k())}) : 0);
+    layout.segment_bytes = rounded_up(segment_bytes(p), 64);
+    layout.segments = take(product({threads, layout.segment_bytes}));
   }
   if (layout.bytes > most_bytes)
     throw Failure(TESSERA_OUT_OF_MEMORY, "workspace: more than 2^56 bytes are needed, and no process can have them");
@@ -176,7 +179,7 @@ class Backward {
     auto* lse2 = reinterpret_cast<float*>(workspace + layout.lse2);
     auto* image = reinterpret_cast<float*>(workspace + layout.images);
     Int64 parts = 0;  // of images
-    for (const Sequence& s : sequences) parts += p.Hq * query_blocks(s.nq) * key_groups(s.nk);
+    for (const Sequence& s : sequences) parts += p.Hq * query_blocks(s.nq) * groups_of(p, s.nk);
     turns.resize(static_cast<std::size_t>(parts));
     int* turn = turns.data();
     for (const Sequence& s : sequences)
@@ -190,10 +193,12 @@ class Backward {
                         .lse2 = lse2,
                         .dq_images = p.dq ? image : nullptr,
                         .image_rows = isa.image_rows(p.D),
+                        .groups = groups_of(p, s.nk),
+                        .dq_from = p.options.part_invariant && p.options.accumulate ? dq_rows(s, h) : Rows{},
                         .turns = turn});
-        turn += query_blocks(s.nq) * key_groups(s.nk);
+        turn += query_blocks(s.nq) * groups_of(p, s.nk);
         const Int64 rows = query_blocks(s.nq) * block_q;
-        delta += rows, lse2 += rows, image += rows * isa.image_rows(p.D) * key_groups(s.nk);
+        delta += rows, lse2 += rows, image += rows * isa.image_rows(p.D) * groups_of(p, s.nk);
       }
   }
 
@@ -212,6 +217,10 @@ class Backward {
  private:
   const BackwardJob& job(std::size_t sequence, Int64 h) const {
     return jobs[sequence * static_cast<std::size_t>(p.Hq) + static_cast<std::size_t>(h)];
+  }
+
+  Rows dq_rows(const Sequence& s, Int64 h) const {
+    return head_rows(token_rows(call.gradients.dq, p, s.b, s.q_begin), h);
   }
 
   // The place in the list of the first sequence whose number is at least b.
@@ -241,32 +250,40 @@ class Backward {
   // ones, which then hardly wait for their turn; and a span comes before the one that waits for it, so that there is no
   // deadlock. Causal: earlier keys are seen by more queries, so the longest tasks come first.
   Step key_spans() const {
-    const TaskList tasks(sequences, [&](const Sequence& s) { return p.Hk * key_groups(s.nk) * most_spans(s.nk); });
+    const auto spans = [&](const Sequence& s) {
+      return p.Hk * groups_of(p, s.nk) * most_spans(s.nk, groups_of(p, s.nk));
+    };
+    const TaskList tasks(sequences, spans);
     return {tasks.count(), [this, tasks](Int64 index, int worker) {
               const auto task = tasks[index];
               const Sequence& s = sequences[task.sequence];
-              const Int64 kv = task.index % p.Hk, group = task.index / p.Hk % key_groups(s.nk);
-              const Int64 span = task.index / p.Hk / key_groups(s.nk);
-              const Int64 first = group_begin(s.nk, group), end = group_begin(s.nk, group + 1);
-              const Int64 begin = first + span * key_blocks_beside;
+              const Int64 groups = groups_of(p, s.nk);
+              const Int64 kv = task.index % p.Hk, group = task.index / p.Hk % groups;
+              const Int64 number = task.index / p.Hk / groups;
+              const Int64 first = group_begin(s.nk, groups, group), end = group_begin(s.nk, groups, group + 1);
+              const Int64 begin = first + number * key_blocks_beside;
               if (begin >= end) return;
-              isa.key_span({.jobs = &job(task.sequence, kv * p.heads_per_kv()),
-                            .heads = p.heads_per_kv(),
-                            .group = group,
-                            .first_block = first,
-                            .block_begin = begin,
-                            .block_end = lesser(begin + key_blocks_beside, end),
-                            .dk = head_rows(token_rows(call.gradients.dk, p, s.b, s.k_begin), kv),
-                            .dv = head_rows(token_rows(call.gradients.dv, p, s.b, s.k_begin), kv),
-                            .accumulate = p.options.accumulate},
-                           scratch_of(call, layout, worker));
+              const KeySpanJob span{.jobs = &job(task.sequence, kv * p.heads_per_kv()),
+                                    .heads = p.heads_per_kv(),
+                                    .group = group,
+                                    .first_block = first,
+                                    .block_begin = begin,
+                                    .block_end = lesser(begin + key_blocks_beside, end),
+                                    .queries = {0, s.nq},
+                                    .dk = head_rows(token_rows(call.gradients.dk, p, s.b, s.k_begin), kv),
+                                    .dv = head_rows(token_rows(call.gradients.dv, p, s.b, s.k_begin), kv),
+                                    .key0 = 0,
+                                    .accumulate = p.options.accumulate};
+              if (layout.segment_bytes == 0) return isa.key_span(span, scratch_of(call, layout, worker));
+              char* sums = static_cast<char*>(call.execution.workspace) + layout.segments;
+              add_segments(p, isa, span, s.row0, scratch_of(call, layout, worker),
+                           reinterpret_cast<float*>(sums + worker * layout.segment_bytes));
             }};
   }
 
   Step finish_dq() const {
     return for_query_blocks([this](const BackwardJob& j, const Sequence& s, Int64 h, Int64 block, int worker) {
-      const Rows dq = head_rows(token_rows(call.gradients.dq, p, s.b, s.q_begin), h);
-      isa.finish_dq(j, dq, p.options.accumulate, block, scratch_of(call, layout, worker));
+      isa.finish_dq(j, dq_rows(s, h), p.options.accumulate && !j.dq_from, block, scratch_of(call, layout, worker));
     });
   }
 

@@ -17,7 +17,7 @@ inline constexpr Int64 block_k = 192;
 inline constexpr Int64 forward_blocks = 8;
 
 // The backward pass splits a sequence's keys into groups, with a dQ image per group that is summed in order at the end.
-// More groups: more parallelism, more memory. Counted from the sequence's own length.
+// More groups: more parallelism, more memory. Counted from the sequence's own length; parts of a problem have one.
 inline constexpr Int64 max_groups = 4;
 inline constexpr Int64 min_blocks_per_group = 2;
 // A group's keys are split into spans of so many blocks, one task each; the blocks of a span share what it loads of Q
@@ -36,11 +36,11 @@ constexpr Int64 most_chunks(Int64 keys) { return clamp(ceil_div(keys, least_chun
 constexpr Int64 key_blocks(Int64 keys) { return ceil_div(keys, block_k); }
 constexpr Int64 query_blocks(Int64 queries) { return ceil_div(queries, block_q); }
 constexpr Int64 key_groups(Int64 keys) { return clamp(key_blocks(keys) / min_blocks_per_group, 1, max_groups); }
-// First block of group g; group g holds [group_begin(g), group_begin(g + 1)).
-constexpr Int64 group_begin(Int64 keys, Int64 g) { return key_blocks(keys) * g / key_groups(keys); }
+// First block of group g of so many; group g holds [group_begin(g), group_begin(g + 1)).
+constexpr Int64 group_begin(Int64 keys, Int64 groups, Int64 g) { return key_blocks(keys) * g / groups; }
 // Spans of the largest group.
-constexpr Int64 most_spans(Int64 keys) {
-  return ceil_div(ceil_div(key_blocks(keys), key_groups(keys)), key_blocks_beside);
+constexpr Int64 most_spans(Int64 keys, Int64 groups) {
+  return ceil_div(ceil_div(key_blocks(keys), groups), key_blocks_beside);
 }
 
 }  // namespace tessera::cpu

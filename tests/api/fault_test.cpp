@@ -227,6 +227,28 @@ TEST(Plans, MadeAndRun) {
   expect_survives({.name = "backward plan", .run = backward, .outputs = s.gradient_buffers()});
 }
 
+// A part of a problem: to a state, at positions of its own; gradients by segments of queries.
+TEST(Plans, Parts) {
+  Case spec = rich(Type::bf16);
+  spec.options.part_invariant = true, spec.options.segment_rows = 64, spec.options.row0 = spec.options.col0 = 0;
+  Structs s(spec, nullptr, 2);
+  s.compute_saved();
+  const Buffer o(Type::f32, {spec.B, spec.Nq, spec.Hq, spec.dim_v()});
+  const Buffer m(Type::f32, {spec.B, spec.Hq, spec.Nq}), l(Type::f64, {spec.B, spec.Hq, spec.Nq});
+  const Buffer places = filled(Type::i64, {spec.B}, 192);
+  Inputs in = s.data.inputs();
+  in.seq_row0 = in.seq_col0 = in.seq_batch0 = places.tensor();
+  const detail::CInputs inputs(in);
+  const detail::COutputs state({.state = {o.tensor(), m.tensor(), l.tensor()}});
+  expect_survives({.name = "forward to a state",
+                   .run = [&] { return tessera_forward(&inputs.view, &state.view, &s.options, &s.execution); },
+                   .outputs = {&o, &m, &l}});
+  const auto backward = [&] {
+    return tessera_backward(&inputs.view, &s.saved.view, &s.gradients.view, &s.options, &s.execution);
+  };
+  expect_survives({.name = "backward by segments", .run = backward, .outputs = s.gradient_buffers()});
+}
+
 // --- the rest of the ABI --------------------------------------------------------------------------------------------
 
 TEST(Faults, Merge) {

@@ -301,6 +301,13 @@ class Commands(Case):
         self.assertEqual(forced["forward"]["kernel"], "reference")
         self.assert_sentence(tessera("plan", "--heads", "8", "--kv-heads", "3"), 1, "multiple")
         self.assert_sentence(tessera("plan", "--device", "cuda"), 1, "cuda")
+        part = ["plan", *shape, "--with", "state_in,state_out", "--part-invariant", "--segment-rows", "4096"]
+        text = tessera(*part).stdout
+        self.assertIn("from a state, to a state, part-invariant in segments of 4096 queries", text)
+        self.assertIn("the bits of any cut at multiples of these tiles", text)
+        self.assert_sentence(tessera(*part, "--device", "cuda"), 1,
+                             "the call is a part (from a state, to a state, part-invariant in segments of 4096")
+        self.assert_sentence(tessera("plan", "--sm-margin", "2"), 1, "only GPUs have multiprocessors")
 
     def test_check(self):
         report, text = self.load_json("check", "--suite", "random", "--seed", "11", "--count", "3")

@@ -144,6 +144,114 @@ TEST(PartsForward, AnyCutIsAccurateOnEveryKernel) {
     }
 }
 
+// Gradients of a case by one call: f32, without those that are sums over everything.
+CaseData whole_gradients(Case spec, const Execution& execution) {
+  spec.backward = spec.f32_grads = true, spec.grads = {.dbias = false, .dsinks = false};
+  spec.options.accumulate = false;
+  CaseData data = build(spec);
+  run(data, execution);
+  return data;
+}
+
+// The case on ranks that each hold a node of the tree over segments, with its keys in pieces.
+void expect_same_backward(const CaseData& whole, const std::vector<std::int64_t>& key_cuts, Generator& g,
+                          const Execution& execution) {
+  const Case& spec = whole.spec;
+  CaseData data = build(spec);
+  forward(data.inputs(), data.outputs(), data.options(), execution);
+  data.dq.fill(std::vector<double>(static_cast<std::size_t>(data.dq.elements()), 0.0));
+  const std::int64_t S = spec.options.segment_rows, row0 = spec.options.row0;
+  const Piece segments{row0 / S, (row0 + spec.Nq + S - 1) / S};
+  int level = 0;
+  while (segments.begin >> level != (segments.end - 1) >> level) ++level;
+  std::vector<Node> nodes;
+  add_nodes(level, segments.begin >> level, segments, g, nodes);
+  std::vector<Buffer> dk, dv;
+  for (const Node& node : nodes) {
+    dk.push_back(filled(Type::f32, {spec.B, spec.Nk, spec.Hk, spec.D}, 0));
+    dv.push_back(filled(Type::f32, {spec.B, spec.Nk, spec.Hk, spec.dim_v()}, 0));
+    const Piece rows{std::max<std::int64_t>(0, (node.number << node.level) * S - row0),
+                     std::min(spec.Nq, ((node.number + 1) << node.level) * S - row0)};
+    Rows(data, rows).differentiate(pieces_of(spec.Nk, key_cuts), dk.back(), dv.back(), execution);
+  }
+  expect_same_bits(whole.dq, data.dq, "dq");
+  const auto expect_sum = [&](const Buffer& expected, const std::vector<Buffer>& parts, const char* name) {
+    const std::vector<float> sum = fold(level, segments.begin >> level, nodes, parts);
+    Buffer folded = filled(Type::f32, {spec.B, spec.Nk, spec.Hk, expected.size(3)}, 0);
+    folded.fill({sum.begin(), sum.end()});
+    expect_same_bits(expected, folded, name);
+  };
+  expect_sum(whole.dk, dk, "dk");
+  expect_sum(whole.dv, dv, "dv");
+  EXPECT_TRUE(data.dq.margins_intact());
+  ++case_count.judged;
+}
+
+TEST(PartsBackward, HaveTheBitsOfOneCallAtEveryTileBoundary) {
+  std::uint64_t seed = 0;
+  for (const std::string& kernel : cpu_kernels())
+    for (const Type type : {Type::f32, Type::f16, Type::bf16})
+      for (Case spec : features()) {
+        spec.type = type, spec.options.segment_rows = ++seed % 2 ? queries : 2 * queries;
+        spec.options.row0 = static_cast<std::int64_t>(seed % 3) * queries;
+        SCOPED_TRACE(kernel + " " + describe(spec));
+        const Execution one{.threads = 1, .kernel = kernel.c_str()}, three{.threads = 3, .kernel = kernel.c_str()};
+        const CaseData whole = whole_gradients(spec, three);
+        Generator g(seed);
+        expect_same_backward(whole, {keys, 2 * keys, 3 * keys, spec.Nk}, g, one);
+        expect_same_backward(whole, {static_cast<std::int64_t>(1 + seed % 3) * keys}, g, three);
+        if (HasFatalFailure()) return;
+      }
+}
+
+TEST(PartsBackward, RandomConfigurationsHaveTheBitsOfOneCall) {
+  const auto kernels = cpu_kernels();
+  for (std::uint64_t seed = 6300; seed < 6360; ++seed) {
+    Case spec = random_part(seed);
+    Generator g(seed);
+    spec.options.segment_rows = queries << g.between(0, 2);
+    spec.options.row0 = g.between(0, 9) * queries;
+    SCOPED_TRACE(describe(spec));
+    const Execution execution{.threads = 1 + static_cast<int>(seed % 3),
+                              .kernel = kernels[seed % kernels.size()].c_str()};
+    expect_same_backward(whole_gradients(spec, execution), some_cuts(spec.Nk, keys, 0.6, g), g, execution);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// The options that decide about bits cost no accuracy: 16-bit gradients, accumulation, every gradient.
+TEST(PartsBackward, IsAccurate) {
+  const auto kernels = cpu_kernels();
+  std::vector<Execution> executions;
+  for (const std::string& kernel : kernels) executions.push_back({.threads = 2, .kernel = kernel.c_str()});
+  for (const Type type : {Type::f32, Type::f16, Type::bf16})
+    for (Case spec : features()) {
+      spec.type = type, spec.backward = true, spec.options.accumulate = spec.name == "causal_gqa";
+      spec.f32_grads = spec.options.accumulate;
+      if (spec.name != "plain") spec.options.segment_rows = queries;
+      for (const CaseReport& report : run_case(spec, executions)) expect_ok(report);
+    }
+}
+
+// Without segments the queries of a key are summed in one call, and cuts of the keys change nothing.
+TEST(PartsBackward, KeysMayBeCutWithoutSegments) {
+  for (const std::string& kernel : cpu_kernels())
+    for (const Case& spec : features()) {
+      SCOPED_TRACE(kernel + " " + describe(spec));
+      const Execution execution{.threads = 2, .kernel = kernel.c_str()};
+      const CaseData whole = whole_gradients(spec, execution);
+      CaseData data = build(whole.spec);
+      forward(data.inputs(), data.outputs(), data.options(), execution);
+      for (Buffer* x : {&data.dq, &data.dk, &data.dv})
+        x->fill(std::vector<double>(static_cast<std::size_t>(x->elements()), 0.0));
+      Rows(data, {0, spec.Nq}).differentiate(pieces_of(spec.Nk, {keys, 3 * keys}), data.dk, data.dv, execution);
+      expect_same_bits(whole.dq, data.dq, "dq");
+      for (std::int64_t e = 0; e < data.dk.elements(); ++e) ASSERT_EQ(whole.dk.get(e), data.dk.get(e));
+      for (std::int64_t e = 0; e < data.dv.elements(); ++e) ASSERT_EQ(whole.dv.get(e), data.dv.get(e));
+      ++case_count.judged;
+    }
+}
+
 // One kernel's state, finished by another.
 TEST(PartsState, AnyKernelContinuesAnyOther) {
   Case spec = features()[5];

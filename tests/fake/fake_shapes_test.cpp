@@ -192,5 +192,49 @@ TEST_F(FakeGpu, MmaIsForThoseWhoAskForIt) {
   }
 }
 
+// Persistent kernels leave as many multiprocessors free as the caller asks for; the others, and a margin that leaves
+// none, are refused. Parts of a problem are refused by all.
+TEST_F(FakeGpu, AMarginOfMultiprocessorsStaysFree) {
+  const int device = fake::machine().device_of(9, 0);
+  for (const FakePass pass : {FakePass::forward, FakePass::backward})
+    for (const int margin : {0, 1, 4, 131}) {
+      Plain plain;
+      plain.B = 4, plain.Nq = plain.Nk = 4096, plain.Hq = plain.Hk = 8, plain.D = 128;
+      FakeCall call = plain.call(pass, pass == FakePass::forward ? "hopper" : "hopper_one_pass", device);
+      call.execution.sm_margin = margin;
+      std::size_t launches = 0;
+      ASSERT_TRUE(keeps_promises(call, 0, launches));
+      const auto is_main = [](const fake::Launch& launch) {
+        return launch.kernel->function.find("forward") != std::string::npos ||
+               launch.kernel->function.find("one_pass") != std::string::npos;
+      };
+      const auto& list = fake::machine().launches;
+      const auto main = std::find_if(list.begin(), list.end(), is_main);
+      ASSERT_NE(main, list.end());
+      EXPECT_EQ(main->grid[0], static_cast<unsigned>(fake::hopper.multiprocessors - margin)) << main->kernel->function;
+    }
+  const auto refused = [&](const char* kernel, const auto& change) {
+    Plain plain;
+    FakeCall call = plain.call(FakePass::forward, kernel, device);
+    change(call);
+    try {
+      planned(call);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), TESSERA_UNSUPPORTED);
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(refused("vector", [](FakeCall& c) { c.execution.sm_margin = 2; }),
+            "no kernel can run this: vector: sm_margin is 2; this kernel is not persistent and takes every "
+            "multiprocessor");
+  EXPECT_NE(refused("hopper", [](FakeCall& c) { c.execution.sm_margin = 132; })
+                .find("hopper: sm_margin is 132; this GPU has 132 multiprocessors"),
+            std::string::npos);
+  EXPECT_EQ(refused("vector", [](FakeCall& c) { c.options.part_invariant = true; }),
+            "no kernel can run this: vector: the call is a part (part-invariant); GPU kernels take positions that all "
+            "sequences share, cpu kernels parts of every kind");
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -95,6 +95,25 @@ class Rows {
     EXPECT_TRUE(margins_intact());
   }
 
+  // Backward over the pieces of keys, ascending: dQ of these rows goes on in the case's own dQ, and dK and dV, of all
+  // keys, are those of these rows alone.
+  void differentiate(const std::vector<Piece>& pieces, const Buffer& dk, const Buffer& dv, const Execution& execution) {
+    const Saved all = data.saved();
+    const Saved saved{.o = slice(all.o, 1, rows),
+                      .lse = slice(all.lse, 2, rows),
+                      .d_o = slice(all.d_o, 1, rows),
+                      .d_lse = slice(all.d_lse, 2, rows)};
+    for (const Piece& keys : pieces) {
+      Options o = options(keys);
+      o.accumulate = true;
+      backward(inputs(keys), saved,
+               {.dq = slice(data.dq.tensor(), 1, rows),
+                .dk = slice(dk.tensor(), 1, keys),
+                .dv = slice(dv.tensor(), 1, keys)},
+               o, execution);
+    }
+  }
+
   const CaseData& data;
   const Piece rows;
   Buffer state_o, state_m, state_l;
@@ -103,6 +122,33 @@ class Rows {
   std::vector<std::int32_t> used_q, used_k;
   std::int64_t off = 0;
 };
+
+// Ranks that hold nodes of the tree over segments: nodes of random levels that cover the rows [row0, row0 + length).
+struct Node {
+  int level = 0;
+  std::int64_t number = 0;
+};
+inline void add_nodes(int level, std::int64_t number, Piece segments, Generator& g, std::vector<Node>& out) {
+  if (number << level >= segments.end || (number + 1) << level <= segments.begin) return;
+  if (level == 0 || g.chance(0.3)) return out.push_back({level, number});
+  for (const std::int64_t half : {0, 1}) add_nodes(level - 1, 2 * number + half, segments, g, out);
+}
+
+// Sums of nodes, each with a gradient of its own, up to the root; one that has none is left out.
+inline std::vector<float> fold(int level, std::int64_t number, const std::vector<Node>& nodes,
+                               const std::vector<Buffer>& sums) {
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    if (nodes[n].level != level || nodes[n].number != number) continue;
+    const auto values = sums[n].values();
+    return {values.begin(), values.end()};
+  }
+  if (level == 0) return {};
+  std::vector<float> left = fold(level - 1, 2 * number, nodes, sums);
+  const std::vector<float> right = fold(level - 1, 2 * number + 1, nodes, sums);
+  if (left.empty()) return right;
+  for (std::size_t e = 0; e < right.size(); ++e) left[e] += right[e];
+  return left;
+}
 
 // Rows of one document of a packed case.
 struct Span {

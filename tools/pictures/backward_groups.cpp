@@ -18,7 +18,7 @@ Sheet backward_groups() {
   // The matrix of tiles, coloured by the group that computes them.
   sheet.text(left + side / 2, top - 40, "tiles of S, P, dP, dS", "middle", colour::ink, 14, true);
   for (Int64 g = 0; g < groups; ++g) {
-    const Int64 first = group_begin(N, g), last = group_begin(N, g + 1);
+    const Int64 first = group_begin(N, groups, g), last = group_begin(N, groups, g + 1);
     const double x = left + double(first * block_k) * unit, w = double((last - first) * block_k) * unit;
     sheet.text(x + w / 2, top - 12, format("group %lld", g), "middle", fills[g], 13, true);
     for (Int64 k = first; k < last; ++k)
@@ -43,7 +43,7 @@ Sheet backward_groups() {
   sheet.text(images + (double(groups) * (image + gap) - gap) / 2, top - 40, "images of dQ", "middle", colour::ink, 14,
              true);
   for (Int64 g = 0; g < groups; ++g) {
-    const Range keys{group_begin(N, g) * block_k, group_begin(N, g + 1) * block_k};
+    const Range keys{group_begin(N, groups, g) * block_k, group_begin(N, groups, g + 1) * block_k};
     const Range seen = visible_queries(mask, keys);
     const double x = images + double(g) * (image + gap);
     sheet.text(x + image / 2, top - 12, format("of group %lld", g), "middle", fills[g], 12, true);

@@ -17,7 +17,8 @@ struct BackwardScratch {
   }
 };
 
-// delta = dO . O - dLSE and lse2 of one block of queries. Rows that see nothing get lse2 = +inf, so that P = 0.
+// delta = dO . O - dLSE and lse2 of one block of queries, and the image of dQ where it does not start from 0. Rows that
+// see nothing get lse2 = +inf, so that P = 0.
 HWY_NOINLINE void prepare_block(const BackwardJob& job, Int64 query_block) {
   const HeadJob& head = job.head;
   HWY_ALIGN float O[512], dO[512];
@@ -38,6 +39,9 @@ HWY_NOINLINE void prepare_block(const BackwardJob& job, Int64 query_block) {
     job.delta[i] = static_cast<float>(delta);
     job.lse2[i] = static_cast<float>(lse * log2e<double>);
   }
+  if (job.dq_images && job.dq_from)
+    load_transposed(job.dq_from, tile_of(query_range(head, query_block), {}), head.D, 1.0f,
+                    job.dq_images + query_block * job.image_rows * block_q);
 }
 
 // P = 2^(S - lse2), in place, of scores that lack `factor` unless they are `scaled`.
@@ -84,8 +88,19 @@ HWY_INLINE float* image_of(const KeySpanJob& span, const BackwardJob& job, Int64
   return job.dq_images + (span.group * query_blocks(job.head.nq) + query_block) * job.image_rows * block_q;
 }
 
+// Whether a tile is the first of its queries in its group: it replaces what the workspace held before.
+HWY_INLINE bool starts_image(const KeySpanJob& span, const BackwardJob& job, Range queries, Int64 key_block) {
+  return !job.dq_from && key_block == greater(span.first_block, visible_keys(job.head.mask, queries).begin / block_k);
+}
+
 HWY_INLINE Range keys_of(const KeySpanJob& span) {
   return {span.block_begin * block_k, lesser(span.block_end * block_k, span.jobs[0].head.nk)};
+}
+
+// The queries that the span sums over.
+HWY_INLINE Range queries_of(const KeySpanJob& span) {
+  const Range seeing = visible_queries(span.jobs[0].head.mask, keys_of(span));
+  return {greater(seeing.begin, span.queries.begin), lesser(seeing.end, span.queries.end)};
 }
 
 // The spans of a group add to a part of its image in the order of their keys, so that the sum is deterministic. This
@@ -135,24 +150,23 @@ HWY_INLINE void backward_tile(const KeySpanJob& span, const BackwardJob& job, Ra
   recompute(job, tile, first, s, prefetch);
   if (span.dv) s.products.add_dv(head, tile, s.P, dV + first * VectorBackward::padded(head.Dv));
   if (head.options.need_derivative()) multiply_tile(tile, s.derivative, s.dS);
+  if (head.dS_scale != 1) scale_tile(tile, head.dS_scale, s.dS);
   if (span.dk) s.products.add_dk(head, tile, s.dS, dK + first * VectorBackward::padded(head.D));
   if (job.dq_images) {
     begin_turn(span, job, queries.begin / block_q);
     float* image = image_of(span, job, queries.begin / block_q);
-    // The group's first tile of these queries replaces what the workspace held before.
-    const Int64 first_block = greater(span.first_block, visible_keys(head.mask, queries).begin / block_k);
-    s.products.add_dq(head, tile, first, s.dS, key_block == first_block, image);
+    s.products.add_dq(head, tile, first, s.dS, starts_image(span, job, queries, key_block), image);
   }
 }
 
 // Rows of dK or dV, times `factor`, to the caller's tensor.
-HWY_INLINE void store_gradient(const Rows& out, Range keys, Int64 width, Int64 padded, float factor, bool accumulate,
-                               float* rows) {
+HWY_INLINE void store_gradient(const Rows& out, Int64 key0, Range keys, Int64 width, Int64 padded, float factor,
+                               bool accumulate, float* rows) {
   if (!out) return;
   for (Int64 j = 0; j < keys.size(); ++j) {
     float* row = rows + j * padded;
     for (Int64 d = 0; d < padded; d += lanes) store(hn::Mul(load(row + d), set(factor)), row + d);
-    narrow_row(out, keys.begin + j, width, accumulate, row);
+    narrow_row(out, keys.begin - key0 + j, width, accumulate, row);
   }
 }
 
@@ -168,7 +182,7 @@ HWY_NOINLINE void backward_key_span(const KeySpanJob& span, float* memory) {
     fill(s.dK[n], block_k * D_padded, 0);
     fill(s.dV[n], block_k * Dv_padded, 0);
   }
-  const Range seeing = visible_queries(any.mask, keys_of(span));
+  const Range seeing = queries_of(span);
   for (Int64 h = 0; h < span.heads; ++h)
     for (Int64 q = seeing.begin / block_q; q * block_q < seeing.end; ++q) {
       const BackwardJob& job = span.jobs[h];
@@ -183,8 +197,8 @@ HWY_NOINLINE void backward_key_span(const KeySpanJob& span, float* memory) {
     }
   for (Int64 n = 0; n < count; ++n) {
     const Range range = key_block_range(any, begin + n);
-    store_gradient(span.dk, range, any.D, D_padded, any.scale, span.accumulate, s.dK[n]);
-    store_gradient(span.dv, range, any.Dv, Dv_padded, 1.0f, span.accumulate, s.dV[n]);
+    store_gradient(span.dk, span.key0, range, any.D, D_padded, any.scale, span.accumulate, s.dK[n]);
+    store_gradient(span.dv, span.key0, range, any.Dv, Dv_padded, 1.0f, span.accumulate, s.dV[n]);
   }
 }
 
@@ -198,8 +212,10 @@ HWY_NOINLINE void finish_dq_block(const BackwardJob& job, const Rows& dq, bool a
   const Range queries = query_range(head, query_block);
   const Tile tile = tile_of(queries, {});
   const Range seen = visible_keys(head.mask, queries);
-  for (Int64 g = 0; g < key_groups(head.nk); ++g) {
-    const Int64 begin = group_begin(head.nk, g) * block_k, end = group_begin(head.nk, g + 1) * block_k;
+  if (job.dq_from && seen.empty()) return;  // the rows are there already
+  for (Int64 g = 0; g < job.groups; ++g) {
+    const Int64 begin = group_begin(head.nk, job.groups, g) * block_k;
+    const Int64 end = group_begin(head.nk, job.groups, g + 1) * block_k;
     if (seen.empty() || seen.end <= begin || end <= seen.begin) continue;  // the group never saw these queries
     const float* image = job.dq_images + (g * query_blocks(head.nq) + query_block) * job.image_rows * block_q;
     for (Int64 d = 0; d < head.D; ++d)

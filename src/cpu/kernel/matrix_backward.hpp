@@ -79,8 +79,9 @@ struct MatrixBackward {
   }
 };
 
-// P = 2^(S - lse2) and dS = P (dP - delta) of a tile, straight into the products' operands. S lacks `factor`.
-template <int pieces, class Beside>
+// P = 2^(S - lse2) and dS = P (dP - delta) of a tile, straight into the products' operands. S lacks `factor`. `scaled`:
+// dS is multiplied by dS_scale.
+template <int pieces, bool scaled, class Beside>
 HWY_NOINLINE void gradients_of_tile(const BackwardJob& job, const Tile& tile, float factor,
                                     const TileOperands<pieces>& s, Beside& beside) {
   constexpr Exactness exactness = AsPairs<pieces>::exactness;
@@ -99,6 +100,7 @@ HWY_NOINLINE void gradients_of_tile(const BackwardJob& job, const Tile& tile, fl
           const Vec zero = hn::Zero(FloatTag());
           P[n] = j + r < tile.nj ? exp2_any<exactness>(exponent) : zero;
           dS[r][n] = j + r < tile.nj ? hn::Mul(P[n], hn::Sub(load(s.dP + at), load(delta + i + n * lanes))) : zero;
+          if (scaled) dS[r][n] = hn::Mul(dS[r][n], set(job.head.dS_scale));
         }
         keep_row<pieces>(s.P, j + r, i, P[0], P[1]);
         keep_row<pieces>(s.dS, j + r, i, dS[r][0], dS[r][1]);
@@ -123,6 +125,7 @@ HWY_NOINLINE void gradients_with_options(const BackwardJob& job, const Tile& til
   score_gradients(tile, s.S, job.delta, nothing, s.dP);
   if (head.options.dropout) multiply_tile(tile, Z, s.S);
   if (head.options.need_derivative()) multiply_tile(tile, derivative, s.dP);
+  if (head.dS_scale != 1) scale_tile(tile, head.dS_scale, s.dP);
   split_keys<pieces>(tile, s.S, s.P);
   split_keys<pieces>(tile, s.dP, s.dS);
   AsPairs<pieces>{s.dSt}.keep_tile(tile, s.dP);
@@ -138,8 +141,8 @@ struct BackwardPlace {
 class BackwardWalk {
  public:
   HWY_INLINE explicit BackwardWalk(const KeySpanJob& span) :
-      span(span), any(span.jobs[0].head), queries(visible_queries(any.mask, keys_of(span))),
-      query_block(queries.begin / block_q), block(span.block_begin) {}
+      span(span), any(span.jobs[0].head), queries(queries_of(span)), query_block(queries.begin / block_q),
+      block(span.block_begin) {}
 
   HWY_INLINE bool next(BackwardPlace& place) {
     for (; head < span.heads; ++head, query_block = queries.begin / block_q)
@@ -194,10 +197,9 @@ struct MatrixKeySpan {
     if (!job.dq_images) return;
     begin_turn(span, job, place.query_block);
     float* image = image_of(span, job, place.query_block);
-    // The group's first tile of these queries replaces what the workspace held before.
-    const Range seen = visible_keys(any.mask, query_range(any, place.query_block));
-    const bool is_first = span.block_begin + place.beside == greater(span.first_block, seen.begin / block_k);
-    out.add({is_first ? Result::replace : Result::add, Terms::most, from_column(keys.Kt, first(place)), s.dSt, image,
+    const Range block = query_range(any, place.query_block);
+    const bool starts = starts_image(span, job, block, span.block_begin + place.beside);
+    out.add({starts ? Result::replace : Result::add, Terms::most, from_column(keys.Kt, first(place)), s.dSt, image,
              block_q, D, width, rows});
   }
 
@@ -209,7 +211,10 @@ struct MatrixKeySpan {
       gradients_with_options<pieces>(job, place.tile, factor, s, memory.derivative, memory.Z);
     } else {
       beside.start(ceil_div(place.tile.nj, 2) * (place.tile.width / 32));
-      gradients_of_tile<pieces>(job, place.tile, factor, s, beside);
+      if (job.head.dS_scale == 1)
+        gradients_of_tile<pieces, false>(job, place.tile, factor, s, beside);
+      else
+        gradients_of_tile<pieces, true>(job, place.tile, factor, s, beside);
     }
     // A product takes whole tiles: zeros behind the last key.
     for (Int64 j = place.tile.nj; j < tiled(place.tile.nj); ++j) clear_row<pieces>(s.P, j), clear_row<pieces>(s.dS, j);
@@ -264,7 +269,7 @@ HWY_NOINLINE void matrix_key_span(const KeySpanJob& span, float* room) {
   MatrixKeySpan<pieces>{span, any, memory}.run();
   for (Int64 n = 0; n < count; ++n) {
     const Range keys = key_block_range(any, begin + n);
-    store_gradient(span.dk, keys, any.D, tiled(any.D), any.scale, span.accumulate, memory.keys[n].dK);
-    store_gradient(span.dv, keys, any.Dv, tiled(any.Dv), 1.0f, span.accumulate, memory.keys[n].dV);
+    store_gradient(span.dk, span.key0, keys, any.D, tiled(any.D), any.scale, span.accumulate, memory.keys[n].dK);
+    store_gradient(span.dv, span.key0, keys, any.Dv, tiled(any.Dv), 1.0f, span.accumulate, memory.keys[n].dV);
   }
 }
