@@ -18,6 +18,7 @@ struct Format {
   double largest;
 };
 constexpr Format f32_format{24, -126, 0x1.fffffep127}, f16_format{11, -14, 65504}, bf16_format{8, -126, 0x1.fep127};
+constexpr Format e4m3_format{4, -6, 448};
 
 constexpr std::int64_t margin = 512;  // guard elements on both sides, more than a vector or tile row may overrun
 constexpr std::int64_t nonsense_stride = -7'777'777'777'777'777;
@@ -63,6 +64,25 @@ double f16_value(std::uint16_t bits) {
   return sign * (1024 + mantissa) * power_of_two(exponent - 25);
 }
 
+// Beyond the largest number it saturates, as caches are written.
+std::uint8_t e4m3_bits(double x) {
+  const auto sign = static_cast<std::uint8_t>(std::signbit(x) ? 0x80 : 0);
+  if (std::isnan(x)) return 0x7f;
+  const double magnitude = std::abs(round_to(Type::e4m3, x));
+  if (magnitude < 0x1p-6) return static_cast<std::uint8_t>(sign | static_cast<int>(magnitude * 0x1p9));
+  const int exponent = exponent_of(magnitude);
+  const int mantissa = static_cast<int>(magnitude * power_of_two(3 - exponent)) - 8;
+  return static_cast<std::uint8_t>(sign | ((exponent + 7) << 3) | mantissa);
+}
+
+double e4m3_value(std::uint8_t bits) {
+  const double sign = bits & 0x80 ? -1 : 1;
+  const int exponent = (bits >> 3) & 15, mantissa = bits & 7;
+  if (exponent == 15 && mantissa == 7) return std::nan("");
+  if (exponent == 0) return sign * mantissa * 0x1p-9;
+  return sign * (8 + mantissa) * power_of_two(exponent - 10);
+}
+
 template <class T>
 T load(const std::byte* p) {
   T x;
@@ -89,6 +109,10 @@ double decode(Type type, const std::byte* p) {
       return load<std::int32_t>(p);
     case Type::i64:
       return static_cast<double>(load<std::int64_t>(p));
+    case Type::e4m3:
+      return e4m3_value(load<std::uint8_t>(p));
+    case Type::i8:
+      return load<std::int8_t>(p);
     default:
       return load<std::uint8_t>(p);
   }
@@ -110,6 +134,10 @@ void encode(Type type, std::byte* p, double x) {
       return store(p, static_cast<std::int32_t>(x));
     case Type::i64:
       return store(p, static_cast<std::int64_t>(x));
+    case Type::e4m3:
+      return store(p, e4m3_bits(x));
+    case Type::i8:
+      return store(p, static_cast<std::int8_t>(round_to(Type::i8, x)));
     default:
       return store(p, static_cast<std::uint8_t>(x));
   }
@@ -136,7 +164,7 @@ std::size_t size_of(Type type) {
 bool is_float(Type type) { return type <= Type::e5m2; }
 
 const char* name_of(Type type) {
-  static constexpr const char* names[] = {"f64", "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "i64", "u8"};
+  static constexpr const char* names[] = {"f64", "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "i64", "u8", "i8"};
   return names[static_cast<std::size_t>(type)];
 }
 
@@ -148,6 +176,10 @@ double round_to(Type type, double x) {
       return quantize(f16_format, x);
     case Type::bf16:
       return quantize(bf16_format, x);
+    case Type::e4m3:
+      return std::clamp(quantize(e4m3_format, x), -e4m3_format.largest, e4m3_format.largest);
+    case Type::i8:
+      return std::clamp(std::nearbyint(x), -128.0, 127.0);
     default:
       return x;
   }

@@ -30,13 +30,14 @@ std::size_t size_of(Type type);
 bool is_float(Type type);
 const char* name_of(Type type);
 
-// `x` rounded to `type` (nearest, ties to even); independent of the library's conversions.
+// `x` rounded to `type` (nearest, ties to even; 8-bit types saturate); independent of the library's conversions.
 double round_to(Type type, double x);
 
 // The ulp of `type` at `x`; 0 for types without rounding here.
 double spacing(Type type, double x);
 
-// Every byte starts as 0xFF: NaN in each floating type, -1 in integers. Only elements of the tensor may change.
+// Every byte starts as 0xFF: NaN in each floating type, e4m3 included, -1 in integers. Only elements of the tensor may
+// change.
 class Buffer {
  public:
   Buffer() = default;

@@ -177,6 +177,12 @@ class Source {
   }
 
   double operator()(std::int64_t i, std::int64_t h, std::int64_t d) {
+    const Type type = slot == K ? c.k_type() : slot == V ? c.v_type() : c.type;
+    return (type == Type::i8 ? 32 : 1) * number(i, h, d);
+  }
+
+ private:
+  double number(std::int64_t i, std::int64_t h, std::int64_t d) {
     const bool logit = slot == Q || slot == K;
     switch (c.distribution) {
       case Distribution::small:
@@ -200,7 +206,6 @@ class Source {
     }
   }
 
- private:
   const Case& c;
   Slot slot;
   Generator random;
@@ -211,8 +216,8 @@ void build_inputs(CaseData& data, const Builder& make) {
   const Case& c = data.spec;
   const Type do_type = c.f32_do && c.type != Type::f64 ? Type::f32 : c.type;
   data.q = make.rows(Q, c.type, false, c.Hq, c.D);
-  data.k = make.rows(K, c.type, true, c.Hk, c.D);
-  data.v = make.rows(V, c.type, true, c.Hk, c.dim_v());
+  data.k = make.rows(K, c.k_type(), true, c.Hk, c.D);
+  data.v = make.rows(V, c.v_type(), true, c.Hk, c.dim_v());
   data.d_o = make.rows(DO, do_type, false, c.Hq, c.dim_v());
   make.fill_rows(data.q, false, Source(c, Q));
   make.fill_rows(data.k, true, Source(c, K));
@@ -323,6 +328,7 @@ CaseData build(const Case& spec) {
   build_score_inputs(data, make);
   build_integers(data, make);
   build_outputs(data, make);
+  build_scales(data);
   return data;
 }
 
@@ -334,10 +340,11 @@ CaseData widened(const CaseData& data) {
   spec.style = Style::contiguous, spec.endless_k = 0;
   spec.grads = {};
   spec.rng = false;
+  spec.cached_k = spec.cached_v = {};
   CaseData wide = build(spec);
   wide.q.fill(data.q.values());
-  wide.k.fill(data.k.values());
-  wide.v.fill(data.v.values());
+  wide.k.fill(data.keys());
+  wide.v.fill(data.values());
   wide.d_o.fill(data.d_o.values());
   wide.bias.fill(data.bias.values());
   wide.mask.fill(data.mask.values());
@@ -372,7 +379,9 @@ Inputs CaseData::inputs() const {
             .cu_seqlens_k = cu_k.tensor(),
             .seqused_q = used_q.tensor(),
             .seqused_k = used_k.tensor(),
-            .rng = rng.tensor()};
+            .rng = rng.tensor(),
+            .k_scale = k_scale.tensor(),
+            .v_scale = v_scale.tensor()};
   const int tokens = spec.packed() ? 0 : 1;
   in.k = endless(in.k, spec.endless_k, tokens), in.v = endless(in.v, spec.endless_k, tokens);
   // A packed call's bias and mask need only reach the longest sequence.
@@ -392,8 +401,8 @@ Gradients CaseData::gradients() const {
 }
 
 std::vector<Buffer*> CaseData::buffers() {
-  return {&q,   &k, &v,   &bias, &mask,  &slopes, &sinks, &cu_q, &cu_k,  &used_q, &used_k,
-          &rng, &o, &lse, &d_o,  &d_lse, &dq,     &dk,    &dv,   &dbias, &dsinks};
+  return {&q, &k,   &v,   &bias,  &mask, &slopes, &sinks, &cu_q,  &cu_k,   &used_q,  &used_k, &rng,
+          &o, &lse, &d_o, &d_lse, &dq,   &dk,     &dv,    &dbias, &dsinks, &k_scale, &v_scale};
 }
 
 std::vector<const Buffer*> CaseData::buffers() const {

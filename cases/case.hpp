@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,17 @@ enum class Sinks {
   high  // so far above the scores that every probability is near the end of f32's range, or beyond it
 };
 
+// Of K or V: one for all keys, one for each KV head, for each sequence and head, or for each key and head.
+enum class Scales { none, one, per_head, per_sequence, per_key };
+
+// What K or V is if not of the case's type.
+struct Cached {
+  std::optional<Type> type{};
+  Scales scales = Scales::none;
+  double size = 1;  // of the scales, about
+  bool plain() const { return !type && scales == Scales::none; }
+};
+
 struct Grads {
   bool dq = true, dk = true, dv = true, dbias = true, dsinks = true;  // the last two only where the input is given
   bool all() const { return dq && dk && dv && dbias && dsinks; }
@@ -65,6 +77,8 @@ struct Case {
   // row of memory. Nk or packed_k still give the keys that are valid, and used_k (if padded) those that are used. Such
   // a case has no dK, dV or dBias: their memory would have full size.
   std::int64_t endless_k = 0;
+
+  Cached cached_k{}, cached_v{};  // a case with such keys or values has no backward pass
 
   bool bias = false;
   Dims bias_dims{};
@@ -93,6 +107,8 @@ struct Case {
   std::int64_t tokens_k() const;
   std::int64_t batches() const { return packed() ? static_cast<std::int64_t>(packed_q.size()) : B; }
   std::int64_t dim_v() const { return Dv == 0 ? D : Dv; }
+  Type k_type() const { return cached_k.type.value_or(type); }
+  Type v_type() const { return cached_v.type.value_or(type); }
   double scale() const;  // the number that multiplies q.k
 };
 
@@ -116,8 +132,12 @@ struct CaseData {
   Buffer q, k, v, bias, mask, slopes, sinks, cu_q, cu_k, used_q, used_k, rng;
   Buffer o, lse, d_o, d_lse;
   Buffer dq, dk, dv, dbias, dsinks;
+  Buffer k_scale, v_scale;
   std::vector<Sequence> sequences;
 
+  // What the elements of K and V mean: their numbers times their scales.
+  std::vector<double> keys() const;
+  std::vector<double> values() const;
   Options options() const;  // the case's, less the seed where a tensor carries it
   Inputs inputs() const;
   Outputs outputs() const;
@@ -128,6 +148,7 @@ struct CaseData {
 };
 
 CaseData build(const Case& spec);
+void build_scales(CaseData& data);  // a part of it: cases/scales.cpp
 // The same values as contiguous f64 tensors, for the reference kernel; every gradient present, nothing accumulated.
 CaseData widened(const CaseData& data);
 

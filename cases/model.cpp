@@ -109,7 +109,7 @@ struct Pair {
 class Model {
  public:
   explicit Model(const CaseData& source) :
-      data(source), c(source.spec), q(source.q.values()), k(source.k.values()), v(source.v.values()),
+      data(source), c(source.spec), q(source.q.values()), k(source.keys()), v(source.values()),
       d_o(source.d_o.values()), bias(source.bias.values()), mask(source.mask.values()), slopes(source.slopes.values()),
       sinks(source.sinks.values()), d_lse(source.d_lse.values()), bias_index(source.bias), mask_index(source.mask),
       k_squares(squares(k, c.D)), v_squares(squares(v, c.dim_v())), o(source.o.elements(), c.dim_v()),

@@ -220,6 +220,34 @@ std::vector<Case> random_cases(std::uint64_t seed, std::size_t count) {
   return all;
 }
 
+static Cached draw_cached(Generator& g) {
+  constexpr Type types[] = {Type::e4m3, Type::i8, Type::e4m3, Type::i8, Type::f32, Type::f16, Type::bf16};
+  constexpr Scales scales[] = {Scales::one, Scales::per_head, Scales::per_sequence, Scales::per_key, Scales::per_key};
+  Cached cached;
+  if (g.chance(0.85)) cached.type = pick(g, types);
+  if (cached.type == Type::i8 || g.chance(0.7)) cached.scales = pick(g, scales);
+  return cached;
+}
+
+std::string random_cache_name(std::uint64_t seed) { return "random_cache_" + std::to_string(seed); }
+
+Case random_cache_case(std::uint64_t seed) {
+  Case c = random_case(seed);
+  Generator g(seed, 2000);
+  c.name = random_cache_name(seed), c.backward = false, c.options.accumulate = false;
+  c.cached_k = draw_cached(g), c.cached_v = draw_cached(g);
+  if (c.cached_k.plain() && c.cached_v.plain()) c.cached_v = {Type::e4m3, Scales::per_key};
+  c.endless_k = 0;
+  if (!c.packed() && g.chance(0.6)) c.Nq = std::min<std::int64_t>(c.Nq, g.between(1, 8)), c.used_q.clear();
+  return c;
+}
+
+std::vector<Case> random_cache_cases(std::uint64_t seed, std::size_t count) {
+  std::vector<Case> all;
+  for (std::size_t n = 0; n < count; ++n) all.push_back(random_cache_case(seed + n));
+  return all;
+}
+
 const std::vector<std::string>& option_names() {
   static const std::vector<std::string> names = {
       "causal",  "window", "top_left", "offset", "positions", "mask",    "softcap", "scale",       "alibi",

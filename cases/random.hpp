@@ -16,6 +16,11 @@ std::string random_name(std::uint64_t seed);
 // Seeds seed, seed + 1, ... : at least three options are active in each.
 std::vector<Case> random_cases(std::uint64_t seed, std::size_t count);
 
+// The same with types and scales of K and V of their own; forward passes.
+Case random_cache_case(std::uint64_t seed);
+std::string random_cache_name(std::uint64_t seed);
+std::vector<Case> random_cache_cases(std::uint64_t seed, std::size_t count);
+
 // All options that are counted, and those that a case has.
 const std::vector<std::string>& option_names();
 std::vector<std::string> active_options(const Case& spec);

@@ -27,17 +27,18 @@ std::vector<Case> suite(const std::string& name) {
   if (name == "regular") return regular();
   if (name == "features") return features();
   if (name == "corner") return corner();
+  if (name == "caches") return caches();
   if (name == "performance") return performance();
   if (name != "all")
-    throw std::invalid_argument("suite: is '" + name + "'; must be regular, features, corner, " +
-                                "performance, random or all");
+    throw std::invalid_argument("suite: is '" + name + "'; must be regular, features, corner, caches, " +
+                                "performance, random, random_caches or all");
   std::vector<Case> all;
   for (const auto& table : {regular(), features(), corner()}) all.insert(all.end(), table.begin(), table.end());
   return all;
 }
 
 Case find_case(const std::string& name) {
-  for (const char* table : {"all", "performance"})
+  for (const char* table : {"all", "caches", "performance"})
     for (const Case& spec : suite(table))
       if (spec.name == name) return spec;
   throw std::invalid_argument("case: there is no case named '" + name + "' in the tables");

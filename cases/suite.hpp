@@ -68,7 +68,8 @@ std::vector<CaseReport> run_case(const Case& spec, const std::vector<Execution>&
 using Finished = std::function<void(const CaseReport& report, std::size_t done, std::size_t total)>;
 SuiteReport run_suite(const std::vector<Case>& cases, const Execution& execution = {}, const Finished& finished = {});
 
-// "regular", "features", "corner", "performance", or "all" (the first three). Throws std::invalid_argument.
+// "regular", "features", "corner", "caches", "performance", or "all" (the first three, which GPUs run too). Throws
+// std::invalid_argument.
 std::vector<Case> suite(const std::string& name);
 // A case of any table by its name; throws std::invalid_argument.
 Case find_case(const std::string& name);

@@ -12,6 +12,7 @@ namespace tessera::cases {
 std::vector<Case> regular();      // ordinary shapes in every type
 std::vector<Case> features();     // each option alone, then in combinations
 std::vector<Case> corner();       // what broke other implementations
+std::vector<Case> caches();       // keys and values with types of their own and scales; forward passes
 std::vector<Case> performance();  // what `tessera bench` times; too large to be checked each time
 
 // Each row once per type, with the type appended to its name.

@@ -57,7 +57,15 @@ void options(std::ostream& out, const Options& o) {
 
 constexpr const char* sinks[] = {"", " sinks", " sinks(-inf)", " sinks(high)"};
 
+void cached(std::ostream& out, const char* name, const Cached& keys) {
+  constexpr const char* forms[] = {"", "[1]", "[H]", "[B,H]", "[B,N,H]"};
+  if (keys.type) out << " " << name << "=" << name_of(*keys.type);
+  if (keys.scales != Scales::none)
+    out << " " << name << "_scale" << forms[static_cast<std::size_t>(keys.scales)] << "*" << keys.size;
+}
+
 void tensors(std::ostream& out, const Case& c) {
+  cached(out, "k", c.cached_k), cached(out, "v", c.cached_v);
   if (c.bias) out << " bias" << dims(c.bias_dims) << (c.bias_f32 ? "f32" : "");
   if (c.masked_bias > 0) out << " bias_inf=" << c.masked_bias;
   if (c.mask) out << " mask" << dims(c.mask_dims) << c.mask_density;
@@ -109,6 +117,8 @@ std::string describe(const Case& c) {
 std::string reproduce(const Case& c) {
   if (c.name == random_name(c.seed))
     return "tessera check --suite random --seed " + std::to_string(c.seed) + " --count 1";
+  if (c.name == random_cache_name(c.seed))
+    return "tessera check --suite random_caches --seed " + std::to_string(c.seed) + " --count 1";
   return "tessera check --case " + c.name;
 }
 

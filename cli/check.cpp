@@ -26,6 +26,7 @@ struct Arguments {
 std::vector<cases::Case> named(const Arguments& a) {
   if (!a.one_case.empty()) return {cases::find_case(a.one_case)};
   if (a.suite == "random") return cases::random_cases(a.seed, a.count);
+  if (a.suite == "random_caches") return cases::random_cache_cases(a.seed, a.count);
   return cases::suite(a.suite);
 }
 
@@ -60,7 +61,7 @@ Json to_json(const cases::SuiteReport& report, const Arguments& a) {
   Json json;
   json["machine"] = machine();
   json["suite"] = a.one_case.empty() ? a.suite : "case " + a.one_case;
-  if (a.suite == "random") json["seed"] = a.seed;
+  if (a.suite.starts_with("random")) json["seed"] = a.seed;
   json["passed"] = report.passed;
   json["failed"] = report.failed;
   json["skipped"] = report.skipped;
@@ -121,8 +122,9 @@ Action add_check(CLI::App& program) {
       "Examples:\n"
       "  tessera check --suite features --kernel avx2\n"
       "  tessera check --suite random --seed 42 --count 1000 --json report.json");
-  add_flag(command, "--suite", "regular, features, corner, random, or all of the first three (the default)", a.suite,
-           {.value = "NAME", .choices = {"regular", "features", "corner", "random", "all"}});
+  add_flag(command, "--suite",
+           "regular, features, corner, or all of these three (the default); caches; random, random_caches", a.suite,
+           {.value = "NAME", .choices = {"regular", "features", "corner", "all", "caches", "random", "random_caches"}});
   add_flag(command, "--case", "Only this case of any table", a.one_case, {.value = "NAME"});
   add_flag(command, "--seed", "random: the first case's seed (default: 1)", a.seed, {.value = "N"});
   add_flag(command, "--count", "random: number of cases (default: 500)", a.count,

@@ -85,8 +85,9 @@ void judge_lse(const Buffer& lse, const cases::Expected& expected, const Call& c
   if (!report.ok) wrong(report, call, spec);
 }
 
-void valid_attention(Bytes& in) {
-  const cases::Case spec = case_from(in);
+void valid_attention(Bytes& in, bool caches) {
+  cases::Case spec = case_from(in);
+  if (caches) use_caches(in, spec);
   cases::CaseData data = cases::build(spec);
   Call forward = attention_call(Function::forward, data), backward = attention_call(Function::backward, data);
   execution_from(in, forward);
@@ -104,6 +105,7 @@ void valid_attention(Bytes& in) {
     if (!succeed(forward, outcome) || outcome.outputs.front() != bits_of_o) wrong("o differs without lse", forward);
   }
 
+  if (caches) return;
   for (const Slot slot : {slot_o, slot_lse}) {
     Argument& a = backward.arguments[slot];
     a = argument_of(a.name, *data.buffers()[slot]);
@@ -183,7 +185,9 @@ Call any_call(Bytes& in) {
   const std::int64_t kind = in.below(8);
   if (kind == 6) return merge_call(merge_from(in));
   if (kind == 7) return mask_call(mask_from(in));
-  Call call = attention_call(kind % 2 == 0 ? Function::forward : Function::backward, cases::build(case_from(in)));
+  cases::Case spec = case_from(in);
+  if (kind >= 4 && in.flag()) use_caches(in, spec);
+  Call call = attention_call(kind % 2 == 0 ? Function::forward : Function::backward, cases::build(spec));
   if (kind == 4) use_pages(in, call);
   if (kind == 2 || kind == 3) use_parts(in, call);
   return call;
@@ -191,7 +195,9 @@ Call any_call(Bytes& in) {
 
 // What the keys are worth is the tests' business; here, that the call is taken and reads nothing but its memory.
 void valid_pages(Bytes& in) {
-  Call call = attention_call(Function::forward, cases::build(case_from(in)));
+  cases::Case spec = case_from(in);
+  if (in.flag()) use_caches(in, spec);
+  Call call = attention_call(Function::forward, cases::build(spec));
   use_pages(in, call);
   execution_from(in, call);
   Outcome outcome;
@@ -255,7 +261,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 0:
     case 1:
     case 2:
-      valid_attention(in);
+      valid_attention(in, false);
+      break;
+    case 6:
+      valid_attention(in, true);
       break;
     case 3:
       valid_merge(in);

@@ -33,6 +33,8 @@ constexpr const char* names[] = {"q",
                                  "dv",
                                  "dbias",
                                  "dsinks",
+                                 "k_scale",
+                                 "v_scale",
                                  "block_table",
                                  "v_block_table",
                                  "page_indptr",
@@ -51,14 +53,14 @@ constexpr const char* names[] = {"q",
 static_assert(std::size(names) == slots);
 
 bool takes(Function function, std::size_t slot) {
-  if (function == Function::forward) return slot <= slot_lse;
+  if (function == Function::forward) return slot <= slot_lse || slot == slot_k_scale || slot == slot_v_scale;
   return true;
 }
 
 }  // namespace
 
 Range addressed(const tessera_tensor& view) {
-  if (view.ndim < 1 || view.ndim > 4 || view.type < TESSERA_F64 || view.type > TESSERA_U8) return {};
+  if (view.ndim < 1 || view.ndim > 4 || view.type < TESSERA_F64 || view.type > TESSERA_I8) return {};
   const auto bytes = static_cast<std::int64_t>(cases::size_of(static_cast<Type>(view.type)));
   Range range;
   range.elements = 1;

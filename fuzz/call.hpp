@@ -64,6 +64,8 @@ enum Slot : std::size_t {
   slot_dv,
   slot_dbias,
   slot_dsinks,
+  slot_k_scale,
+  slot_v_scale,
   slot_block_table,
   slot_v_block_table,
   slot_page_indptr,

@@ -157,6 +157,19 @@ void fill_normal(cases::Buffer& buffer, std::uint64_t seed, double spread) {
 
 }  // namespace
 
+static cases::Cached cached(Bytes& in) {
+  constexpr Type types[] = {Type::e4m3, Type::i8, Type::bf16, Type::f32, Type::f16};
+  constexpr double sizes[] = {1, 1, 1, 0, 0x1p-140, 0x1p-60, 0x1p60};
+  cases::Cached out;
+  if (!in.rarely()) out.type = in.pick(types);
+  out.scales = static_cast<cases::Scales>(in.below(5)), out.size = in.pick(sizes);
+  return out;
+}
+
+void use_caches(Bytes& in, Case& c) {
+  c.cached_k = cached(in), c.cached_v = cached(in), c.backward = false, c.options.accumulate = false;
+}
+
 Case case_from(Bytes& in) {
   constexpr Type types[] = {Type::f32, Type::f16, Type::bf16, Type::f32, Type::f16, Type::bf16, Type::f64};
   Case c;
@@ -190,6 +203,8 @@ void use_pages(Bytes& in, Call& call) {
     tessera_tensor& view = all[slot].view;
     shape_view(view, {pages, size, view.shape[heads], view.shape[heads + 1]});
   }
+  for (const Slot slot : {slot_k_scale, slot_v_scale})
+    if (tessera_tensor& view = all[slot].view; view.ndim == 3) shaped(view, {pages, size, view.shape[2]});
   const auto words = [&](Slot slot, std::initializer_list<std::int64_t> shape,
                          const std::vector<std::int32_t>& values) {
     Argument& a = all[slot];

@@ -48,11 +48,12 @@ typedef enum tessera_type {
   TESSERA_F32 = 1,
   TESSERA_F16 = 2,
   TESSERA_BF16 = 3,
-  TESSERA_E4M3 = 4, /* reserved */
+  TESSERA_E4M3 = 4, /* of k and v: OCP's, without infinities (e4m3fn); largest 448, NaN 0x7f and 0xff */
   TESSERA_E5M2 = 5, /* reserved */
   TESSERA_I32 = 6,
   TESSERA_I64 = 7,
-  TESSERA_U8 = 8 /* also a boolean: non-zero means true */
+  TESSERA_U8 = 8, /* also a boolean: non-zero means true */
+  TESSERA_I8 = 9  /* of k and v */
 } tessera_type;
 
 /* DLPack's device codes. */
@@ -83,6 +84,8 @@ typedef struct tessera_tensor {
  * number (j + leftpad) % page_size of page table[b][(j + leftpad) / page_size]; NHD and HND caches, [2,...]
  * and slices of one tensor for K and V are strides. Forward pass on the CPU (docs/algorithm.md, "Paged keys
  * and values").
+ * k and v may each have a type of their own (f32, f16, bf16, e4m3, i8) and scales. Forward pass on the CPU
+ * (docs/algorithm.md, "Types and scales of keys and values").
  * D is at most 576, Dv 512, B, Hq and Hk 2^31 - 1, Nq, Nk, Tq and Tk 2^48. */
 typedef struct tessera_inputs {
   size_t size;
@@ -109,6 +112,8 @@ typedef struct tessera_inputs {
   const tessera_tensor* seq_row0;   /* i64 [B]: added to options.row0, sequence by sequence */
   const tessera_tensor* seq_col0;   /* i64 [B]: added to options.col0 */
   const tessera_tensor* seq_batch0; /* i64 [B]: sequence b counts as number seq_batch0[b] + options.batch0 */
+  const tessera_tensor* k_scale;    /* f32: an element of k means scale times number. [1], [Hk], [B,Hk], or */
+  const tessera_tensor* v_scale;    /* [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk] */
 } tessera_inputs;
 
 /* Bits of tessera_outputs.status. */

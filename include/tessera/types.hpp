@@ -11,7 +11,8 @@
 
 namespace tessera {
 
-enum class Type : std::int32_t { f64 = 0, f32, f16, bf16, e4m3, e5m2, i32, i64, u8 };
+// e4m3 and i8 are for K and V alone. e4m3 is the one without infinities (OCP's, e4m3fn): largest 448, NaN 0x7f, 0xff.
+enum class Type : std::int32_t { f64 = 0, f32, f16, bf16, e4m3, e5m2, i32, i64, u8, i8 };
 
 // DLPack's codes; `any` means: wherever the tensors are.
 enum class DeviceType : std::int32_t { any = 0, cpu = 1, cuda = 2 };
@@ -86,6 +87,7 @@ struct State {
 // Packed (cu_seqlens_q and cu_seqlens_k given): q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv].
 // Paged (block_table, or page_indptr and page_indices given): q padded, or packed by cu_seqlens_q alone; k
 // [pages,page_size,Hk,D], v [pages,page_size,Hk,Dv]; lengths in seqused_k. Forward pass on the CPU.
+// k and v may each have a type of their own, 8-bit ones included, and scales. Forward pass on the CPU.
 struct Inputs {
   Tensor q{}, k{}, v{};
   Tensor bias{};                          // [B|1,Hq|1,Nq|1,Nk|1], q's type or f32
@@ -102,6 +104,9 @@ struct Inputs {
   State state{};                          // forward: continue from here; not given: rows have seen nothing yet
   Tensor seq_row0{}, seq_col0{};          // i64 [B]: added to Options::row0 and col0, sequence by sequence
   Tensor seq_batch0{};                    // i64 [B]: sequence b counts as number seq_batch0[b] + Options::batch0
+  // An element of k means k_scale times the number that is stored; f32 [1], [Hk], [B,Hk], or one per key and head:
+  // [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk]. v_scale likewise.
+  Tensor k_scale{}, v_scale{};
 };
 
 struct Outputs {

@@ -12,7 +12,7 @@ from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_
 from pathlib import Path
 from typing import Any
 
-F64, F32, F16, BF16, I32, I64, U8 = 0, 1, 2, 3, 6, 7, 8
+F64, F32, F16, BF16, E4M3, I32, I64, U8, I8 = 0, 1, 2, 3, 4, 6, 7, 8, 9
 CPU, CUDA = 1, 2  # DLPack's device codes
 DEFAULT_SCALE = 1.7976931348623157e308  # stands for 1/sqrt(D)
 MAX_NDIM = 4
@@ -35,7 +35,7 @@ def _pointers(names: str) -> list[tuple[str, Any]]:
 class Inputs(_Tensors):
     _fields_ = _pointers("q k v bias mask slopes sinks cu_seqlens_q cu_seqlens_k seqused_q seqused_k rng "
                          "block_table v_block_table page_indptr page_indices leftpad_k state_o state_m state_l "
-                         "seq_row0 seq_col0 seq_batch0")
+                         "seq_row0 seq_col0 seq_batch0 k_scale v_scale")
 
 
 class Outputs(_Tensors):

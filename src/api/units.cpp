@@ -27,7 +27,8 @@ std::vector<GpuPlan> gpu_plans(const Problem& problem, const cuda::Target& targe
 std::string text_of(HeadDims dims) { return dims.D == dims.Dv ? text(dims.D) : text(dims.D, "/", dims.Dv); }
 
 Problem plain_problem(Pass pass, Type type, HeadDims dims) {
-  Problem p{.pass = pass, .device = {DeviceType::cuda, 0}, .q_type = type, .kv_type = type, .o_type = type};
+  Problem p{
+      .pass = pass, .device = {DeviceType::cuda, 0}, .q_type = type, .k_type = type, .v_type = type, .o_type = type};
   p.B = 2, p.Nq = p.Nk = 4096, p.Hq = p.Hk = 8, p.D = dims.D, p.Dv = dims.Dv, p.lse = true;
   p.options.scale = 1.0 / std::sqrt(static_cast<double>(dims.D));
   if (pass == Pass::backward) p.d_o = p.dq = p.dk = p.dv = type;

@@ -16,11 +16,12 @@
 namespace tessera {
 namespace {
 
-void check_attention_type(const char* name, Type type) {
-  if (type == Type::e4m3 || type == Type::e5m2)
-    throw Failure(TESSERA_UNSUPPORTED, text(name, ": type ", name_of(type), " is reserved; use f32, f16 or bf16"));
-  if (!is_float(type))
-    invalid(name, ": has type ", name_of(type), "; must be f32, f16, bf16, or f64 for the reference");
+void check_attention_type(const char* name, Type type, bool keys) {
+  if (type == Type::e5m2)
+    throw Failure(TESSERA_UNSUPPORTED, text(name, ": type e5m2 is reserved; use f32, f16 or bf16"));
+  if (is_float(type) || (keys && (type == Type::e4m3 || type == Type::i8))) return;
+  if (keys) invalid(name, ": has type ", name_of(type), "; must be f32, f16, bf16, e4m3, i8, or f64 for the reference");
+  invalid(name, ": has type ", name_of(type), "; must be f32, f16, bf16, or f64 for the reference");
 }
 
 // Layout and sizes of q, k, v.
@@ -31,13 +32,9 @@ void check_qkv(const Inputs& in, Problem& p) {
     invalid("q: is on ", name_of(p.device), "; must be on cpu or cuda");
   for (const auto& [name, t] : {std::pair{"q", &in.q}, {"k", &in.k}, {"v", &in.v}}) {
     check_view(name, *t, p.device);
-    check_attention_type(name, t->type);
+    check_attention_type(name, t->type, t != &in.q);
   }
-  p.q_type = in.q.type, p.kv_type = in.k.type;
-  if (in.k.type != in.q.type)
-    invalid("k: has type ", name_of(in.k.type), " but q has ", name_of(in.q.type), "; they must agree");
-  if (in.v.type != in.k.type)
-    invalid("v: has type ", name_of(in.v.type), " but k has ", name_of(in.k.type), "; they must agree");
+  p.q_type = in.q.type, p.k_type = in.k.type, p.v_type = in.v.type;
 
   const bool paged = has_pages(in);
   if (!paged && bool(in.cu_seqlens_q) != bool(in.cu_seqlens_k))
@@ -110,7 +107,25 @@ std::optional<Broadcast> check_broadcast(const char* name, const Tensor& t, cons
   return Broadcast{t.type, t.shape};
 }
 
+// Of keys that have the layout of `keys`, k or v. The number of dimensions says which form it is.
+int check_scale(const char* name, const Tensor& t, const Tensor& keys, const Problem& p) {
+  if (!t) return 0;
+  check_view(name, t, p.device);
+  check_type(name, t, Type::f32);
+  const bool packed = keys.ndim == 3;
+  if (t.ndim == 1 && dim(t, 0) != 1) check_shape(name, t, {p.Hk}, "[1] or [heads]");
+  if (t.ndim == 2) check_shape(name, t, {p.B, p.Hk}, "[batch, heads]");
+  if (t.ndim == 3 && packed) check_shape(name, t, {1, dim(keys, 0), p.Hk}, "[1, tokens, heads]");
+  if (t.ndim == 3 && !packed)
+    check_shape(name, t, {dim(keys, 0), dim(keys, 1), p.Hk},
+                p.pages ? "[pages, tokens, heads]" : "[batch, tokens, heads]");
+  if (t.ndim > 3) check_ndim(name, t, 3, "one per key and head, or fewer");
+  return t.ndim;
+}
+
 void check_extras(const Inputs& in, Problem& p) {
+  p.k_scale = check_scale("k_scale", in.k_scale, in.k, p);
+  p.v_scale = check_scale("v_scale", in.v_scale, in.v, p);
   p.bias = check_broadcast("bias", in.bias, p);
   if (p.bias) check_follows("bias", p.bias->type, "q", p.q_type);
   p.mask = check_broadcast("mask", in.mask, p);
@@ -192,7 +207,14 @@ Problem check_backward(const Inputs& in, const Saved& saved, const Gradients& g,
                        const Execution& execution) {
   if (in.state) invalid("inputs.state_o: is given to the backward pass; only the forward pass carries a state");
   if (has_pages(in)) throw Failure(TESSERA_UNSUPPORTED, "k: is paged; there is no backward pass through a page table");
+  for (const auto& [name, scale] : {std::pair{"k_scale", &in.k_scale}, {"v_scale", &in.v_scale}})
+    if (*scale)
+      throw Failure(TESSERA_UNSUPPORTED, text(name, ": is given; there is no backward pass through scaled keys"));
   Problem p = check_inputs(Pass::backward, in, {}, options, execution);
+  for (const auto& [name, t] : {std::pair{"k", &in.k}, {"v", &in.v}})
+    if (t->type != p.q_type)
+      throw Failure(TESSERA_UNSUPPORTED, text(name, ": has type ", name_of(t->type), " but q has ", name_of(p.q_type),
+                                              "; the backward pass takes one type for q, k and v"));
   check_given("o", saved.o), check_given("lse", saved.lse), check_given("d_o", saved.d_o);
   check_token_tensor("o", saved.o, p, false, p.Dv);
   check_follows("o", saved.o.type, "q", p.q_type);
@@ -214,8 +236,8 @@ Problem check_backward(const Inputs& in, const Saved& saved, const Gradients& g,
   if (g.dk) check_token_tensor("dk", g.dk, p, true, p.D);
   if (g.dv) check_token_tensor("dv", g.dv, p, true, p.Dv);
   p.dq = gradient("dq", g.dq, "q", p.q_type);
-  p.dk = gradient("dk", g.dk, "k", p.kv_type);
-  p.dv = gradient("dv", g.dv, "v", p.kv_type);
+  p.dk = gradient("dk", g.dk, "k", p.k_type);
+  p.dv = gradient("dv", g.dv, "v", p.v_type);
   if (g.dbias) {
     if (!p.bias) invalid("dbias: is given but bias is not; there is nothing to differentiate");
     check_view("dbias", g.dbias, p.device);

@@ -52,7 +52,7 @@ struct Named {
 
 // All tensors of a call, by what it does to them.
 struct Tensors {
-  std::array<Named, 27> read;
+  std::array<Named, 29> read;
   std::array<Named, 11> written;
 
   explicit Tensors(const Call& c) :
@@ -79,6 +79,8 @@ struct Tensors {
             {"seq_row0", &c.inputs.seq_row0},
             {"seq_col0", &c.inputs.seq_col0},
             {"seq_batch0", &c.inputs.seq_batch0},
+            {"k_scale", &c.inputs.k_scale},
+            {"v_scale", &c.inputs.v_scale},
             {"o", &c.saved.o},
             {"lse", &c.saved.lse},
             {"d_o", &c.saved.d_o},

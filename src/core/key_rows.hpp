@@ -1,7 +1,7 @@
-// Where the keys of one KV head of one sequence lie: evenly apart in K or V, or in the pages of a cache. The only place
-// that knows how a key's number becomes an address. Made by core/sequence.cpp, read by the reference and the CPU
-// kernels; functions are part of their callers, since these are compiled for several instruction sets.
-// Implements docs/algorithm.md, "Paged keys and values".
+// Where the keys of one KV head of one sequence lie: evenly apart in K or V, or in the pages of a cache; and their
+// scales. The only place that knows how a key's number becomes an address. Made by core/sequence.cpp, read by the
+// reference and the CPU kernels; functions are part of their callers, since these are compiled for several instruction
+// sets. Implements docs/algorithm.md, "Paged keys and values" and "Types and scales of keys and values".
 #pragma once
 
 #include "math/mask.hpp"
@@ -25,6 +25,10 @@ struct KeyRows {
   Int64 pages = 0, page_size = 0, page_stride = 0;  // page_stride: bytes from page to page
   Int64 leftpad = 0;
 
+  // What the numbers of a key are multiplied by. Strides count floats, and are 0 where one scale serves all keys.
+  const float* scales = nullptr;  // of key 0, or of the pool's page 0; null: 1
+  Int64 scale_stride = 0, scale_page_stride = 0;
+
   TESSERA_ALWAYS_INLINE const char* row(Int64 j) const {
     if (!table) return base + j * stride;
     const Int64 place = j + leftpad;
@@ -42,10 +46,39 @@ struct KeyRows {
     }
   }
 
+  TESSERA_ALWAYS_INLINE float scale(Int64 j) const {
+    if (!scales) return 1;
+    if (!table) return scales[j * scale_stride];
+    const Int64 place = j + leftpad, page = table[place / page_size * table_stride];
+    return scale_at(page, place % page_size);
+  }
+
+  // As find(): out[r] is the scale of the range's r-th key. There are scales.
+  TESSERA_ALWAYS_INLINE void find_scales(Range keys, float* out) const {
+    const Int64 count = keys.size();
+    if (!table) {
+      for (Int64 r = 0; r < count; ++r) out[r] = scales[(keys.begin + r) * scale_stride];
+      return;
+    }
+    Int64 number = (keys.begin + leftpad) / page_size, at = (keys.begin + leftpad) % page_size;
+    for (Int64 r = 0; r < count;) {
+      const Int64 page = table[number++ * table_stride];
+      for (; at < page_size && r < count; ++at, ++r) out[r] = scale_at(page, at);
+      at = 0;
+    }
+  }
+
+  // Of zeros, which an entry outside of the pool stands for, the scale is 1.
+  TESSERA_ALWAYS_INLINE float scale_at(Int64 page, Int64 place) const {
+    return is_page(page) ? scales[page * scale_page_stride + place * scale_stride] : 1;
+  }
+
+  TESSERA_ALWAYS_INLINE bool is_page(Int64 page) const { return page >= 0 && page < pages; }
+
   // Null: the entry is outside of the pool.
   TESSERA_ALWAYS_INLINE const char* page_at(Int64 number) const {
     const Int64 page = table[number * table_stride];
-    return page >= 0 && page < pages ? base + page * page_stride : nullptr;
+    return is_page(page) ? base + page * page_stride : nullptr;
   }
 };
 

@@ -24,6 +24,10 @@ ScoreOptions Problem::score_options() const {
 
 ScoreParameters<double> Problem::score_parameters() const { return {.softcap = options.softcap}; }
 
+bool has_plain_keys(const Problem& p) {
+  return p.k_type == p.q_type && p.v_type == p.q_type && p.k_scale == 0 && p.v_scale == 0;
+}
+
 std::string score_option_text(const Problem& p) {
   const ScoreOptions on = p.score_options();
   if (on.softcap) return text("softcap is ", p.options.softcap);
@@ -70,9 +74,17 @@ static std::string pages_text(const Pages& pages) {
   return pages.status ? out + ", status" : out;
 }
 
+// Types that differ from q's, and scales.
+static std::string keys_text(const char* name, Type type, int scale, Type q_type) {
+  constexpr const char* forms[] = {"", " per head", " per sequence and head", " per key and head"};
+  std::string out = type != q_type ? text(", ", name, " ", name_of(type)) : "";
+  return scale ? out + text(", scales of ", name, forms[scale]) : out;
+}
+
 std::string text_of(const Problem& p) {
   std::string out = p.pass == Pass::forward ? "forward, " : "backward, ";
   out += text(name_of(p.device), ", ", name_of(p.q_type));
+  out += keys_text("K", p.k_type, p.k_scale, p.q_type) + keys_text("V", p.v_type, p.v_scale, p.q_type);
   out += text(p.packed ? ", packed B=" : ", B=", p.B, p.packed ? " Tq=" : " Nq=", p.Nq);
   out += text(p.packed && !p.pages ? " Tk=" : " Nk=", p.Nk);
   out += text(" Hq=", p.Hq, " Hk=", p.Hk, " D=", p.D, " Dv=", p.Dv, ", scale ", p.options.scale);

@@ -38,7 +38,8 @@ struct Problem {
   int alignment = 16;
   bool far_strides = false;  // some stride of q, k, v or d_o is negative, or 2^40 bytes or more
 
-  Type q_type = Type::f32, kv_type = Type::f32, o_type = Type::f32;
+  Type q_type = Type::f32, k_type = Type::f32, v_type = Type::f32, o_type = Type::f32;
+  int k_scale = 0, v_scale = 0;  // dimensions of the scales: 0 (none), 1 [1|Hk], 2 [B,Hk], 3 [.,.,Hk]
   bool packed = false;
   // Packed: Nq, Nk are the total token counts. Paged: Nk is the most keys that the table has entries for.
   std::int64_t B = 0, Nq = 0, Nk = 0, Hq = 0, Hk = 0, D = 0, Dv = 0;
@@ -70,6 +71,9 @@ struct Problem {
   std::int64_t longest_q() const;
   std::int64_t longest_k() const;
 };
+
+// Whether K and V have q's type and no scales: what GPU kernels, matrix units and the backward pass take.
+bool has_plain_keys(const Problem& problem);
 
 // An option of scores, in words ("dropout is 0.1"), for kernels that know none of them; empty: there is none. A mask
 // tensor is none of these: causal masks and windows are masks, too, and every kernel takes those.

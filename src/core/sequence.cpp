@@ -50,6 +50,19 @@ TokenRows token_rows(const Tensor& t, const Problem& p, std::int64_t b, std::int
   return {t.type, byte_address(t, b * stride(t, 0)), stride(t, 1), stride(t, 2)};
 }
 
+// Where the scales of these keys lie. `t` has 1 to 3 dimensions, of which the last one is the heads.
+static KeyRows scaled(KeyRows rows, const Tensor& t, const Sequence& s, std::int64_t kv) {
+  if (!t) return rows;
+  const bool per_key = t.ndim == 3, paged = rows.table != nullptr;
+  std::int64_t first = kv * stride(t, t.ndim - 1);
+  if (t.ndim == 2 || (per_key && !paged)) first += s.b * stride(t, 0);
+  if (per_key && !paged) first += s.k_begin * stride(t, 1);
+  rows.scales = reinterpret_cast<const float*>(byte_address(t, first));
+  rows.scale_stride = per_key ? stride(t, 1) : 0;
+  rows.scale_page_stride = per_key ? stride(t, 0) : 0;
+  return rows;
+}
+
 // K or V; v's table is `apart` from k's if given.
 static KeyRows rows_of(const Tensor& t, const Tensor& apart, const Problem& p, const Call& call, const Sequence& s,
                        std::int64_t kv) {
@@ -73,11 +86,11 @@ static KeyRows rows_of(const Tensor& t, const Tensor& apart, const Problem& p, c
 }
 
 KeyRows keys_of(const Problem& p, const Call& call, const Sequence& s, std::int64_t kv) {
-  return rows_of(call.inputs.k, {}, p, call, s, kv);
+  return scaled(rows_of(call.inputs.k, {}, p, call, s, kv), call.inputs.k_scale, s, kv);
 }
 
 KeyRows values_of(const Problem& p, const Call& call, const Sequence& s, std::int64_t kv) {
-  return rows_of(call.inputs.v, call.inputs.v_block_table, p, call, s, kv);
+  return scaled(rows_of(call.inputs.v, call.inputs.v_block_table, p, call, s, kv), call.inputs.v_scale, s, kv);
 }
 
 void report_pages(const Problem& p, const Call& call) {

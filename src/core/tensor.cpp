@@ -22,6 +22,7 @@ std::int64_t size_of(Type type) {
     case Type::e4m3:
     case Type::e5m2:
     case Type::u8:
+    case Type::i8:
       return 1;
   }
   return 0;  // not a type; check.cpp refuses it
@@ -47,6 +48,8 @@ const char* name_of(Type type) {
       return "i64";
     case Type::u8:
       return "u8";
+    case Type::i8:
+      return "i8";
   }
   return "unknown";
 }
@@ -114,8 +117,12 @@ double load_element(const void* data, Type type, std::int64_t index) {
       return widen(read<BF16>(data, index));
     case Type::i32:
       return read<std::int32_t>(data, index);
+    case Type::e4m3:
+      return widen(read<E4M3>(data, index));
     case Type::u8:
       return read<std::uint8_t>(data, index);
+    case Type::i8:
+      return read<std::int8_t>(data, index);
     default:
       throw Failure(TESSERA_INTERNAL, text("no element access for type ", name_of(type)));
   }
@@ -142,6 +149,10 @@ void store_element(void* data, Type type, std::int64_t index, double value) {
       return write(data, index, narrow<F16>(to_f32_odd(value)));
     case Type::bf16:
       return write(data, index, narrow<BF16>(to_f32_odd(value)));
+    case Type::e4m3:
+      return write(data, index, narrow<E4M3>(to_f32_odd(value)));
+    case Type::i8:
+      return write(data, index, narrow<Int8>(to_f32_odd(value)));
     default:
       throw Failure(TESSERA_INTERNAL, text("no element access for type ", name_of(type)));
   }

@@ -23,7 +23,7 @@ int alignment_of(const Tensor& tensor);
 // Whether a stride is one that tensor copies of a GPU do not take: negative, or 2^40 bytes or more.
 bool has_far_stride(const Tensor& tensor);
 
-// Element `index` of a buffer as double, and back with the type's rounding.
+// Element `index` of a buffer as double, and back with the type's rounding. e4m3 and i8 saturate.
 double load_element(const void* data, Type type, std::int64_t index);
 void store_element(void* data, Type type, std::int64_t index, double value);
 

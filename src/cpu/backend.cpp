@@ -63,9 +63,13 @@ class CpuKernel : public Kernel {
     if (!choice.missing.empty()) return {nullptr, choice.missing};
     if (p.options.segment_rows % block_q != 0)
       return {nullptr, text("segment_rows is ", p.options.segment_rows, "; must be a multiple of ", block_q)};
-    if (p.q_type == Type::f64) return {nullptr, "type is f64; this kernel takes f32, f16 and bf16"};
+    if (p.q_type == Type::f64 || p.k_type == Type::f64 || p.v_type == Type::f64)
+      return {nullptr, "type is f64; this kernel takes f32, f16 and bf16"};
     if (p.q_type == Type::f32 && choice.isa->pieces(p) > 0 && !execution.kernel)
       return {nullptr, "type is f32, which takes six products of bf16 for one; only by name"};
+    if (choice.isa->unit && !has_plain_keys(p) && !execution.kernel)
+      return {nullptr, text("k or v has another type than q, or scales, so ", choice.isa->unit,
+                            " would stay idle; only by name")};
     if (choice.isa->unit && choice.isa->pieces(p) == 0 && !execution.kernel)
       return {nullptr, text("not all types are bf16, so ", choice.isa->unit, " would stay idle; only by name")};
     return {std::make_unique<CpuPlan>(p, *choice.isa, resolve_threads(execution.threads)), ""};

@@ -32,7 +32,7 @@ DecodeJob decode_job(const Problem& p, const Call& call, const Decoding& d, Int6
 int useful_readers(const Problem& p, const std::vector<Decoding>& list, int threads) {
   double bytes = 0;
   for (const Decoding& d : list)
-    bytes += double(p.Hk) * double(d.keys.size()) * double(p.D + p.Dv) * double(size_of(p.kv_type));
+    bytes += double(p.Hk) * double(d.keys.size()) * double(p.D * size_of(p.k_type) + p.Dv * size_of(p.v_type));
   return static_cast<int>(std::clamp(bytes / 128e3, 1.0, static_cast<double>(threads)));
 }
 

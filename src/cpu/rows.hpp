@@ -23,12 +23,19 @@ struct Rows {
 template <Int64 most>
 struct KeyTile {
   Type type;
+  bool scaled;
   const char* rows[most];
+  float scales[most];  // if scaled; 1 behind the last key
 
   TESSERA_ALWAYS_INLINE const char* row(Int64 r) const { return rows[r]; }
+  TESSERA_ALWAYS_INLINE float scale(Int64 r) const { return scaled ? scales[r] : 1; }
 
   TESSERA_ALWAYS_INLINE void find(const KeyRows& source, Range keys) {
-    type = source.type;
+    type = source.type, scaled = source.scales != nullptr;
+    if (scaled) {
+      source.find_scales(keys, scales);
+      for (Int64 r = keys.size(); r < most; ++r) scales[r] = 1;
+    }
     if (source.table) return source.find(keys, rows);
     // All of them, whether there is a key or not: a loop of constant length is a few vector instructions. Addresses of
     // rows that do not exist may wrap around.

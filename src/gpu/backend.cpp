@@ -93,6 +93,8 @@ Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
   if (const std::string part = part_text(p); !part.empty())
     return Steps::refused(text("the call is a part (", part, "); GPU kernels take positions that all sequences share, ",
                                "cpu kernels parts of every kind"));
+  if (!has_plain_keys(p))
+    return Steps::refused("k or v has another type than q, or scales; GPU kernels take neither, cpu kernels both");
   if (const std::string& missing = cuda::find_driver().reason; !missing.empty()) return Steps::refused(missing);
   cuda::Target target = cuda::properties(p.device.id);
   if (const int margin = execution.sm_margin; margin > 0) {

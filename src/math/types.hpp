@@ -1,4 +1,4 @@
-// Number formats and small integer helpers: exact conversions between f16, bf16 and f32, as constexpr text.
+// Number formats and small integer helpers: exact conversions between f16, bf16, e4m3 and f32, as constexpr text.
 // Included by host code, SIMD code and device code, so it includes nothing but itself; see docs/architecture.md.
 // Rounding is to nearest, ties to even, as the contract's "each output rounded to its type" means it.
 #pragma once
@@ -23,6 +23,11 @@ struct F16 {
 struct BF16 {
   UInt16 bits;
 };
+// 8 bits of a cache: OCP's e4m3 without infinities, and integers.
+struct E4M3 {
+  unsigned char bits;
+};
+using Int8 = signed char;
 
 constexpr Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
 constexpr Int64 round_up(Int64 a, Int64 b) { return ceil_div(a, b) * b; }
@@ -40,6 +45,16 @@ constexpr float widen(F16 x) {
     return __builtin_bit_cast(float, sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
   // Shifted into place the exponent is 112 too small; multiplying repairs it, subnormals included, exactly.
   const float value = __builtin_bit_cast(float, magnitude << 13) * 0x1p112f;
+  return __builtin_bit_cast(float, __builtin_bit_cast(UInt32, value) | sign);
+}
+
+constexpr float widen(Int8 x) { return x; }
+
+constexpr float widen(E4M3 x) {
+  const UInt32 sign = UInt32(x.bits & 0x80u) << 24, magnitude = x.bits & 0x7fu;
+  if (magnitude == 0x7fu) return __builtin_bit_cast(float, sign | 0x7fc00000u);  // the only NaN
+  // As f16's, with an exponent that is 120 too small.
+  const float value = __builtin_bit_cast(float, magnitude << 20) * 0x1p120f;
   return __builtin_bit_cast(float, __builtin_bit_cast(UInt32, value) | sign);
 }
 
@@ -72,6 +87,29 @@ constexpr F16 narrow<F16>(float x) {
   }
   const UInt32 rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return {UInt16(sign | ((rounded - 0x38000000u) >> 13))};
+}
+
+// The types of caches saturate: there is no infinity to round to.
+template <>
+constexpr E4M3 narrow<E4M3>(float x) {
+  const UInt32 bits = __builtin_bit_cast(UInt32, x), sign = (bits >> 24) & 0x80u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {static_cast<unsigned char>(sign | 0x7fu)};   // NaN
+  if (magnitude >= 0x43e00000u) return {static_cast<unsigned char>(sign | 0x7eu)};  // 448 and above
+  if (magnitude < 0x3c800000u) {
+    // Subnormal: as f16's, by a number whose last bit counts 2^-9.
+    const float shifted = __builtin_bit_cast(float, magnitude) + 0x1p14f;
+    return {static_cast<unsigned char>(sign | (__builtin_bit_cast(UInt32, shifted) - 0x46800000u))};
+  }
+  const UInt32 rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+  return {static_cast<unsigned char>(sign | ((rounded - 0x3c000000u) >> 20))};
+}
+
+// NaN becomes 0.
+template <>
+constexpr Int8 narrow<Int8>(float x) {
+  if (x != x) return 0;
+  const float inside = x < -128 ? -128 : x > 127 ? 127 : x;
+  return static_cast<Int8>((inside + 0x1.8p23f) - 0x1.8p23f);
 }
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 // The table of check_test.cpp: one row per rule for the caller's arguments. A valid call, one mutation, the status and
 // the exact sentence that must come back. tests/tree_test.py compares the sentences here with those in src/.
-// Included by tests/api/check_test.cpp, page_rows.hpp and part_rows.hpp. Implements the contract's "No surprises"
-// (docs/algorithm.md).
+// Included by tests/api/check_test.cpp, page_rows.hpp, part_rows.hpp and cache_rows.hpp. Implements the contract's "No
+// surprises" (docs/algorithm.md).
 #pragma once
 
 #include <limits>
@@ -85,14 +85,12 @@ inline const Row rows[] = {
      "q: is on device type 9; must be on cpu or cuda"},
 
     // Types
-    {"reserved_type", Entry::forward, [](Arguments& a) { a.in.q.type = Type::e4m3; },
-     "q: type e4m3 is reserved; use f32, f16 or bf16", TESSERA_UNSUPPORTED},
+    {"reserved_type", Entry::forward, [](Arguments& a) { a.in.k.type = Type::e5m2; },
+     "k: type e5m2 is reserved; use f32, f16 or bf16", TESSERA_UNSUPPORTED},
+    {"q_in_8_bits", Entry::forward, [](Arguments& a) { a.in.q.type = Type::e4m3; },
+     "q: has type e4m3; must be f32, f16, bf16, or f64 for the reference"},
     {"integer_v", Entry::forward, [](Arguments& a) { a.in.v.type = Type::i32; },
-     "v: has type i32; must be f32, f16, bf16, or f64 for the reference"},
-    {"k_type", Entry::forward, [](Arguments& a) { a.in.k.type = Type::f16; },
-     "k: has type f16 but q has f32; they must agree"},
-    {"v_type", Entry::forward, [](Arguments& a) { a.in.v.type = Type::bf16; },
-     "v: has type bf16 but k has f32; they must agree"},
+     "v: has type i32; must be f32, f16, bf16, e4m3, i8, or f64 for the reference"},
     {"o_type", Entry::forward, [](Arguments& a) { a.out.o.type = Type::f16; },
      "o: has type f16; must be f32 like q, or f32"},
     {"d_o_type", Entry::backward, [](Arguments& a) { a.saved.d_o.type = Type::f64; },

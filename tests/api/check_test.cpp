@@ -1,8 +1,9 @@
 // Every rule for the caller's arguments refuses with its own sentence and leaves the outputs as they were.
-// The rules are the rows of tests/api/check_rows.hpp, page_rows.hpp and part_rows.hpp.
+// The rules are the rows of tests/api/check_rows.hpp, page_rows.hpp, part_rows.hpp and cache_rows.hpp.
 // Links tessera_cases. Implements the contract's "No surprises" (docs/algorithm.md).
 #include "core/check.hpp"
 #include "api/attention.hpp"
+#include "tests/api/cache_rows.hpp"
 #include "tests/api/page_rows.hpp"
 #include "tests/api/part_rows.hpp"
 #include "tests/support/support.hpp"
@@ -141,6 +142,9 @@ INSTANTIATE_TEST_SUITE_P(Pages, Check, testing::ValuesIn(page_rows),
                          [](const testing::TestParamInfo<Row>& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Parts, Check, testing::ValuesIn(part_rows),
+                         [](const testing::TestParamInfo<Row>& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Caches, Check, testing::ValuesIn(cache_rows),
                          [](const testing::TestParamInfo<Row>& info) { return info.param.name; });
 
 // The rows prove nothing unless the calls that they spoil are fine by themselves.

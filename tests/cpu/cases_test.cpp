@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(All, Tables,
                          testing::Values(Part{"regular", 0, 2}, Part{"features", 0, 4}, Part{"features", 1, 4},
                                          Part{"corner", 0, 4}, Part{"regular", 1, 2}, Part{"features", 2, 4},
                                          Part{"features", 3, 4}, Part{"corner", 1, 4}, Part{"corner", 2, 4},
-                                         Part{"corner", 3, 4}));
+                                         Part{"corner", 3, 4}, Part{"caches", 0, 2}, Part{"caches", 1, 2}));
 
 }  // namespace
 }  // namespace tessera::test

@@ -96,6 +96,29 @@ TEST(PagedRandom, ConfigurationsGiveTheBitsOfContiguousKeys) {
   EXPECT_GE(ran, 180U);
 }
 
+// Keys and values of their own types, with scales that lie in pages too.
+TEST(PagedRandom, CachesGiveTheBitsOfContiguousKeys) {
+  constexpr std::int64_t sizes[] = {1, 3, 16, 33, 64, 256, 528};
+  const auto kernels = available_kernels();
+  for (std::uint64_t seed = 700; seed < 840; ++seed) {
+    const Case spec = random_cache_case(seed);
+    Generator g(seed);
+    Paging paging{.page_size = sizes[g.between(0, 6)],
+                  .cache = caches[g.between(0, 4)],
+                  .table = tables[g.between(0, 2)],
+                  .seed = seed};
+    const std::string& kernel = kernels[seed % kernels.size()];
+    const CaseData expected = contiguous(spec, kernel);
+    if (g.chance(0.4))
+      for (std::size_t b = 0; b < expected.sequences.size(); ++b)
+        paging.leftpad.push_back(static_cast<std::int32_t>(g.between(0, 2 * paging.page_size + 1)));
+    SCOPED_TRACE(describe(spec) + "; " + describe(paging));
+    const PagedCase paged(expected, paging);
+    for (const int threads : {1, 2, 7}) expect_same(expected, paged, kernel, threads);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST(PagedAccuracy, AgreesWithFloat64) {
   for (const std::string& kernel : cpu_kernels())
     for (const Type type : {Type::f32, Type::f16, Type::bf16}) {

@@ -37,6 +37,19 @@ TEST_P(Random, AgreesWithFloat64) {
 
 INSTANTIATE_TEST_SUITE_P(All, Random, testing::Range(std::size_t{0}, parts));
 
+TEST(RandomCaches, AgreeWithFloat64) {
+  const std::vector<std::string> kernels = available_kernels();
+  int decoding = 0, types = 0;
+  for (std::uint64_t seed = first_seed(); seed < first_seed() + 210; ++seed) {
+    const Case spec = random_cache_case(seed);
+    expect_ok(run_case(spec, Execution{.kernel = kernels[seed % kernels.size()].c_str()}));
+    decoding += !spec.packed() && spec.Nq <= 8, types += spec.k_type() != spec.v_type();
+  }
+  EXPECT_GE(decoding, 60);
+  EXPECT_GE(types, 60);
+  EXPECT_EQ(reproduce(random_cache_case(7)), "tessera check --suite random_caches --seed 7 --count 1");
+}
+
 TEST(RandomPairs, EveryPairOfOptionsMeets) {
   const std::vector<Case> cases = random_cases(first_seed(), configurations);
   const PairCounts pairs = count_pairs(cases);

@@ -51,6 +51,7 @@ struct PagedCase {
   std::int64_t pages = 0, entries = 0;
   std::vector<std::int32_t> table, v_table, indptr, lengths, leftpad;
   std::vector<std::byte> memory;
+  std::vector<float> k_scales, v_scales;  // of every place of the pool, if every key has its own
 
   PagedCase(const CaseData& data, const Paging& paging) : in(data.inputs()), leftpad(paging.leftpad) {
     const std::int64_t P = paging.page_size;
@@ -66,6 +67,8 @@ struct PagedCase {
     pages = in_use + 3;
     place_memory(data, paging);
     fill_tables(paging, first, used);
+    place_scales(data.spec.cached_k, data.spec.Hk, k_scales, in.k_scale, in.k);
+    place_scales(data.spec.cached_v, data.spec.Hk, v_scales, in.v_scale, in.v);
     for (std::size_t b = 0; b < data.sequences.size(); ++b) fill_pages(data, paging, b);
   }
 
@@ -83,9 +86,11 @@ struct PagedCase {
   void place_memory(const CaseData& data, const Paging& paging) {
     const std::int64_t P = paging.page_size, H = data.spec.Hk, D = data.spec.D, Dv = data.spec.dim_v();
     const std::int64_t widest = std::max(D, Dv), bytes = tessera::size_of(data.k.type());
+    const std::int64_t v_bytes = tessera::size_of(data.v.type());
     std::array<std::int64_t, 4> k{}, v{};
     std::int64_t v_begin = 0, total = 0;
-    switch (paging.cache) {
+    const bool alike = bytes == v_bytes;  // else there is no memory that K and V share evenly
+    switch (alike || paging.cache == Cache::heads_first ? paging.cache : Cache::tokens_first) {
       case Cache::tokens_first:
         k = {P * H * D, H * D, D, 1}, v = {P * H * Dv, H * Dv, Dv, 1};
         v_begin = pages * k[0], total = v_begin + pages * v[0];
@@ -107,10 +112,19 @@ struct PagedCase {
         v_begin = D, total = pages * k[0];
         break;
     }
-    memory.assign(static_cast<std::size_t>(total * bytes), std::byte{0xFF});  // NaN in every type
+    memory.assign(static_cast<std::size_t>(total * std::max(bytes, v_bytes) + 8), std::byte{0xFF});  // NaN in floats
+    const std::int64_t v_at = alike ? v_begin * bytes : (v_begin * bytes + 7) / 8 * 8;
     in.k = Tensor(memory.data(), data.k.type(), {pages, P, H, D});
-    in.v = Tensor(memory.data() + v_begin * bytes, data.k.type(), {pages, P, H, Dv});
+    in.v = Tensor(memory.data() + v_at, data.v.type(), {pages, P, H, Dv});
     in.k.strides = k, in.v.strides = v;
+  }
+
+  // NaN where no key lies.
+  void place_scales(const Cached& cached, std::int64_t heads, std::vector<float>& room, Tensor& view,
+                    const Tensor& pool) const {
+    if (cached.scales != Scales::per_key) return;
+    room.assign(static_cast<std::size_t>(pages * pool.shape[1] * heads), std::numeric_limits<float>::quiet_NaN());
+    view = Tensor(room.data(), Type::f32, {pages, pool.shape[1], heads});
   }
 
   // Entries of a sequence whose pages are listed: those that its length needs.
@@ -159,12 +173,18 @@ struct PagedCase {
       for (const bool value : {false, true}) {
         const Tensor& pool = value ? in.v : in.k;
         const Buffer& from = value ? data.v : data.k;
+        const Tensor& scale = value ? in.v_scale : in.k_scale;
+        const Buffer& scale_from = value ? data.v_scale : data.k_scale;
         const std::int64_t width = pool.shape[3];
-        for (std::int64_t h = 0; h < data.spec.Hk; ++h)
+        for (std::int64_t h = 0; h < data.spec.Hk; ++h) {
+          if (scale.ndim == 3)
+            store_element(scale.data, scale.type, (entry(b, j, value) * pool.shape[1] + at) * data.spec.Hk + h,
+                          scale_from.get((s.row_k + j) * data.spec.Hk + h));
           for (std::int64_t d = 0; d < width; ++d)
             store_element(pool.data, pool.type,
                           entry(b, j, value) * pool.strides[0] + at * pool.strides[1] + h * pool.strides[2] + d,
                           from.get(((s.row_k + j) * data.spec.Hk + h) * width + d));
+        }
       }
     }
   }

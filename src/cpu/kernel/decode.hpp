@@ -1,5 +1,5 @@
 // Decoding, few queries against many keys: memory-bound. So every row of K and V is read once for all the queries of a
-// few heads, and 16-bit ones are widened in registers. S has a row per (head, query) and a lane per key, unlike
+// few heads, and widened there. S has a row per (head, query) and a lane per key, unlike
 // elsewhere: there are few rows. Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
@@ -47,9 +47,13 @@ HWY_INLINE void decode_products(const DecodeJob& job, const StepKeys& step, Int6
   const HeadJob& any = job.heads[0];
   const StepTile& K = step.K;
   const Int64 count = step.keys.size();
-  if (any.D % lanes != 0) {
+  if (any.D % lanes != 0 || K.type == Type::i8) {
     load_rows(K, 0, count, any.D, s.K);
     return dot_all<float>(in_scratch(s.K, s.Q_stride), count, s.Q, s.Q_stride, rows, s.Q_stride, next, s.S);
+  }
+  if (K.type == Type::e4m3) {
+    move_rows(K, count, any.D, s.K);
+    return dot_all<F16>(in_scratch(s.K, s.Q_stride), count, s.Q, s.Q_stride, rows, any.D, next, s.S);
   }
   if (K.type == Type::f32) dot_all<float>(K, count, s.Q, s.Q_stride, rows, any.D, next, s.S);
   if (K.type == Type::f16) dot_all<F16>(K, count, s.Q, s.Q_stride, rows, any.D, next, s.S);
@@ -134,9 +138,13 @@ HWY_INLINE void decode_values(const HeadJob& any, const StepKeys& step, Int64 ro
                               const DecodeBlock& s) {
   const StepTile& V = step.V;
   const Int64 count = step.keys.size();
-  if (any.Dv % lanes != 0) {
+  if (any.Dv % lanes != 0 || V.type == Type::i8) {
     load_rows(V, 0, count, any.Dv, s.V);
     return add_all_values<float>(in_scratch(s.V, s.O_stride), count, s.S, rows, next, s.O, s.O_stride);
+  }
+  if (V.type == Type::e4m3) {
+    move_rows(V, count, any.Dv, s.V);
+    return add_all_values<F16>(in_scratch(s.V, s.O_stride), count, s.S, rows, next, s.O, s.O_stride);
   }
   if (V.type == Type::f32) add_all_values<float>(V, count, s.S, rows, next, s.O, s.O_stride);
   if (V.type == Type::f16) add_all_values<F16>(V, count, s.S, rows, next, s.O, s.O_stride);
@@ -155,7 +163,8 @@ HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
   for (Int64 row = 0; row < job.count * any.nq; ++row) {
     float* Q = s.Q + row * s.Q_stride;
     if (!is_paired(any.k.type, any.D)) {
-      widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.score.factor, Q);
+      const float factor = any.score.factor * (is_moved(any.k.type, any.D) ? moved_factor : 1);
+      widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, factor, Q);
       continue;
     }
     HWY_ALIGN float in_order[576];
@@ -175,6 +184,7 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, const StepKeys& step, const
   const Range keys = step.keys;
   const Int64 rows = job.count * any.nq;
   decode_products(job, step, rows, next, s);
+  multiply_by_scales(step.K, keys.size(), rows, s.S);
   decode_scores(job, keys, rows, s.S);
   float alpha[decode_rows];
   Int64 row = 0;
@@ -186,6 +196,7 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, const StepKeys& step, const
       float* at = s.O + row * s.O_stride + d;
       store(hn::Mul(load(at), set(alpha[row])), at);
     }
+  multiply_by_scales(step.V, keys.size(), rows, s.S);
   decode_values(any, step, rows, next, s);
 }
 
@@ -200,7 +211,7 @@ HWY_INLINE void store_partials(const DecodeJob& job, const DecodeBlock& s) {
       for (Int64 d = 0; d < any.Dv; d += pair_width)
         hn::StoreInterleaved2(load(O + d), load(O + d + lanes), FloatTag(), out + 2 + d);
     else
-      for (Int64 d = 0; d < any.Dv; ++d) out[2 + d] = O[d];
+      for (Int64 d = 0; d < any.Dv; ++d) out[2 + d] = is_moved(any.v.type, any.Dv) ? O[d] * moved_factor : O[d];
   }
 }
 

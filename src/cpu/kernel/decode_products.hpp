@@ -1,5 +1,6 @@
 // Products of few rows with many keys, for decoding: K and V are read in place, 16-bit numbers are widened in
-// registers, and the next step's rows are prefetched meanwhile. Included by cpu/isa/*.cpp inside their target region.
+// registers, 8-bit ones on their way through scratch, and the next step's rows are prefetched meanwhile. Included by
+// cpu/isa/*.cpp inside their target region.
 #pragma once
 
 #if HWY_TARGET == HWY_AVX3
@@ -123,12 +124,48 @@ template <class T>
 HWY_INLINE const T* row_of(const StepTile& tile, Int64 r) {
   return reinterpret_cast<const T*>(tile.row(r));
 }
-// Rows that were widened into scratch.
+// Rows that were widened into scratch: f32, or f16 at the places of f32.
 HWY_INLINE StepTile in_scratch(const float* rows, Int64 stride) {
   StepTile tile;
-  tile.type = Type::f32;
+  tile.type = Type::f32, tile.scaled = false;
   for (Int64 r = 0; r < decode_step; ++r) tile.rows[r] = reinterpret_cast<const char*>(rows + r * stride);
   return tile;
+}
+
+// e4m3 becomes f16 by moving its bits, subnormal numbers included, if what f16 says is taken 2^8 times. That is cheaper
+// than f32, which normalises every number. Rows whose length is a multiple of a vector go this way; Q takes the factor
+// in, and O in the end.
+HWY_INLINE bool is_moved(Type type, Int64 width) { return type == Type::e4m3 && width % lanes == 0; }
+inline constexpr float moved_factor = 256;
+
+template <class Words>
+HWY_INLINE void move_numbers(Words words, const E4M3* from, UInt16* to) {
+  const hn::Rebind<int8_t, Words> bytes;
+  const auto bits = hn::PromoteTo(words, hn::LoadU(bytes, reinterpret_cast<const int8_t*>(from)));
+  const auto largest = hn::Set(words, 0x7f);
+  const auto moved = hn::AndNot(hn::Set(words, 0x4000), hn::ShiftLeft<7>(bits));  // the sign is in two bits
+  const auto is_nan = hn::Eq(hn::And(bits, largest), largest);
+  hn::StoreU(hn::IfThenElse(is_nan, hn::Set(words, 0x7e00), moved), words, reinterpret_cast<int16_t*>(to));
+}
+
+HWY_INLINE void move_rows(const StepTile& keys, Int64 count, Int64 width, float* out) {
+  const hn::ScalableTag<int16_t> words;
+  for (Int64 r = 0; r < count; ++r) {
+    const E4M3* from = row_of<E4M3>(keys, r);
+    auto* to = reinterpret_cast<UInt16*>(out + r * width);
+    Int64 d = 0;
+    for (; d + pair_width <= width; d += pair_width) move_numbers(words, from + d, to + d);
+    if (d < width) move_numbers(hn::Half<hn::ScalableTag<int16_t>>(), from + d, to + d);
+  }
+}
+
+// Rows of numbers, one per key, times the keys' scales.
+HWY_INLINE void multiply_by_scales(const StepTile& keys, Int64 count, Int64 rows, float* numbers) {
+  for (Int64 j = 0; j < count && keys.scaled; j += lanes)
+    for (Int64 row = 0; row < rows; ++row) {
+      float* at = numbers + row * block_q + j;
+      store(hn::Mul(load(at), load(keys.scales + j)), at);
+    }
 }
 
 // S[row][j] for `count` keys, a few rows at a time.

@@ -5,11 +5,9 @@
 inline constexpr const char* unit = "dot products of bf16";
 
 HWY_INLINE int pieces(const Problem& p) {
-  return p.q_type == Type::bf16 && p.kv_type == Type::bf16 && (!p.d_o || *p.d_o == Type::bf16);
+  return p.q_type == Type::bf16 && has_plain_keys(p) && (!p.d_o || *p.d_o == Type::bf16);
 }
-HWY_INLINE bool is_bf16(const HeadJob& head) {
-  return head.q.type == Type::bf16 && head.k.type == Type::bf16 && head.v.type == Type::bf16;
-}
+HWY_INLINE bool is_bf16(const HeadJob& head) { return head.q.type == Type::bf16 && has_plain_keys(head); }
 
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   const bool paired = pieces(p) > 0;

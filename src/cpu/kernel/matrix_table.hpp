@@ -5,12 +5,12 @@
 inline constexpr const char* unit = "the matrix unit";
 
 HWY_INLINE int pieces_of(Type type) { return type == Type::bf16 ? 1 : type == Type::f16 ? 2 : 3; }
-HWY_INLINE int pieces_of(const HeadJob& head) {
-  return static_cast<int>(greater(greater(pieces_of(head.q.type), pieces_of(head.k.type)), pieces_of(head.v.type)));
-}
+HWY_INLINE int pieces_of(const HeadJob& head) { return has_plain_keys(head) ? pieces_of(head.q.type) : 0; }
 
+// 0: keys with a type of their own or scales are computed by multiply-adds in f32.
 HWY_INLINE int pieces(const Problem& p) {
-  const Int64 inputs = greater(pieces_of(p.q_type), pieces_of(p.kv_type));
+  if (!has_plain_keys(p)) return 0;
+  const Int64 inputs = pieces_of(p.q_type);
   return static_cast<int>(p.d_o ? greater(inputs, pieces_of(*p.d_o)) : inputs);
 }
 
@@ -23,12 +23,14 @@ HWY_INLINE Int64 pass_bytes(const Problem& p) {
 
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   const int count = pieces(p);
+  if (count == 0) return greater(bytes_of<ForwardScratch<VectorForward>>(p), bytes_of<DecodeScratch>(p));
   const Int64 bytes = count == 1 ? pass_bytes<1>(p) : count == 2 ? pass_bytes<2>(p) : pass_bytes<3>(p);
   return p.dbias ? greater(bytes, bias_gradient_bytes(p)) : bytes;
 }
 
 HWY_INLINE Int64 panel_bytes(const Problem& p) {
   const int count = pieces(p);
+  if (count == 0) return 0;
   const Int64 floats = count == 1   ? PackedKeys<1>::floats(p.D, p.Dv)
                        : count == 2 ? PackedKeys<2>::floats(p.D, p.Dv)
                                     : PackedKeys<3>::floats(p.D, p.Dv);
@@ -43,8 +45,9 @@ HWY_INLINE void pack_panel(const HeadJob& head, Range keys, float* panel, float*
 }
 
 HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
-  const Session session;
   const int count = pieces_of(job.head);
+  if (count == 0) return forward_blocks_of(job, blocks, scratch);
+  const Session session;
   if (count == 1) matrix_forward<1>(job, blocks, scratch);
   if (count == 2) matrix_forward<2>(job, blocks, scratch);
   if (count == 3) matrix_forward<3>(job, blocks, scratch);

@@ -1,4 +1,4 @@
-// SIMD vocabulary of the CPU kernels over Google Highway: one vector type, exp2, and rows of f32, f16 and bf16 as f32.
+// SIMD vocabulary of the CPU kernels over Google Highway: one vector type, exp2, and rows of any input type as f32.
 // Included by cpu/isa/*.cpp inside their target region and namespace; everything here is compiled once per set.
 #pragma once
 
@@ -95,6 +95,23 @@ HWY_INLINE Vec widen_vector(const F16* p) {
 
 HWY_INLINE Vec widen_vector(const float* p) { return load(p); }
 
+// `lanes` bytes, each with its sign in a 32-bit lane.
+HWY_INLINE hn::Vec<IntTag> load_bytes(const void* p) {
+  const hn::Rebind<int8_t, IntTag> bytes;
+  return hn::PromoteTo(IntTag(), hn::LoadU(bytes, static_cast<const int8_t*>(p)));
+}
+
+HWY_INLINE Vec widen_vector(const Int8* p) { return hn::ConvertTo(FloatTag(), load_bytes(p)); }
+
+// The steps of widen(E4M3) in math/types.hpp.
+HWY_INLINE Vec widen_vector(const E4M3* p) {
+  const auto bits = load_bytes(p), largest = hn::Set(IntTag(), 0x7f);
+  const auto shifted = hn::AndNot(hn::Set(IntTag(), 0x78000000), hn::ShiftLeft<20>(bits));  // the sign is in five bits
+  const Vec value = hn::Mul(hn::BitCast(FloatTag(), shifted), set(0x1p120f));
+  const auto is_nan = hn::RebindMask(FloatTag(), hn::Eq(hn::And(bits, largest), largest));
+  return hn::IfThenElse(is_nan, set(__builtin_nanf("")), value);
+}
+
 // out[0..width) = source[0..width) * factor
 template <class T>
 HWY_INLINE void widen_row_of(const T* source, Int64 width, float factor, float* out) {
@@ -110,6 +127,8 @@ HWY_INLINE void widen_row(const Source& source, Int64 i, Int64 width, float fact
   if (source.type == Type::f32) widen_row_of(reinterpret_cast<const float*>(row), width, factor, out);
   if (source.type == Type::f16) widen_row_of(reinterpret_cast<const F16*>(row), width, factor, out);
   if (source.type == Type::bf16) widen_row_of(reinterpret_cast<const BF16*>(row), width, factor, out);
+  if (source.type == Type::e4m3) widen_row_of(reinterpret_cast<const E4M3*>(row), width, factor, out);
+  if (source.type == Type::i8) widen_row_of(reinterpret_cast<const Int8*>(row), width, factor, out);
 }
 
 // The steps of narrow<BF16> and narrow<F16> in math/types.hpp; the result is in the low half of each lane.

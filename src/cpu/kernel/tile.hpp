@@ -53,7 +53,9 @@ HWY_INLINE Int64 bytes_of(const Problem& p) {
 }
 
 // Bytes of a number of an input. (core's size_of is not inline: around a call every vector register would be spilled.)
-HWY_INLINE Int64 bytes_each(Type type) { return type == Type::f32 ? 4 : 2; }
+HWY_INLINE Int64 bytes_each(Type type) {
+  return type == Type::f32 ? 4 : type == Type::e4m3 || type == Type::i8 ? 1 : 2;
+}
 
 // Prefetches row i into the L2 cache. Rows often lie apart (those of other heads are between them), where hardware
 // prefetchers do not follow. A row that does not exist does no harm.
@@ -134,19 +136,20 @@ HWY_INLINE bool evenly_apart(const KeyBlock& block, Int64 count, Int64& stride) 
   return even;
 }
 
-// Keys of a block: in place if they are f32 and evenly apart, else widened into `buffer`. `reused`: they are read often
-// enough to be packed; far apart, as in [B,N,H,D], rows share few sets of a cache and evict each other.
+// Keys of a block: in place if they are f32, without scales and evenly apart, else widened into `buffer`, times their
+// scales. `reused`: they are read often enough to be packed; far apart, as in [B,N,H,D], rows share few sets of a cache
+// and evict each other.
 HWY_INLINE Panel load_panel(const KeyRows& source, Range range, Int64 width, bool reused, float* buffer) {
   KeyBlock block;
   block.find(source, range);
   Int64 stride = 0;
-  if (block.type == Type::f32 && evenly_apart(block, range.size(), stride)) {
+  if (block.type == Type::f32 && !block.scaled && evenly_apart(block, range.size(), stride)) {
     const Int64 floats = stride / Int64(sizeof(float));
     if (!reused || floats == width) return {reinterpret_cast<const float*>(block.row(0)), floats};
   }
   for (Int64 r = 0; r < range.size(); ++r) {
     prefetch_behind(block, r, range.size(), width);
-    widen_row(block, r, width, 1.0f, buffer + r * width);
+    widen_row(block, r, width, block.scale(r), buffer + r * width);
   }
   return {buffer, width};
 }

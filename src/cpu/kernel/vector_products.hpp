@@ -3,6 +3,11 @@
 // Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
+// K and V have q's type and no scales: what the operands of a matrix unit, and dot products of bf16, are made from.
+HWY_INLINE bool has_plain_keys(const HeadJob& head) {
+  return head.k.type == head.q.type && head.v.type == head.q.type && !head.k.scales && !head.v.scales;
+}
+
 // Where the softmax leaves P: in place of the scores.
 struct InPlace {
   static constexpr Exactness exactness = Exactness::f32;

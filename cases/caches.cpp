@@ -1,0 +1,102 @@
+// The table of caches: K and V in 8 bits or in another type than Q's, with every form of scales. Few queries (decoding)
+// and many, whole vectors and parts of them. Part of tessera_cases; see tables.hpp.
+// Implements docs/algorithm.md, "Types and scales of keys and values".
+#include "cases/tables.hpp"
+
+namespace tessera::cases {
+
+namespace {
+
+Case decoding(std::string name) {
+  return {.name = std::move(name), .B = 2, .Nq = 1, .Nk = 610, .Hq = 8, .Hk = 2, .D = 64, .backward = false};
+}
+
+Case many_queries(std::string name) {
+  return {.name = std::move(name), .B = 2, .Nq = 70, .Nk = 210, .Hq = 4, .Hk = 2, .D = 48, .backward = false};
+}
+
+// With and without whole vectors, with few queries and with many.
+void add_types(std::vector<Case>& rows, const std::string& name, const Cached& k, const Cached& v) {
+  for (Case c : {decoding(name + "_decoding"), many_queries(name)}) {
+    c.cached_k = k, c.cached_v = v;
+    rows.push_back(c);
+    c.name += "_odd", c.D = 37, c.Dv = 27, c.Nq += 2, c.style = Style::mixed, c.options.causal = true;
+    rows.push_back(c);
+  }
+}
+
+std::vector<Case> types() {
+  std::vector<Case> rows;
+  for (Type type : {Type::e4m3, Type::i8})
+    for (Scales scales : {Scales::one, Scales::per_head, Scales::per_sequence, Scales::per_key}) {
+      constexpr const char* names[] = {"", "one", "head", "sequence", "key"};
+      const std::string name = std::string(name_of(type)) + "_per_" + names[static_cast<std::size_t>(scales)];
+      add_types(rows, name, {type, scales}, {type, scales});
+    }
+  add_types(rows, "e4m3_plain", {.type = Type::e4m3}, {.type = Type::e4m3});
+  add_types(rows, "k_e4m3_v_i8", {Type::e4m3, Scales::per_key}, {Type::i8, Scales::per_head});
+  add_types(rows, "k_i8_v_same", {Type::i8, Scales::one}, {});
+  add_types(rows, "k_same_v_e4m3", {}, {.type = Type::e4m3});
+  add_types(rows, "k_bf16_v_f16", {.type = Type::bf16}, {.type = Type::f16});
+  add_types(rows, "k_f32_scaled_v_f32", {Type::f32, Scales::per_key}, {Type::f32, Scales::per_sequence});
+  return rows;
+}
+
+// Scales of any size: 0, subnormal, far from 1. Alone, so that no other head or sequence is larger.
+std::vector<Case> sizes() {
+  std::vector<Case> rows;
+  constexpr std::pair<const char*, double> all[] = {
+      {"zero", 0}, {"subnormal", 0x1p-140}, {"tiny", 0x1p-60}, {"large", 0x1p60}};
+  for (const auto& [name, size] : all)
+    for (Type type : {Type::e4m3, Type::i8})
+      for (bool decode : {true, false}) {
+        const std::string full = std::string(name) + "_scales_" + name_of(type) + (decode ? "_decoding" : "");
+        Case c = decode ? decoding(full) : many_queries(full);
+        c.B = 1, c.Hk = 1, c.Hq = 3;
+        c.cached_k = {type, Scales::per_key, size == 0x1p60 ? 1 : size};  // scores of 2^60 have one winner
+        c.cached_v = {type, Scales::per_key, size};
+        rows.push_back(c);
+        c.name += "_keys", c.cached_k.size = size, c.cached_v.size = 1;
+        rows.push_back(c);
+      }
+  return rows;
+}
+
+std::vector<Case> company() {
+  const Cached e4m3{Type::e4m3, Scales::per_key}, i8{Type::i8, Scales::per_head};
+  std::vector<Case> rows;
+  for (Case c : {decoding("_decoding"), many_queries("")}) {
+    const std::string suffix = c.name;
+    const auto add = [&](const char* name, auto change) {
+      Case row = c;
+      row.name = name + suffix, row.cached_k = e4m3, row.cached_v = i8;
+      change(row);
+      rows.push_back(row);
+    };
+    add("cache_packed", [](Case& x) {
+      x.packed_q = {static_cast<std::int32_t>(x.Nq), 0, 3, 2}, x.packed_k = {210, 5, 0, 193}, x.front_k = 7,
+      x.tail_k = 9, x.style = Style::gaps;
+    });
+    add("cache_seqused", [](Case& x) { x.used_k = {193, 64}, x.options.causal = true; });
+    add("cache_window_softcap", [](Case& x) { x.options.window_left = 100, x.options.softcap = 3; });
+    add("cache_alibi_sinks", [](Case& x) { x.slopes = Slopes::per_batch_head, x.sinks = Sinks::finite; });
+    add("cache_bias_mask_dropout", [](Case& x) { x.bias = x.mask = true, x.options.dropout = 0.2; });
+    add("cache_group_of_7", [](Case& x) { x.Hq = 14, x.D = 96, x.Dv = 64; });
+    add("cache_group_of_17", [](Case& x) { x.Hq = 17, x.Hk = 1, x.Nq += 1; });
+    add("cache_576_512", [](Case& x) { x.B = 1, x.Hq = 2, x.Hk = 1, x.Nk = 70, x.D = 576, x.Dv = 512; });
+    add("cache_broadcast", [](Case& x) { x.style = Style::broadcast; });
+    add("cache_nothing_seen", [](Case& x) { x.mask = true, x.mask_density = 0; });
+    add("cache_no_keys", [](Case& x) { x.Nk = 0; });
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::vector<Case> caches() {
+  std::vector<Case> rows;
+  for (const auto& part : {types(), sizes(), company()}) rows.insert(rows.end(), part.begin(), part.end());
+  return in_types(rows, {Type::f32, Type::f16, Type::bf16});
+}
+
+}  // namespace tessera::cases

@@ -1,0 +1,169 @@
+// K and V with types of their own and scales: forms of scales that say the same, threads, neighbours, NaN among 8 bits,
+// and the same numbers written out in f32. Accuracy is judged by the tables (cases/caches.cpp) and random cases.
+// Links tessera_cases. Implements docs/algorithm.md, "Types and scales of keys and values".
+#include <cmath>
+
+#include "cases/random.hpp"
+#include "tests/support/support.hpp"
+
+namespace tessera::test {
+namespace {
+
+constexpr Type bytes[] = {Type::e4m3, Type::i8};
+
+// One query goes the way of decoding, nine that of tiles; 20 and 59 are no whole vectors.
+template <class Body>
+void in_each_way(Body body) {
+  for (const std::string& kernel : available_kernels())
+    for (const Type type : bytes)
+      for (const std::int64_t queries : {1, 9})
+        for (const std::int64_t dim : {64, 59}) {
+          Case spec{
+              .name = "cache", .B = 3, .Nq = queries, .Nk = 301, .Hq = 4, .Hk = 2, .D = dim, .Dv = dim == 64 ? 32 : 20};
+          spec.used_k = {301, 290, 37}, spec.backward = false, spec.options.causal = true;
+          spec.cached_k.type = spec.cached_v.type = type;
+          SCOPED_TRACE(kernel + " " + cases::name_of(type) + " queries " + std::to_string(queries) + " D " +
+                       std::to_string(dim));
+          body(spec, kernel);
+          ++case_count.judged;
+          if (testing::Test::HasFatalFailure()) return;
+        }
+}
+
+void attend(const CaseData& data, const Inputs& in, const std::string& kernel, int threads = 2) {
+  forward(in, data.outputs(), data.options(), {.threads = threads, .kernel = kernel.c_str()});
+}
+
+void expect_same(const CaseData& a, const CaseData& b) {
+  expect_same_bits(a.o, b.o, "o");
+  expect_same_bits(a.lse, b.lse, "lse");
+}
+
+// Scales of each head: as [Hk], as [B,Hk], and for every key, written out and by strides of 0.
+TEST(Forms, ThatSayTheSameGiveTheSameBits) {
+  in_each_way([](const Case& spec, const std::string& kernel) {
+    const CaseData first = build(spec), data = build(spec);
+    Buffer heads = of(Type::f32, {2}, {0.03, -0.007}), all(Type::f32, {3, 301, 2}), one = of(Type::f32, {1}, {0.02});
+    for (std::int64_t e = 0; e < all.elements(); ++e) all.set(e, heads.get(e % 2));
+    Tensor sequences = heads.tensor(), keys = heads.tensor();
+    sequences.ndim = 2, sequences.shape = {3, 2, 0, 0}, sequences.strides = {0, 1, 0, 0};
+    keys.ndim = 3, keys.shape = {3, 301, 2, 0}, keys.strides = {0, 0, 1, 0};
+    Inputs in = data.inputs();
+    in.k_scale = in.v_scale = heads.tensor();
+    attend(first, in, kernel);
+    for (const Tensor& form : {sequences, keys, all.tensor()}) {
+      in.k_scale = in.v_scale = form;
+      attend(data, in, kernel);
+      expect_same(first, data);
+    }
+    Tensor heads_of_one = one.tensor();
+    heads_of_one.shape[0] = 2, heads_of_one.strides[0] = 0;
+    in.k_scale = in.v_scale = one.tensor();
+    attend(first, in, kernel);
+    in.k_scale = in.v_scale = heads_of_one;
+    attend(data, in, kernel);
+    expect_same(first, data);
+  });
+}
+
+// With scales that are powers of two, the products are numbers of f32: the same call on those has the same bits.
+TEST(Numbers, AreThoseOfTheProductsInF32) {
+  in_each_way([](const Case& spec, const std::string& kernel) {
+    CaseData data = build(spec);
+    Case plain = spec;
+    plain.cached_k = plain.cached_v = {};
+    CaseData wide = build(plain);
+    Buffer scale(Type::f32, {3, 301, 2});
+    for (std::int64_t e = 0; e < scale.elements(); ++e) scale.set(e, std::exp2(-static_cast<double>(e % 9)));
+    for (const bool value : {false, true}) {
+      const Buffer& from = value ? data.v : data.k;
+      Buffer& to = value ? wide.v : wide.k;
+      const std::int64_t width = from.size(3);
+      for (std::int64_t e = 0; e < from.elements(); ++e) to.set(e, from.get(e) * scale.get(e / width));
+    }
+    Inputs in = data.inputs();
+    in.q = wide.q.tensor(), in.k_scale = in.v_scale = scale.tensor();
+    attend(data, in, kernel);
+    // Matrix units compute plain f32 otherwise.
+    attend(wide, wide.inputs(), kernel == "amx" || kernel == "avx512bf16" ? "avx512" : kernel);
+    expect_same(wide, data);
+  });
+}
+
+TEST(Threads, AnyNumberGivesTheSameBits) {
+  const auto kernels = available_kernels();
+  for (std::uint64_t seed = 300; seed < 340; ++seed) {
+    const Case spec = random_cache_case(seed);
+    SCOPED_TRACE(describe(spec));
+    const std::string& kernel = kernels[seed % kernels.size()];
+    const CaseData one = build(spec);
+    attend(one, one.inputs(), kernel, 1);
+    for (const int threads : {2, 7}) {
+      const CaseData other = build(spec);
+      attend(other, other.inputs(), kernel, threads);
+      expect_same(one, other);
+    }
+    ++case_count.judged;
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(Batch, ASequenceAloneHasTheSameBits) {
+  in_each_way([](Case spec, const std::string& kernel) {
+    spec.cached_k.scales = Scales::per_key, spec.cached_v.scales = Scales::per_sequence;
+    const CaseData all = build(spec), alone = build(spec);
+    attend(all, all.inputs(), kernel);
+    for (std::int64_t b = 0; b < 3; ++b) {
+      Inputs in = alone.inputs();
+      Outputs out = alone.outputs();
+      for (Tensor* t : {&in.q, &in.k, &in.v, &in.seqused_k, &in.k_scale, &in.v_scale, &out.o, &out.lse}) {
+        t->data =
+            static_cast<std::byte*>(t->data) + b * t->strides[0] * static_cast<std::int64_t>(cases::size_of(t->type));
+        t->shape[0] = 1;
+      }
+      forward(in, out, alone.options(), {.threads = 1, .kernel = kernel.c_str()});
+    }
+    expect_same(all, alone);
+  });
+}
+
+// A NaN of K reaches the rows that see its key, one of V its own column of every row.
+TEST(Nan, InE4m3ReachesWhoSeesIt) {
+  for (const std::string& kernel : available_kernels())
+    for (const std::int64_t queries : {3, 70})
+      for (const std::int64_t dim : {32, 20})
+        for (const bool value : {false, true}) {
+          Case spec{.name = "nan", .B = 2, .Nq = queries, .Nk = 90, .Hq = 4, .Hk = 2, .D = dim, .backward = false};
+          spec.options.causal = !value, spec.cached_k.type = spec.cached_v.type = Type::e4m3;
+          spec.cached_k.scales = spec.cached_v.scales = Scales::per_key;
+          CaseData data = build(spec);
+          // In sequence 0, of the second KV head. Causal: the last two queries see the key.
+          static_cast<std::uint8_t*>((value ? data.v : data.k).tensor().data)[(88 * 2 + 1) * dim + 7] = 0xff;
+          run(data, {.kernel = kernel.c_str()});
+          for (std::int64_t e = 0; e < data.o.elements(); ++e) {
+            const std::int64_t d = e % dim, h = e / dim % 4, i = e / dim / 4 % queries, b = e / dim / 4 / queries;
+            const bool reached = b == 0 && h >= 2 && (value ? d == 7 : i >= queries - 2);
+            ASSERT_EQ(std::isnan(data.o.get(e)), reached) << kernel << " " << data.o.index(e);
+          }
+          ++case_count.judged;
+        }
+}
+
+TEST(Plans, SayWhatKeysAreAndWhyAKernelGaveWay) {
+  Case spec{.name = "plan", .B = 2, .Nq = 1, .Nk = 64, .Hq = 2, .Hk = 1, .type = Type::bf16, .backward = false};
+  spec.cached_k = {Type::e4m3, Scales::per_key}, spec.cached_v = {Type::i8, Scales::one};
+  const CaseData data = build(spec);
+  const std::string text = Plan::forward(data.inputs(), data.outputs()).describe();
+  const auto holds = [&](const std::string& part) { return text.find(part) != std::string::npos; };
+  EXPECT_TRUE(holds("bf16, K e4m3, scales of K per key and head, V i8, scales of V per head")) << text;
+  for (const auto& [kernel, unit] : {std::pair{"amx", "the matrix unit"}, {"avx512bf16", "dot products of bf16"}}) {
+    const auto kernels = available_kernels();
+    if (std::find(kernels.begin(), kernels.end(), kernel) == kernels.end()) continue;
+    EXPECT_TRUE(
+        holds(std::string("k or v has another type than q, or scales, so ") + unit + " would stay idle; only by name"))
+        << text;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
