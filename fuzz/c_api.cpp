@@ -263,7 +263,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 2:
       valid_attention(in, false);
       break;
-    case 6:
+    case 7:
       valid_attention(in, true);
       break;
     case 3:

@@ -204,7 +204,7 @@ void use_pages(Bytes& in, Call& call) {
     shape_view(view, {pages, size, view.shape[heads], view.shape[heads + 1]});
   }
   for (const Slot slot : {slot_k_scale, slot_v_scale})
-    if (tessera_tensor& view = all[slot].view; view.ndim == 3) shaped(view, {pages, size, view.shape[2]});
+    if (tessera_tensor& view = all[slot].view; view.ndim == 3) shape_view(view, {pages, size, view.shape[2]});
   const auto words = [&](Slot slot, std::initializer_list<std::int64_t> shape,
                          const std::vector<std::int32_t>& values) {
     Argument& a = all[slot];
