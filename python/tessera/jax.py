@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, NamedTuple, O
 import jax
 import jax.numpy as jnp
 
-from . import _abi, _call, _xla_ffi
+from . import _abi, _call, _jax_sharding, _xla_ffi
 from ._arrays import contiguous, type_code
 from ._convert import optional, refuse_masked, type_name
 from ._options import GRADIENTS, Settings, gradient_names, has_padding, parse, require_seed, swaps_heads
@@ -87,15 +87,44 @@ def _check(settings: Settings, arrays: tuple[tuple[str, tuple[int, ...], str], .
         _call.plan(views, settings)
 
 
-def _ffi_call(question: _Question, inputs: dict[str, Array], outputs: dict[str, Any],
-              filled: dict[str, Array]) -> tuple[Array, ...]:
-    """One call of the library from XLA's side. `filled`: arrays in whose memory outputs of that name are written."""
-    _check(question.settings, tuple((name, tuple(x.shape), str(x.dtype)) for name, x in {**inputs, **outputs}.items()))
-    attribute = json.dumps({"inputs": [*inputs, *filled], "outputs": [*outputs], "settings": question.settings,
-                            "seed": [question.seed, question.seed_offset]})
-    aliases = {len(inputs) + n: list(outputs).index(name) for n, name in enumerate(filled)}
-    call = jax.ffi.ffi_call(_TARGET, tuple(outputs.values()), vmap_method="sequential", input_output_aliases=aliases)
-    return tuple(call(*inputs.values(), *filled.values(), call=attribute))
+def _struct(name: str, inputs: Mapping[str, Array]) -> Any:
+    """Shape and type of an output."""
+    q = inputs["q"]
+    if name == "o":
+        return jax.ShapeDtypeStruct((*q.shape[:-1], inputs["v"].shape[-1]), q.dtype)
+    if name == "lse":
+        lse_type = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+        return jax.ShapeDtypeStruct((*q.shape[:-3], q.shape[-2], q.shape[-3]), lse_type)
+    return jax.ShapeDtypeStruct(inputs[name[1:]].shape, inputs[name[1:]].dtype)  # a gradient
+
+
+class _Part(NamedTuple):
+    """One call of the library from XLA's side, over whole arrays or one device's parts of them."""
+    question: _Question
+    outputs: tuple[str, ...]
+
+    def __call__(self, inputs: dict[str, Array], batch0: int, head0: int) -> tuple[Array, ...]:
+        settings = self.question.settings
+        settings = settings._replace(batch0=settings.batch0 + batch0, head0=settings.head0 + head0)
+        structs = [_struct(name, inputs) for name in self.outputs]
+        filled: dict[str, Array] = {}  # arrays in whose memory outputs of that name are written
+        if "o" in self.outputs and has_padding(inputs):
+            filled = {name: jnp.full(struct.shape, value, struct.dtype)
+                      for name, struct, value in zip(self.outputs, structs, (0, -math.inf))}
+        attribute = json.dumps({"inputs": [*inputs, *filled], "outputs": self.outputs, "settings": settings,
+                                "seed": [self.question.seed, self.question.seed_offset]})
+        aliases = {len(inputs) + n: self.outputs.index(name) for n, name in enumerate(filled)}
+        call = jax.ffi.ffi_call(_TARGET, tuple(structs), vmap_method="sequential", input_output_aliases=aliases)
+        return tuple(call(*inputs.values(), *filled.values(), call=attribute))
+
+
+def _call_library(question: _Question, inputs: dict[str, Array], outputs: tuple[str, ...]) -> tuple[Array, ...]:
+    structs = [_struct(name, inputs) for name in outputs]
+    arrays = {**inputs, **dict(zip(outputs, structs))}
+    shapes = tuple(tuple(x.shape) for x in arrays.values())
+    _check(question.settings, tuple((name, shape, str(x.dtype)) for (name, x), shape in zip(arrays.items(), shapes)))
+    described = _jax_sharding.Described(tuple(inputs), outputs, shapes, question.settings.dropout > 0)
+    return _jax_sharding.call(described, _Part(question, outputs), tuple(inputs.values()))
 
 
 # --- differentiation -------------------------------------------------------------------------------------------------
@@ -104,33 +133,31 @@ def _forward(question: _Question, tensors: dict[str, Array]) -> tuple[Array, Arr
     q, v = tensors["q"], tensors["v"]
     if q.ndim < 3 or v.ndim < 1:
         raise ValueError(f"q: has shape {list(q.shape)}; must be [batch, tokens, heads, dim] or [tokens, heads, dim]")
-    lse_type = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
-    outputs = {"o": jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
-               "lse": jax.ShapeDtypeStruct((*q.shape[:-3], q.shape[-2], q.shape[-3]), lse_type)}
-    filled = {}
-    if has_padding(tensors):
-        filled = {name: jnp.full(outputs[name].shape, value, outputs[name].dtype)
-                  for name, value in (("o", 0), ("lse", -math.inf))}
-    o, lse = _ffi_call(question, tensors, outputs, filled)
+    o, lse = _call_library(question, tensors, ("o", "lse"))
     return o, lse
 
 
-_attention = jax.custom_vjp(_forward, nondiff_argnums=(0,))
+_differentiable = jax.custom_vjp(_forward, nondiff_argnums=(0,))
+_attention = jax.jit(_differentiable, static_argnums=0)  # shard_map wants what has symbolic zeros inside a jit
 
 
 def _save(question: _Question, primals: dict[str, Any]) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
     """Keeps the inputs, the results, and (as the keys of a dict, which tracing keeps) which gradients are wanted."""
+    if "slopes" in primals and primals["slopes"].perturbed:
+        raise NotImplementedError("alibi_slopes: are to be differentiated, but attention gives them no gradient; pass "
+                                  "jax.lax.stop_gradient(alibi_slopes), or the same scores as a bias")
     tensors = {name: p.value for name, p in primals.items()}
     wanted = {name: None for name, p in primals.items() if p.perturbed and name in GRADIENTS}
     o, lse = _forward(question, tensors)
     return (o, lse), (tensors, o, lse, wanted)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 3))
 def _gradients(question: _Question, tensors: dict[str, Array], saved: dict[str, Array],
-               wanted: Iterable[str]) -> dict[str, Array]:
+               wanted: tuple[str, ...]) -> dict[str, Array]:
     """Those of the wanted tensors, by the tensors' names."""
-    like = {GRADIENTS[name]: jax.ShapeDtypeStruct(tensors[name].shape, tensors[name].dtype) for name in wanted}
-    return dict(zip(wanted, _ffi_call(question, {**tensors, **saved}, like, {})))
+    outputs = tuple(GRADIENTS[name] for name in wanted)
+    return dict(zip(wanted, _call_library(question, {**tensors, **saved}, outputs)))
 
 
 def _differentiate(question: _Question, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[dict[str, Any]]:
@@ -142,24 +169,35 @@ def _differentiate(question: _Question, saved: tuple[Any, ...], cotangents: tupl
     results = {"o": o, "lse": lse, "d_o": jnp.zeros_like(o) if is_zero[0] else cotangents[0]}
     if not is_zero[1]:
         results["d_lse"] = cotangents[1]
-    return ({**gradients, **_gradients(question, tensors, results, wanted)},)
+    return ({**gradients, **_gradients(question, tensors, results, tuple(wanted))},)
 
 
-_attention.defvjp(_save, _differentiate, symbolic_zeros=True)
+_differentiable.defvjp(_save, _differentiate, symbolic_zeros=True)
 
 
 # --- the function to call --------------------------------------------------------------------------------------------
 
+def _words(rng: Array) -> Array:
+    """A key of jax.random as the handler reads it: a seed of two words, or seed and offset of four."""
+    if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        if rng.shape:
+            raise ValueError(f"rng: has shape {list(rng.shape)}; must be one key of jax.random")
+        rng = jax.random.key_data(rng)
+    return jnp.concatenate([rng, jnp.zeros(2, rng.dtype)]) if rng.shape == (2,) and rng.dtype == jnp.uint32 else rng
+
+
 def _array(name: str, x: Any, q_type: str) -> Array:
     refuse_masked(name, x)
-    return jnp.asarray(optional(name, x, q_type))
+    x = jnp.asarray(optional(name, x, q_type))
+    return _words(x) if name == "rng" else x
 
 
 def _ask(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> tuple[_Question, dict[str, Array]]:
     parsed = parse(options)
     tensors = {"q": q, "k": k, "v": v, **parsed.tensors}
     q_type = type_name(q) if hasattr(q, "dtype") else ""
-    return (_Question(parsed.settings, *require_seed(parsed)), {name: _array(name, x, q_type) for name, x in tensors.items()})
+    arrays = {name: _array(name, x, q_type) for name, x in tensors.items()}
+    return _Question(parsed.settings, *require_seed(parsed)), _jax_sharding.same_axes(arrays)
 
 
 def _swap_heads(layout: Layout, *arrays: Array) -> tuple[Array, ...]:
@@ -190,8 +228,9 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, layout:
 
     q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv]; packed with cu_seqlens: q [Tq,Hq,D], ..., O [Tq,Hq,Dv], LSE [Hq,Tq].
     With layout="bhnd" heads come before tokens in q, k, v and O, and XLA transposes them. Options:
-    tessera.AttentionOptions; all but the arrays are static under jit. Differentiable in q, k, v, bias, sinks and through
-    LSE. For dropout under jit give `rng`: uint32 [4] (seed and offset, low words first) or int64 [2].
+    tessera.AttentionOptions; all but the arrays are static under jit. Differentiable in q, k, v, bias, sinks and
+    through LSE. For dropout under jit give `rng`: a key of jax.random, uint32 [4] (seed and offset, low words first) or
+    int64 [2]. Arrays that are sharded over batch or heads stay so.
     """
     q, k, v = _swap_heads(layout, q, k, v)
     o, lse = _attention(*_ask(q, k, v, options))
@@ -206,6 +245,6 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, 
     d_o, q, k, v, o = _swap_heads(layout, d_o, q, k, v, o)
     saved = {"o": o, "lse": lse, "d_o": d_o, **({} if d_lse is None else {"d_lse": d_lse})}
     question, tensors = _ask(q, k, v, options)
-    results = _gradients(question, tensors, saved, [name[1:] for name in gradient_names(gradients, tensors)])
+    results = _gradients(question, tensors, saved, tuple(name[1:] for name in gradient_names(gradients, tensors)))
     return {GRADIENTS[name]: _swap_heads(layout, gradient)[0] if name in "qkv" else gradient
             for name, gradient in results.items()}

@@ -92,6 +92,42 @@ def test_dropout(rng, device):
     np.testing.assert_array_equal(o, tessera.jax.attention(q, k, v, dropout_p=0.3, seed=11, seed_offset=5))
 
 
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_dropout_by_keys(rng, device, kind):
+    """A key of jax.random is a seed: other keys, other masks; the same inside jit, and in the backward pass."""
+    q, k, v = inputs(rng, device)
+    drop = lambda key: tessera.jax.attention(q, k, v, dropout_p=0.3, rng=key)  # noqa: E731
+    key, other = jax.random.split(jax.random.key(7, impl=kind))
+    o = drop(key)
+    np.testing.assert_array_equal(jax.jit(drop)(key), o)
+    assert not np.array_equal(o, drop(other))
+    words = [int(word) for word in jax.random.key_data(key)] + [0, 0]
+    seeds = {"seed": words[0] + (words[1] << 32), "seed_offset": words[2] + (words[3] << 32)}
+    keep = tessera.dropout_mask((B, HQ, NQ, NK), dropout_p=0.3, **seeds)
+    assert_close(o, oracle.attention(*(np.asarray(x) for x in (q, k, v)), keep=keep, dropout=0.3)[0])
+    np.testing.assert_array_equal(drop(jax.random.key_data(key)), o)
+    gradients = [jax.grad(lambda v, options=options: tessera.jax.attention(q, k, v, dropout_p=0.3, **options).sum())(v)
+                 for options in ({"rng": key}, seeds)]
+    np.testing.assert_array_equal(*gradients)
+    each = jax.vmap(drop)(jnp.stack([key, other]))
+    np.testing.assert_array_equal(each[1], drop(other))
+    with pytest.raises(ValueError, match=r"rng: has shape \[2\]; must be one key of jax.random"):
+        drop(jax.random.split(key))
+
+
+def test_gradients_that_nobody_gives_are_refused(rng, device):
+    q, k, v = inputs(rng, device)
+    slopes = jnp.ones(HQ)
+    loss = lambda q, slopes: tessera.jax.attention(q, k, v, alibi_slopes=slopes).sum()  # noqa: E731
+    for gradient in (jax.grad(loss, 1), jax.grad(jax.jit(loss), 1), jax.jit(jax.grad(loss, (0, 1)))):
+        with pytest.raises(NotImplementedError, match="alibi_slopes: are to be differentiated, but attention gives them "
+                                                      "no gradient; pass jax.lax.stop_gradient.alibi_slopes."):
+            gradient(q, slopes)
+    assert jax.grad(loss)(q, slopes).shape == q.shape
+    stopped = jax.grad(lambda s: loss(q, jax.lax.stop_gradient(s)))(slopes)
+    np.testing.assert_array_equal(stopped, np.zeros(HQ))
+
+
 def test_layout(rng, device):
     q, k, v = inputs(rng, device)
     heads_first = [jnp.swapaxes(x, 1, 2) for x in (q, k, v)]
