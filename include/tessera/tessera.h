@@ -39,8 +39,9 @@ typedef enum tessera_status {
   TESSERA_INVALID_ARGUMENT = 1, /* the arguments break a rule of the contract */
   TESSERA_UNSUPPORTED = 2,      /* legal, but no kernel here can do it; the sentence says what would work */
   TESSERA_OUT_OF_MEMORY = 3,
-  TESSERA_DEVICE_ERROR = 4, /* a driver or compiler call failed; the sentence carries its report */
-  TESSERA_INTERNAL = 5      /* a bug of ours */
+  TESSERA_DEVICE_ERROR = 4,       /* a driver or compiler call failed; the sentence carries its report */
+  TESSERA_INTERNAL = 5,           /* a bug of ours */
+  TESSERA_COMMUNICATION_ERROR = 6 /* another rank failed, differs or did not answer in time; docs/scale_out.md */
 } tessera_status;
 
 typedef enum tessera_type {

@@ -1,0 +1,60 @@
+// Attention over several ranks: a plan that all ranks make together, and its two passes, each with local rows in and
+// local rows out. Included by the command line, the tests and the C ABI. Implements docs/scale_out.md.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "dist/communicator.hpp"
+#include "dist/schedule.hpp"
+#include "tessera/tessera.hpp"
+
+namespace tessera::dist {
+
+// The question, the same on every rank: sequences of tokens with a query and a key each.
+struct Problem {
+  std::vector<Int64> lengths;
+  Int64 Hq = 1, Hk = 1, D = 64, Dv = 64;
+  Type type = Type::f32;
+  Options
+      options;  // those of one device; positions, `accumulate` and the bounds of lengths stay as they are by default
+};
+
+struct Sharing {
+  Partition partition;
+  Scheme scheme = Scheme::gather;
+  Int64 segment =
+      0;  // results have the same bits on any number of ranks whose cuts lie on its multiples; 0: no promise
+  double timeout = 300;  // seconds that a rank waits for another
+  int threads = 0;       // of each rank; 0: all that the process may use
+};
+
+// Which heads the ranks of slice u work on, as key/value heads.
+Range key_heads(Int64 Hk, int slice, int slices);
+
+// Tensors of a rank hold its rows in the order of its spans: q [T,Hq,D], k [T,Hk,D], v [T,Hk,Dv], o [T,Hq,Dv], lse
+// [Hq,T]; bias and mask [1,Hq|1,T|1,M|1] with M at least the longest sequence; slopes [Hq] or [sequences,Hq]; sinks
+// [Hq]. dsinks is the sum over all ranks, on every rank. All in the CPU's memory. Outputs are written when all is done:
+// a pass that fails has written nothing.
+class Plan {
+ public:
+  // Together with all ranks: compares what they ask for before the first row travels.
+  Plan(std::shared_ptr<Communicator> communicator, const Problem& problem, const Sharing& sharing);
+
+  void forward(const Inputs& inputs, const Outputs& outputs);
+  void backward(const Inputs& inputs, const Saved& saved, const Gradients& gradients);
+
+  const Schedule& schedule(Pass pass) const { return pass == Pass::forward ? forward_schedule : backward_schedule; }
+
+ private:
+  void agree();
+  std::string complaint() const;
+
+  Line line;
+  Problem problem;
+  Sharing sharing;
+  Schedule forward_schedule, backward_schedule;
+  UInt64 calls = 0;
+};
+
+}  // namespace tessera::dist

@@ -1,0 +1,134 @@
+// Waiting with a limit, agreement and seals; see communicator.hpp.
+#include "dist/communicator.hpp"
+
+#include <cstring>
+#include <set>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+namespace tessera::dist {
+namespace {
+
+// A hash that reads memory at its speed: four lanes of multiply and rotate, folded. It guards against accidents, not
+// against attackers.
+UInt64 hash(std::span<const std::byte> data, UInt64 seed) {
+  constexpr UInt64 odd = 0x9e3779b97f4a7c15u;
+  UInt64 lane[4] = {seed ^ odd, seed + odd, ~seed, seed * odd + data.size()};
+  const auto mix = [](UInt64 x, UInt64 word) {
+    x = (x ^ word) * 0xff51afd7ed558ccdu;
+    return x << 31 | x >> 33;
+  };
+  std::size_t at = 0;
+  for (; at + 32 <= data.size(); at += 32)
+    for (std::size_t i = 0; i < 4; ++i) {
+      UInt64 word;
+      std::memcpy(&word, data.data() + at + 8 * i, 8);
+      lane[i] = mix(lane[i], word);
+    }
+  for (; at < data.size(); ++at) lane[at % 4] = mix(lane[at % 4], static_cast<UInt64>(data[at]) + 1);
+  UInt64 all = data.size();
+  for (const UInt64 x : lane) all = mix(all, x);
+  return all ^ all >> 29;
+}
+
+// The other ranks share this machine's processors, as like as not: after a short while a waiting rank sleeps.
+void pause(int& tries) {
+  if (++tries < 64)
+    std::this_thread::yield();
+  else
+    std::this_thread::sleep_for(std::chrono::microseconds(tries < 1024 ? 50 : 500));
+}
+
+}  // namespace
+
+void seal(Bytes& message, UInt64 number) {
+  const UInt64 words[2] = {number, hash({message.data(), message.size() - seal_bytes}, number)};
+  std::memcpy(message.data() + message.size() - seal_bytes, words, seal_bytes);
+}
+
+bool is_sealed(const Bytes& message, UInt64 number) {
+  UInt64 words[2];
+  std::memcpy(words, message.data() + message.size() - seal_bytes, seal_bytes);
+  return words[0] == number && words[1] == hash({message.data(), message.size() - seal_bytes}, number);
+}
+
+Line::Line(std::shared_ptr<Communicator> transport, double timeout) :
+    transport(std::move(transport)), timeout(timeout) {}
+
+void Line::require_usable() const {
+  if (!transport->broken.empty())
+    throw Error(TESSERA_COMMUNICATION_ERROR,
+                "communicator: has failed before (" + transport->broken + "); make a new one, and a plan with it");
+}
+
+void Line::give_up(const char* sentence) noexcept {
+  try {
+    transport->broken = sentence;
+    transport->fail("rank " + std::to_string(rank()) + ": " + sentence);
+  } catch (...) {  // no memory for a sentence: the others will run into their limit of time
+    transport->broken.assign(1, '?');
+    transport->fail({});
+  }
+}
+
+void Line::listen() {
+  if (const std::optional<std::string> heard = transport->notice()) throw Heard{*heard};
+}
+
+void Line::start(std::vector<Message> messages) {
+  listen();
+  group = std::move(messages);
+  transport->start(group);
+}
+
+void Line::poll() {
+  transport->test();
+  listen();
+}
+
+void Line::wait() {
+  const Clock::time_point deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+  for (int tries = 0;; pause(tries)) {
+    const std::vector<bool> done = transport->test();
+    listen();
+    std::set<int> missing;
+    for (std::size_t i = 0; i < done.size(); ++i)
+      if (!done[i]) missing.insert(group[i].peer);
+    if (missing.empty()) break;
+    if (Clock::now() < deadline) continue;
+    std::ostringstream sentence;
+    sentence << "no answer within " << timeout << " s from rank" << (missing.size() == 1 ? "" : "s");
+    for (const int r : missing) sentence << (r == *missing.begin() ? " " : ", ") << r;
+    throw Error(TESSERA_COMMUNICATION_ERROR, sentence.str());
+  }
+  group.clear();
+}
+
+std::vector<Bytes> Line::gather(const Bytes& mine) {
+  std::vector<Message> messages;
+  std::vector<std::shared_ptr<Bytes>> all;
+  constexpr UInt64 number = 0x67617468;  // "gath": the first and the only messages of their kind
+  const auto sent = std::make_shared<Bytes>(mine);
+  sent->resize(mine.size() + seal_bytes);
+  seal(*sent, number);
+  for (int r = 0; r < size(); ++r) {
+    all.push_back(r == rank() ? sent : std::make_shared<Bytes>(sent->size()));
+    if (r == rank()) continue;
+    messages.push_back({r, true, sent});
+    messages.push_back({r, false, all.back()});
+  }
+  start(std::move(messages));
+  wait();
+  std::vector<Bytes> out;
+  for (int r = 0; r < size(); ++r) {
+    const Bytes& bytes = *all[static_cast<std::size_t>(r)];
+    if (!is_sealed(bytes, number))
+      throw Error(TESSERA_COMMUNICATION_ERROR, "a message from rank " + std::to_string(r) + " arrived damaged");
+    out.emplace_back(bytes.begin(), bytes.end() - static_cast<std::ptrdiff_t>(seal_bytes));
+  }
+  return out;
+}
+
+}  // namespace tessera::dist

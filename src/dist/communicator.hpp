@@ -1,0 +1,103 @@
+// What dist asks of a transport: start a group of messages, look whether they are done, tell the others of a failure.
+// Everything else (deadlines, agreement, who is missing) is built on that, here, once for all transports. Included by
+// the executor and by every transport. Implements docs/scale_out.md, "Failure".
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "math/types.hpp"
+#include "tessera/tessera.hpp"
+
+namespace tessera::dist {
+
+using Bytes = std::vector<std::byte>;
+
+// One end of a message. The transport shares the memory until the message is complete, also if everybody else has
+// given up on it.
+struct Message {
+  int peer = 0;
+  bool send = false;
+  std::shared_ptr<Bytes> bytes;  // what is sent, or room of exactly the size that is expected
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // Begins a group; the group before is complete. At most one message for each peer and direction.
+  virtual void start(std::span<const Message> group) = 0;
+  // Makes progress, and says of each message of the group whether it is complete. Does not wait. Throws Error where the
+  // transport reports one, a message of another size included.
+  virtual std::vector<bool> test() = 0;
+  // The sentence of another rank that has failed, if one has said so.
+  virtual std::optional<std::string> notice() = 0;
+  // Tells every other rank, and gives up what is under way. Only a fresh communicator works afterwards.
+  virtual void fail(const std::string& sentence) noexcept = 0;
+
+  std::string broken;  // the sentence of the first failure here, if there was one
+};
+
+using Clock = std::chrono::steady_clock;
+
+// A communicator as the executor uses it: with a limit of time for every wait, and refusing everything after a failure.
+class Line {
+ public:
+  Line(std::shared_ptr<Communicator> transport, double timeout);
+
+  int rank() const { return transport->rank(); }
+  int size() const { return transport->size(); }
+
+  void start(std::vector<Message> group);
+  // Between two pieces of work: progress, and word of others' failures.
+  void poll();
+  // Until the group is complete. Beyond the limit: an Error that names the ranks that have not answered.
+  void wait();
+  // Every rank's bytes, all of the same size, in the order of ranks.
+  std::vector<Bytes> gather(const Bytes& mine);
+
+  // Runs a body that all ranks run. If it throws, the others are told, and the communicator is of no more use.
+  template <class Body>
+  void together(Body body) {
+    require_usable();
+    try {
+      body();
+    } catch (const Heard& heard) {
+      transport->broken = heard.sentence;
+      throw Error(TESSERA_COMMUNICATION_ERROR, heard.sentence);
+    } catch (const std::bad_alloc&) {
+      give_up("out of memory");
+      throw;
+    } catch (const std::exception& error) {
+      give_up(error.what());
+      throw;
+    }
+  }
+
+ private:
+  struct Heard {  // from another rank: it needs no telling
+    std::string sentence;
+  };
+  void require_usable() const;
+  void give_up(const char* sentence) noexcept;
+  void listen();
+
+  std::shared_ptr<Communicator> transport;
+  double timeout;
+  std::vector<Message> group;
+};
+
+// Seals a message: its last 16 bytes say which message it is and what it held, so that a damaged or crossed one is
+// noticed. `number` is the same at both ends.
+void seal(Bytes& message, UInt64 number);
+bool is_sealed(const Bytes& message, UInt64 number);
+inline constexpr std::size_t seal_bytes = 16;
+
+}  // namespace tessera::dist

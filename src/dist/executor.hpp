@@ -1,0 +1,103 @@
+// Runs a schedule on one rank: messages of a step, its work meanwhile, results at the end. Included by attention.cpp.
+// Implements docs/scale_out.md, "Schedules" and "Same bits".
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "dist/attention.hpp"
+#include "dist/rows.hpp"
+
+namespace tessera::dist {
+
+class Executor {
+ public:
+  // number: distinguishes this call's messages from all others; the same on every rank.
+  Executor(Line& line, const Problem& problem, const Sharing& sharing, const Schedule& schedule, UInt64 number);
+
+  void forward(const Inputs& inputs, const Outputs& outputs);
+  void backward(const Inputs& inputs, const Saved& saved, const Gradients& gradients);
+
+ private:
+  enum class Kind { query, key, shared };  // whose heads a tensor has; shared: one for all
+  // A tensor of the caller, and the rows of the whole node for this rank's heads.
+  struct Field {
+    RowView user;
+    Kind kind = Kind::query;
+    Rows rows;
+  };
+  // Attention of the queries of a piece with neighbouring keys that lie together.
+  struct Job {
+    int query = 0, key = -1;  // key: the first piece
+    Range keys{};             // positions in the sequence
+    Int64 row = 0;            // of the first key in the memory for keys
+  };
+  // dK and dV of one key piece, summed over some leaves of queries.
+  struct Share {
+    Int64 first = 0, last = 0;
+    std::vector<float> sums;  // [rows][hk][D], then [rows][hk][Dv]
+  };
+
+  Range heads_of(Kind kind, int slice) const;
+  Int64 node_row(const Span& span) const;
+  const Piece& piece(int p) const { return s.pieces[static_cast<std::size_t>(p)]; }
+  void take(Field& field, const RowView& user, Kind kind, Int64 rows);
+  void take_inputs(const Inputs& inputs);
+  void run();
+  void do_step(const Step& step, std::size_t number);
+  std::vector<Job> jobs_of(const Step& step) const;
+
+  // Messages.
+  static void require_sealed(const Bytes& message, UInt64 number, int from, std::size_t step);
+  UInt64 number_of(std::size_t step, int from, int to) const;
+  Int64 bytes_of(const Transfer& t) const;
+  std::byte* fill(std::byte* at, const Transfer& t);
+  const std::byte* read(const std::byte* at, const Transfer& t);
+
+  // Work.
+  Options options_of(const Job& job, Int64 head) const;
+  Inputs inputs_of(const Job& job, Range heads) const;
+  Tensor pairs_of(const Field& field, const Job& job, Range heads) const;
+  std::vector<Range> head_groups(const Job& job) const;
+  Tensor sinks_of(Range heads) const;
+  State state_of(const Piece& query, Range heads) const;
+  Inputs continued(const Job& job, Range heads);
+  void work_forward(const Job& job, Range heads);
+  void work_backward(const Job& job, Range heads);
+  void finish_forward(const Outputs& outputs);
+  void finish_backward(const Gradients& gradients);
+  std::vector<float> sum_sinks();
+  void add_gradients(int key, const float* sums);
+  static std::vector<float> folded(std::vector<Share>& shares, Int64 first, Int64 last);
+
+  // Results.
+  void give(const RowView& user, Kind kind, Rows rows);
+  void write_results();
+
+  Line& line;
+  const Problem& p;
+  const Sharing& sharing;
+  const Schedule& s;
+  UInt64 number;
+  int rank, node, slice;
+  Range hq, hk;      // this rank's heads
+  Int64 rows = 0;    // of the node
+  Int64 memory = 0;  // rows of memory for keys
+  std::vector<Span> spans;
+  std::vector<Int64> span_rows;
+
+  Field q, k, v, bias, mask, o, d_o, lse, d_lse;
+  std::vector<Field*> fields;  // those that are there
+  Tensor slopes, sinks;
+  bool want_dsinks = false;
+  Rows state_o, state_m, state_l;         // forward: carried from job to job
+  std::set<std::pair<int, Int64>> begun;  // query pieces and heads whose state has begun
+  Rows sum_dq, sum_dk, sum_dv;            // backward, f32; dK and dV as the memory for keys
+  std::map<int, int> slot_of;             // by key piece
+  std::map<int, std::vector<Share>> shares_of;
+  std::vector<Field> results;
+  std::vector<std::pair<int, std::shared_ptr<Bytes>>> arrived;  // results from other slices, by rank
+};
+
+}  // namespace tessera::dist

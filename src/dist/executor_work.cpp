@@ -1,0 +1,240 @@
+// The executor's calls of the library: attention of a query piece with some keys, forward and backward, and what is
+// made of the parts; see executor.hpp.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "dist/executor.hpp"
+
+namespace tessera::dist {
+namespace {
+
+std::size_t index(Int64 x) { return static_cast<std::size_t>(x); }
+
+// More than this many operations in one call, and messages would wait for it: it is then cut by heads.
+constexpr double most_operations = 2e8;
+
+}  // namespace
+
+// Neighbouring keys that lie side by side are one job, unless every piece must be a call of its own to keep its bits.
+std::vector<Executor::Job> Executor::jobs_of(const Step& step) const {
+  std::vector<Job> jobs;
+  for (const Work& w : step.work) {
+    const Span& keys = piece(w.key).rows;
+    const Int64 row = s.of[index(rank)].slot_row[index(w.slot)];
+    if (!jobs.empty() && s.settings.segment == 0) {
+      Job& last = jobs.back();
+      if (last.query == w.query && last.keys.end == keys.begin && last.row + last.keys.size() == row) {
+        last.keys.end = keys.end;
+        continue;
+      }
+    }
+    jobs.push_back({w.query, w.key, {keys.begin, keys.end}, row});
+  }
+  return jobs;
+}
+
+// Query heads of one call each, as many as belong to whole key heads.
+std::vector<Range> Executor::head_groups(const Job& job) const {
+  const double operations =
+      2.0 * double(piece(job.query).rows.rows()) * double(job.keys.size()) * double(hq.size()) * double(p.D + p.Dv);
+  if (operations <= most_operations) return {{0, hq.size()}};
+  std::vector<Range> groups;
+  const Int64 ratio = p.Hq / p.Hk;
+  for (Int64 h = 0; h < hq.size(); h += ratio) groups.push_back({h, h + ratio});
+  return groups;
+}
+
+Options Executor::options_of(const Job& job, Int64 head) const {
+  Options options = p.options;
+  options.alignment = Alignment::offset, options.diagonal_offset = s.mask.offset;
+  options.row0 = piece(job.query).rows.begin, options.col0 = job.keys.begin;
+  options.head0 = hq.begin + head, options.batch0 = piece(job.query).rows.sequence;
+  return options;
+}
+
+Tensor Executor::pairs_of(const Field& field, const Job& job, Range heads) const {
+  const RowView& view = field.rows.view;
+  const Int64 n = piece(job.query).rows.rows(), head = view.heads == 1 ? 0 : heads.begin;
+  const bool one = view.width == 1;  // for all keys
+  Tensor t(view.at(piece(job.query).at, head) + (one ? 0 : job.keys.begin * element_bytes(view.type)), view.type,
+           {1, view.heads == 1 ? 1 : heads.size(), n, one ? 1 : job.keys.size()});
+  t.strides = {0, view.head_stride, view.row_stride, 1};
+  return t;
+}
+
+Inputs Executor::inputs_of(const Job& job, Range heads) const {
+  const Piece& query = piece(job.query);
+  const Int64 ratio = p.Hk == 0 ? 1 : p.Hq / p.Hk;
+  const Range kv{heads.begin / ratio, heads.end / ratio};
+  Inputs in;
+  in.q = q.rows.tokens(query.at, query.rows.rows(), heads);
+  in.k = k.rows.tokens(job.row, job.keys.size(), kv);
+  in.v = v.rows.tokens(job.row, job.keys.size(), kv);
+  if (bias.rows.view.data) in.bias = pairs_of(bias, job, heads);
+  if (mask.rows.view.data) in.mask = pairs_of(mask, job, heads);
+  if (slopes) {
+    const Int64 row = slopes.ndim == 2 ? query.rows.sequence * slopes.strides[0] : 0;
+    const Int64 stride = slopes.strides[slopes.ndim == 2 ? 1 : 0];
+    in.slopes =
+        Tensor(static_cast<float*>(slopes.data) + row + (hq.begin + heads.begin) * stride, Type::f32, {heads.size()});
+    in.slopes.strides[0] = stride;
+  }
+  return in;
+}
+
+Tensor Executor::sinks_of(Range heads) const {
+  Tensor t(static_cast<float*>(sinks.data) + (hq.begin + heads.begin) * sinks.strides[0], Type::f32, {heads.size()});
+  t.strides[0] = sinks.strides[0];
+  return t;
+}
+
+State Executor::state_of(const Piece& query, Range heads) const {
+  const Int64 n = query.rows.rows();
+  return {state_o.tokens(query.at, n, heads), state_m.numbers(query.at, n, heads), state_l.numbers(query.at, n, heads)};
+}
+
+// The state is carried from job to job; who starts it counts the sink.
+Inputs Executor::continued(const Job& job, Range heads) {
+  Inputs in = inputs_of(job, heads);
+  if (begun.contains({job.query, heads.begin}))
+    in.state = state_of(piece(job.query), heads);
+  else if (sinks)
+    in.sinks = sinks_of(heads);
+  for (Int64 h = heads.begin; h < heads.end; ++h) begun.insert({job.query, h});
+  return in;
+}
+
+void Executor::work_forward(const Job& job, Range heads) {
+  Outputs out;
+  out.state = state_of(piece(job.query), heads);
+  tessera::forward(continued(job, heads), out, options_of(job, heads.begin), {.threads = sharing.threads});
+}
+
+void Executor::finish_forward(const Outputs& outputs) {
+  Rows final_o(outputs.o.type, rows, hq.size(), p.Dv), final_lse(Type::f32, rows, hq.size(), 1);
+  for (std::size_t i = 0; i < s.pieces.size(); ++i) {
+    if (s.pieces[i].node != node) continue;
+    const Job none{.query = static_cast<int>(i)};
+    const Range heads{0, hq.size()};
+    Outputs out;
+    out.o = final_o.tokens(s.pieces[i].at, s.pieces[i].rows.rows(), heads);
+    out.lse = final_lse.numbers(s.pieces[i].at, s.pieces[i].rows.rows(), heads);
+    tessera::forward(continued(none, heads), out, options_of(none, 0), {.threads = sharing.threads});
+  }
+  give(token_rows(outputs.o), Kind::query, std::move(final_o));
+  if (outputs.lse) give(number_rows(outputs.lse), Kind::query, std::move(final_lse));
+}
+
+// --- backward
+
+void Executor::work_backward(const Job& job, Range heads) {
+  const Piece& query = piece(job.query);
+  const Int64 n = query.rows.rows(), ratio = p.Hq / p.Hk, keys = job.keys.size();
+  const Range kv{heads.begin / ratio, heads.end / ratio};
+  Options options = options_of(job, heads.begin);
+  options.accumulate = true;
+  Saved saved{
+      o.rows.tokens(query.at, n, heads), lse.rows.numbers(query.at, n, heads), d_o.rows.tokens(query.at, n, heads), {}};
+  if (d_lse.rows.view.data) saved.d_lse = d_lse.rows.numbers(query.at, n, heads);
+  Gradients gradients{sum_dq.tokens(query.at, n, heads), {}, {}, {}, {}};
+  if (s.settings.segment == 0) {
+    gradients.dk = sum_dk.tokens(job.row, keys, kv), gradients.dv = sum_dv.tokens(job.row, keys, kv);
+  } else {  // a leaf of the tree
+    std::vector<Share>& shares = shares_of[job.key];
+    if (heads.begin == 0)
+      shares.push_back({query.leaf, query.leaf + 1, std::vector<float>(index(keys * hk.size() * (p.D + p.Dv)))});
+    float* sums = shares.back().sums.data();
+    gradients.dk = Tensor(sums + kv.begin * p.D, Type::f32, {1, keys, kv.size(), p.D});
+    gradients.dv = Tensor(sums + keys * hk.size() * p.D + kv.begin * p.Dv, Type::f32, {1, keys, kv.size(), p.Dv});
+    gradients.dk.strides[1] = hk.size() * p.D, gradients.dv.strides[1] = hk.size() * p.Dv;
+  }
+  tessera::backward(inputs_of(job, heads), saved, gradients, options, {.threads = sharing.threads});
+}
+
+void Executor::add_gradients(int key, const float* sums) {
+  for (Rows* sum : {&sum_dk, &sum_dv}) {
+    float* to = sum->floats(piece(key).at);
+    const Int64 count = piece(key).rows.rows() * hk.size() * sum->view.width;
+    for (Int64 i = 0; i < count; ++i) to[i] += sums[i];
+    sums += count;
+  }
+}
+
+// The sum over leaves first to last as a binary tree, of which some nodes are there already. Empty: nothing.
+std::vector<float> Executor::folded(std::vector<Share>& shares, Int64 first, Int64 last) {
+  bool any = false;
+  for (Share& x : shares) {
+    if (x.first == first && x.last == last) return std::move(x.sums);
+    any |= x.first < last && first < x.last;
+  }
+  if (!any || last - first == 1) return {};
+  std::vector<float> left = folded(shares, first, (first + last) / 2);
+  std::vector<float> right = folded(shares, (first + last) / 2, last);
+  if (left.empty()) return right;
+  for (std::size_t i = 0; i < right.size(); ++i) left[i] += right[i];
+  return left;
+}
+
+void Executor::finish_backward(const Gradients& gradients) {
+  std::vector<Int64> leaves(s.lengths.size());
+  for (const Piece& x : s.pieces) ++leaves[index(x.rows.sequence)];
+  for (auto& [key, shares] : shares_of) {
+    if (piece(key).node != node) continue;
+    const auto all = static_cast<Int64>(std::bit_ceil(static_cast<UInt64>(leaves[index(piece(key).rows.sequence)])));
+    const std::vector<float> sums = folded(shares, 0, all);
+    if (!sums.empty()) add_gradients(key, sums.data());
+  }
+  give(token_rows(gradients.dq), Kind::query, converted(sum_dq, gradients.dq.type, rows));
+  give(token_rows(gradients.dk), Kind::key, converted(sum_dk, gradients.dk.type, rows));
+  give(token_rows(gradients.dv), Kind::key, converted(sum_dv, gradients.dv.type, rows));
+}
+
+// dSink is a sum over all rows of all ranks: each piece's part in f32 goes to everybody, who adds them in the order of
+// pieces.
+std::vector<float> Executor::sum_sinks() {
+  const auto parts_of = [&](int r) {
+    const Int64 heads = heads_of(Kind::query, s.slice_of(r)).size();
+    return heads *
+           std::count_if(s.pieces.begin(), s.pieces.end(), [&](const Piece& x) { return x.node == s.node_of(r); });
+  };
+  const auto bytes = [&](int r) { return std::make_shared<Bytes>(index(parts_of(r)) * sizeof(float) + seal_bytes); };
+  std::vector<std::shared_ptr<Bytes>> all;
+  for (int r = 0; r < line.size(); ++r) all.push_back(bytes(r));
+  float* part = reinterpret_cast<float*>(all[index(rank)]->data());
+  for (std::size_t i = 0; i < s.pieces.size(); ++i) {
+    if (s.pieces[i].node != node) continue;
+    const Range heads{0, hq.size()};
+    const Job none{.query = static_cast<int>(i)};
+    const Int64 at = s.pieces[i].at, n = s.pieces[i].rows.rows();
+    Inputs in = inputs_of(none, heads);
+    in.bias = in.mask = {};
+    in.sinks = sinks_of(heads);
+    Saved saved{o.rows.tokens(at, n, heads), lse.rows.numbers(at, n, heads), d_o.rows.tokens(at, n, heads), {}};
+    if (d_lse.rows.view.data) saved.d_lse = d_lse.rows.numbers(at, n, heads);
+    tessera::backward(in, saved, {{}, {}, {}, {}, Tensor(part, Type::f32, {hq.size()})}, options_of(none, 0),
+                      {.threads = sharing.threads});
+    part += hq.size();
+  }
+  const std::size_t step = s.of[index(rank)].steps.size();
+  seal(*all[index(rank)], number_of(step, rank, rank));
+  std::vector<Message> messages;
+  for (int r = 0; r < line.size(); ++r)
+    if (r != rank) messages.push_back({r, true, all[index(rank)]}), messages.push_back({r, false, all[index(r)]});
+  line.start(messages);
+  line.wait();
+  std::vector<double> sums(index(p.Hq));
+  std::vector<std::size_t> read(index(line.size()));
+  for (int r = 0; r < line.size(); ++r) require_sealed(*all[index(r)], number_of(step, r, r), r, step);
+  for (const Piece& x : s.pieces)
+    for (int u = 0; u < s.partition.slices; ++u) {
+      const int from = s.rank_of(x.node, u);
+      const auto* numbers = reinterpret_cast<const float*>(all[index(from)]->data());
+      const Range heads = heads_of(Kind::query, u);
+      for (Int64 h = heads.begin; h < heads.end; ++h) sums[index(h)] += double(numbers[read[index(from)]++]);
+    }
+  return {sums.begin(), sums.end()};
+}
+
+}  // namespace tessera::dist

@@ -1,0 +1,183 @@
+// Attention over 1, 2, 3, 4 and 8 ranks, as threads: every scheme, both passes, against float64 and against one call of
+// the library. An error is at most 1.02 times that of one device. Implements docs/scale_out.md, "Accuracy".
+#include "dist/attention.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/dist/world.hpp"
+
+namespace tessera::dist {
+namespace {
+
+struct Row {
+  const char* name;
+  Problem problem;
+  Features features{};
+};
+
+Problem problem(std::vector<Int64> lengths, Int64 Hq, Int64 Hk, Int64 D, Int64 Dv, Type type, Options options) {
+  return {std::move(lengths), Hq, Hk, D, Dv, type, options};
+}
+
+const std::vector<Row>& table() {
+  // 16-bit cases have several tiles of keys also on one device: see docs/scale_out.md, "Accuracy".
+  static const std::vector<Row> rows = {
+      {"causal f32", problem({420}, 4, 2, 32, 32, Type::f32, {.causal = true})},
+      {"causal bf16, GQA 4", problem({1400}, 4, 1, 32, 48, Type::bf16, {.causal = true})},
+      {"full f16", problem({901}, 2, 2, 24, 24, Type::f16, {})},
+      {"window bf16, GQA 3", problem({1300}, 3, 1, 32, 32, Type::bf16, {.window_left = 700, .window_right = 300})},
+      {"window f32", problem({500}, 6, 2, 32, 32, Type::f32, {.window_left = 70, .window_right = 20})},
+      {"causal window f32, GQA 8", problem({512}, 8, 1, 16, 16, Type::f32, {.causal = true, .window_left = 100})},
+      {"packed with empty documents", problem({130, 0, 57, 1, 300, 0}, 4, 2, 32, 32, Type::f32, {.causal = true})},
+      {"packed, window", problem({90, 33, 256}, 2, 2, 64, 64, Type::f32, {.causal = true, .window_left = 40})},
+      {"dropout", problem({260, 60}, 4, 2, 32, 32, Type::f32, {.causal = true, .dropout = 0.3, .seed = 9})},
+      {"sinks and dLSE", problem({333}, 4, 2, 32, 32, Type::f32, {.causal = true}), {.sinks = true, .d_lse = true}},
+      {"sinks in a window",
+       problem({256, 64}, 4, 4, 16, 16, Type::f32, {.window_left = 8, .window_right = 8}),
+       {.sinks = true}},
+      {"bias and mask", problem({140, 77}, 4, 2, 16, 32, Type::f32, {.causal = true}), {.bias = true, .mask = true}},
+      {"ALiBi and softcap", problem({280}, 4, 2, 32, 32, Type::f32, {.softcap = 5, .causal = true}), {.slopes = true}},
+      {"rows that see no key", problem({200}, 2, 1, 16, 16, Type::f32,
+                                       {.causal = true, .alignment = Alignment::offset, .diagonal_offset = -80})},
+      {"fewer rows than ranks", problem({3, 0, 2}, 2, 2, 16, 16, Type::f32, {.causal = true})},
+  };
+  return rows;
+}
+
+struct Way {
+  std::string name;
+  Sharing sharing;
+};
+
+std::vector<Way> ways(const Problem& p, int ranks) {
+  const Mask mask{p.options.causal, p.options.window_left, p.options.window_right,
+                  p.options.alignment == Alignment::offset ? p.options.diagonal_offset : 0};
+  std::vector<Way> out;
+  const auto add = [&](const char* name, Partition partition, Scheme scheme, Int64 segment = 0) {
+    out.push_back(
+        {std::string(name) + " on " + std::to_string(ranks),
+         {.partition = std::move(partition), .scheme = scheme, .segment = segment, .timeout = 60, .threads = 1}});
+  };
+  add("ring, zigzag", zigzag(p.lengths, ranks, 16), Scheme::ring);
+  add("gather, balanced", balanced(p.lengths, mask, ranks, 32), Scheme::gather);
+  add("gather in segments", zigzag(p.lengths, ranks, 64), Scheme::gather, 64);
+  for (const int slices : {2, 3, 4, 8}) {
+    if (slices > p.Hk || ranks % slices != 0) continue;
+    add("two levels, ring", two_level(contiguous(p.lengths, ranks / slices, 8), slices, 1), Scheme::ring);
+    add("two levels, gather", two_level(zigzag(p.lengths, ranks / slices, 16), slices, 4), Scheme::gather);
+  }
+  return out;
+}
+
+// Each row's float64 answer and that of one device, computed once.
+struct Judged {
+  World world;
+  Answer truth, one;
+};
+
+const Judged& judged(const Row& row) {
+  static std::map<const Row*, Judged> known;
+  const auto found = known.find(&row);
+  if (found != known.end()) return found->second;
+  World world(row.problem, row.features, 7);
+  Answer truth = world.whole(true), one = world.whole(false);
+  return known.emplace(&row, Judged{std::move(world), std::move(truth), std::move(one)}).first->second;
+}
+
+class Ranks : public testing::TestWithParam<int> {};
+
+// The error of a scheme over all cases and outputs is at most 1.02 times that of one device. Single outputs scatter
+// around 1, as the order of sums differs.
+TEST_P(Ranks, ErrorIsThatOfOneDevice) {
+  struct Sum {
+    double squares = 0, worst = 0;
+    int outputs = 0, cases = 0;
+  };
+  std::map<std::string, Sum> schemes;
+  int cases = 0;
+  for (const Row& row : table()) {
+    const Judged& j = judged(row);
+    for (const Way& way : ways(row.problem, GetParam())) {
+      const Answer many = j.world.ranks(way.sharing);
+      ASSERT_EQ(many.fault, "") << row.name << ", " << way.name;
+      Sum& sum = schemes[way.name];
+      ++sum.cases, ++cases;
+      for (const auto& [name, exact] : j.truth.of) {
+        const double error = World::error(many.of.at(name), exact), usual = World::error(j.one.of.at(name), exact);
+        const bool few = exact.count() < 512;  // one rounding more or less shows
+        EXPECT_LE(error, 1.06 * usual + (few ? 0x1p-21 : 0)) << row.name << ", " << way.name << ": " << name;
+        if (few) continue;
+        const double ratio = error / usual;
+        sum.squares += ratio * ratio, ++sum.outputs, sum.worst = std::max(sum.worst, ratio);
+      }
+    }
+  }
+  for (const auto& [name, sum] : schemes) {
+    const double ratio = std::sqrt(sum.squares / sum.outputs);
+    EXPECT_LE(ratio, 1.02) << name;
+    std::printf("dist: %s, %d cases, error / one device's error %.3f (largest %.3f)\n", name.c_str(), sum.cases, ratio,
+                sum.worst);
+  }
+  EXPECT_GT(cases, 30);
+}
+
+INSTANTIATE_TEST_SUITE_P(Some, Ranks, testing::Values(1, 2, 3, 4, 8));
+
+// The same segments are worked on by the same calls, whoever makes them, and sums are trees over segments.
+TEST(Bits, SegmentsGiveTheSameOnAnyNumberOfRanks) {
+  const std::vector<Row> rows = {
+      {"causal bf16", problem({768, 0, 333}, 8, 8, 32, 32, Type::bf16, {.causal = true}), {.sinks = true}},
+      {"window f32, dropout",
+       problem({700, 200}, 8, 4, 32, 16, Type::f32, {.window_left = 200, .window_right = 60, .dropout = 0.2})},
+      {"full f16", problem({385}, 4, 2, 24, 32, Type::f16, {}), {.bias = true, .d_lse = true}},
+  };
+  int compared = 0;
+  for (const Row& row : rows) {
+    const World world(row.problem, row.features, 11);
+    const std::vector<Int64>& lengths = row.problem.lengths;
+    const auto run = [&](int nodes, int slices) {
+      Answer answer = world.ranks(
+          {.partition = two_level(zigzag(lengths, nodes, 48), slices, 16), .segment = 48, .timeout = 60, .threads = 1});
+      EXPECT_EQ(answer.fault, "");
+      return answer;
+    };
+    const Answer one = run(1, 1);
+    for (const auto& [nodes, slices] :
+         std::vector<std::pair<int, int>>{{2, 1}, {3, 1}, {4, 1}, {8, 1}, {1, 2}, {1, 4}, {1, 8}, {2, 2}, {4, 2}}) {
+      if (slices > row.problem.Hk) continue;
+      const Answer many = run(nodes, slices);
+      for (const auto& [name, numbers] : one.of) {
+        EXPECT_TRUE(World::same_bits(numbers, many.of.at(name)))
+            << row.name << ", " << nodes << " x " << slices << ": " << name;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_GT(compared, 100);
+}
+
+// Heads alone split over ranks: the calls of one device, so its bits, segments or not.
+TEST(Bits, UlyssesGivesThoseOfOneCall) {
+  const World world(problem({300, 77}, 8, 4, 32, 32, Type::bf16, {.causal = true}), {.sinks = true}, 5);
+  const Answer one = world.whole(false);
+  for (const int ranks : {1, 2, 4}) {
+    const Answer many = world.ranks(
+        {.partition = two_level(contiguous(world.problem.lengths, 1, 1), ranks, 1), .timeout = 60, .threads = 1});
+    ASSERT_EQ(many.fault, "");
+    for (const char* name : {"O", "LSE"})
+      EXPECT_TRUE(World::same_bits(one.of.at(name), many.of.at(name))) << ranks << ": " << name;
+  }
+}
+
+// In a run with the same ranks every scheme repeats its bits.
+TEST(Bits, RepeatInEveryRun) {
+  const World world(problem({400, 90}, 4, 2, 32, 32, Type::bf16, {.causal = true}), {}, 5);
+  for (const Way& way : ways(world.problem, 4)) {
+    const Answer first = world.ranks(way.sharing), second = world.ranks(way.sharing);
+    for (const auto& [name, numbers] : first.of)
+      EXPECT_TRUE(World::same_bits(numbers, second.of.at(name))) << way.name << ": " << name;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::dist

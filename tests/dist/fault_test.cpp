@@ -1,0 +1,268 @@
+// Ranks that disagree, fail, vanish, dawdle or send nonsense: on every live rank one sentence within the limit of time
+// and a second, outputs as they were, and nobody hangs.
+// Implements docs/scale_out.md, "Failure".
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "tests/dist/faulty.hpp"
+#include "tests/dist/world.hpp"
+
+namespace tessera::dist {
+namespace {
+
+constexpr double timeout = 1;  // threads of a busy machine get their turn within it
+
+Problem small() { return {{96}, 4, 2, 16, 16, Type::f32, {.causal = true}}; }
+
+Sharing sharing_of(const Problem& p, int ranks = 4) {
+  return {.partition = zigzag(p.lengths, ranks, 4), .scheme = Scheme::ring, .timeout = timeout, .threads = 1};
+}
+
+struct Outcome {
+  std::vector<std::string> sentences;  // by rank; empty: it was fine
+  std::vector<tessera_status> status;
+  double seconds = 0;  // of the slowest rank
+  Answer all;
+};
+
+using Change = std::function<void(int rank, Problem&, Sharing&)>;
+using Wrap = std::function<std::shared_ptr<Communicator>(int rank, std::shared_ptr<Communicator>)>;
+
+Outcome run(const Change& change, const Wrap& wrap = {}, const std::function<bool(int)>& takes_part = {}) {
+  const World world(small(), {}, 3);
+  const int ranks = 4;
+  Outcome out;
+  out.sentences.resize(ranks), out.status.resize(ranks), out.all = world.ranks(sharing_of(small(), ranks));
+  for (auto& [name, numbers] : out.all.of)
+    for (Int64 i = 0; i < numbers.count(); ++i) numbers.set(i, -77);
+  const auto begin = Clock::now();
+  run_ranks(ranks, [&](int r, std::shared_ptr<Communicator> c) {
+    if (takes_part && !takes_part(r)) return;
+    Problem problem = small();
+    Sharing sharing = sharing_of(problem, ranks);
+    if (change) change(r, problem, sharing);
+    World mine(problem, {}, 3);
+    try {
+      mine.rank(wrap ? wrap(r, c) : c, sharing, out.all);
+    } catch (const Error& error) {
+      out.sentences[static_cast<std::size_t>(r)] = error.what(),
+      out.status[static_cast<std::size_t>(r)] = error.status();
+    }
+  });
+  out.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  return out;
+}
+
+void expect_all(const Outcome& out, const std::string& sentence) {
+  for (const std::string& said : out.sentences) EXPECT_EQ(said, sentence);
+  EXPECT_LT(out.seconds, timeout + 1);
+}
+
+// Every number of every rank's outputs is still what it was.
+void expect_untouched(const Outcome& out) {
+  for (const auto& [name, numbers] : out.all.of)
+    for (Int64 i = 0; i < numbers.count(); ++i) ASSERT_EQ(numbers.get(i), -77) << name;
+}
+
+TEST(Agreement, EveryFieldThatDiffersIsNamedOnEveryRank) {
+  const std::vector<std::pair<const char*, Change>> rows = {
+      {"D differs: rank 0 has 16, rank 2 has 8", [](int, Problem& p, Sharing&) { p.D = 8; }},
+      {"Dv differs: rank 0 has 16, rank 2 has 24", [](int, Problem& p, Sharing&) { p.Dv = 24; }},
+      {"Hq differs: rank 0 has 4, rank 2 has 2", [](int, Problem& p, Sharing&) { p.Hq = 2; }},
+      {"Hk differs: rank 0 has 2, rank 2 has 1", [](int, Problem& p, Sharing&) { p.Hk = 1; }},
+      {"type differs: rank 0 has 1, rank 2 has 3", [](int, Problem& p, Sharing&) { p.type = Type::bf16; }},
+      {"sequences differs: rank 0 has 1, rank 2 has 2", [](int, Problem& p, Sharing&) { p.lengths.push_back(0); }},
+      {"lengths differs between rank 0 and rank 2",
+       [](int, Problem& p, Sharing& s) {
+         p.lengths = {97};
+         s.partition = zigzag(p.lengths, 4, 4);
+       }},
+      {"causal differs: rank 0 has 1, rank 2 has 0", [](int, Problem& p, Sharing&) { p.options.causal = false; }},
+      {"scale differs: rank 0 has 1.79769e+308, rank 2 has 0.5",
+       [](int, Problem& p, Sharing&) { p.options.scale = 0.5; }},
+      {"softcap differs: rank 0 has 0, rank 2 has 30", [](int, Problem& p, Sharing&) { p.options.softcap = 30; }},
+      {"window_left differs: rank 0 has -1, rank 2 has 9",
+       [](int, Problem& p, Sharing&) { p.options.window_left = 9; }},
+      {"window_right differs: rank 0 has -1, rank 2 has 9",
+       [](int, Problem& p, Sharing&) { p.options.window_right = 9; }},
+      {"diagonal_offset differs: rank 0 has 0, rank 2 has 3",
+       [](int, Problem& p, Sharing&) { p.options.alignment = Alignment::offset, p.options.diagonal_offset = 3; }},
+      {"dropout differs: rank 0 has 0, rank 2 has 0.1", [](int, Problem& p, Sharing&) { p.options.dropout = 0.1; }},
+      {"seed differs: rank 0 has 0, rank 2 has 5", [](int, Problem& p, Sharing&) { p.options.seed = 5; }},
+      {"seed_offset differs: rank 0 has 0, rank 2 has 5", [](int, Problem& p, Sharing&) { p.options.seed_offset = 5; }},
+      {"scheme differs: rank 0 has 0, rank 2 has 1", [](int, Problem&, Sharing& s) { s.scheme = Scheme::gather; }},
+      {"slices differs: rank 0 has 1, rank 2 has 2",
+       [](int, Problem& p, Sharing& s) { s.partition = two_level(zigzag(p.lengths, 2, 4), 2, 1); }},
+      {"partition differs between rank 0 and rank 2",
+       [](int, Problem& p, Sharing& s) { s.partition = contiguous(p.lengths, 4, 4); }},
+  };
+  for (const auto& [sentence, change] : rows) {
+    const Outcome out = run([&](int r, Problem& p, Sharing& s) {
+      if (r == 2) change(r, p, s);
+    });
+    expect_all(out, sentence);
+    expect_untouched(out);
+    EXPECT_EQ(out.status[3], TESSERA_COMMUNICATION_ERROR);
+  }
+}
+
+TEST(Agreement, WhatOneRankMayNotAskAllHear) {
+  const std::vector<std::pair<const char*, Change>> rows = {
+      {"partition: is for 3 ranks; the communicator has 4",
+       [](int, Problem& p, Sharing& s) { s.partition = zigzag(p.lengths, 3, 4); }},
+      {"partition: has 3 slices; must divide the 4 ranks", [](int, Problem&, Sharing& s) { s.partition.slices = 3; }},
+      {"partition: has 4 slices; there are 2 key heads to share out",
+       [](int, Problem&, Sharing& s) { s.partition.slices = 4; }},
+      {"type: must be f32, f16 or bf16", [](int, Problem& p, Sharing&) { p.type = Type::f64; }},
+      {"row0, col0, head0 and batch0: must be 0; the plan knows where each part lies",
+       [](int, Problem& p, Sharing&) { p.options.col0 = 1; }},
+      {"accumulate: is 1; must be 0 over several ranks",
+       [](int, Problem& p, Sharing&) { p.options.accumulate = true; }},
+      {"segment: is -1; must be 0 (none) or positive", [](int, Problem&, Sharing& s) { s.segment = -1; }},
+      {"segment: is 4; a ring's bits depend on the number of ranks, so it must be 0 there",
+       [](int, Problem&, Sharing& s) { s.segment = 4; }},
+      {"Hq: is 5; must be a multiple of Hk, 2", [](int, Problem& p, Sharing&) { p.Hq = 5; }},
+      {"softcap: is -1; must be 0 (none) or a positive number from 1e-18 to 1e18",
+       [](int, Problem& p, Sharing&) { p.options.softcap = -1; }},
+  };
+  for (const auto& [sentence, change] : rows) {
+    const Outcome all = run(change);
+    expect_all(all, sentence);
+    expect_untouched(all);
+    EXPECT_EQ(all.status[1], TESSERA_INVALID_ARGUMENT);
+  }
+}
+
+TEST(Agreement, AnAbsentRankIsNamed) {
+  const Outcome out = run({}, {}, [](int r) { return r != 3; });
+  for (const int r : {0, 1, 2}) {
+    const std::string& said = out.sentences[static_cast<std::size_t>(r)];
+    EXPECT_NE(said.find("no answer within 1 s from rank 3"), std::string::npos) << said;
+  }
+  EXPECT_LT(out.seconds, timeout + 1);
+  expect_untouched(out);
+}
+
+TEST(Agreement, ALateRankIsWaitedFor) {
+  const Outcome out = run([](int r, Problem&, Sharing&) {
+    if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  });
+  expect_all(out, "");
+}
+
+// What a rank that is told says: the first sentence, with the name of the rank that noticed.
+void expect_heard(const Outcome& out, const std::string& part) {
+  for (const std::string& said : out.sentences) EXPECT_NE(said.find(part), std::string::npos) << said;
+  EXPECT_LT(out.seconds, timeout + 1);
+  expect_untouched(out);
+}
+
+Wrap on_rank(int rank, Fault fault) {
+  return [=](int r, std::shared_ptr<Communicator> c) -> std::shared_ptr<Communicator> {
+    return r == rank ? std::make_shared<Faulty>(std::move(c), fault) : c;
+  };
+}
+
+TEST(Faults, ADeadLinkEndsAtTheLimit) {
+  expect_heard(run({}, on_rank(1, {.kind = Fault::drop, .group = 2})), "no answer within 1 s from rank");
+}
+
+TEST(Faults, ALostMessageIsNoticedByTheNextOne) {
+  expect_heard(run({}, on_rank(1, {.kind = Fault::lose, .group = 2})), "arrived damaged, or belongs to another call");
+}
+
+TEST(Faults, ACorruptedMessageIsNoticed) {
+  expect_heard(run({}, on_rank(2, {.kind = Fault::corrupt, .group = 1})),
+               "a message from rank 2 in step 0 arrived damaged, or belongs to another call");
+}
+
+TEST(Faults, AMessageOfAnotherSizeIsNoticed) {
+  expect_heard(run({}, on_rank(0, {.kind = Fault::wrong_size, .group = 1})), "a message from rank 0 has ");
+}
+
+TEST(Faults, AFailingTransportIsReported) {
+  expect_heard(run({}, on_rank(3, {.kind = Fault::fail, .group = 2})), "the network is down");
+}
+
+TEST(Faults, ADelayWithinTheLimitIsNone) {
+  expect_all(run({}, on_rank(1, {.kind = Fault::delay, .group = 2, .seconds = 0.25})), "");
+}
+
+TEST(Faults, WhatOneRankGetsWrongInACallAllHear) {
+  const World world(small(), {}, 3);
+  std::vector<std::string> said(4);
+  const auto begin = Clock::now();
+  run_ranks(4, [&](int r, std::shared_ptr<Communicator> c) {
+    const Sharing sharing = sharing_of(world.problem);
+    std::optional<Plan> plan;  // while a slow rank makes its own, another may have failed already
+    const Int64 n = sharing.partition.rows(r);
+    Numbers q(Type::f32, n, 4, 16), k(Type::f32, n, 2, 16), v(Type::f32, n, 2, 16), o(Type::f32, n, 4, 16);
+    Inputs in;
+    in.q = q.tokens(), in.k = k.tokens(), in.v = v.tokens();
+    Outputs out;
+    out.o = o.tokens();
+    if (r == 2) in.v.shape[0] = 7;
+    for (int call = 0; call < 2; ++call) {
+      try {
+        if (!plan) plan.emplace(c, world.problem, sharing);
+        plan->forward(in, out);
+      } catch (const Error& error) {
+        if (call == 0) said[static_cast<std::size_t>(r)] = error.what();
+        if (call == 1) {
+          EXPECT_EQ(std::string(error.what()), "communicator: has failed before (" + said[static_cast<std::size_t>(r)] +
+                                                   "); make a new one, and a plan with it");
+        }
+      }
+    }
+  });
+  EXPECT_EQ(said[2], "v: has the shape [7,2,16]; must have [24,2,16], the rows of this rank");
+  for (const int r : {0, 1, 3}) EXPECT_EQ(said[static_cast<std::size_t>(r)], "rank 2: " + said[2]);
+  EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(), timeout);  // told, not timed out
+}
+
+TEST(Faults, TensorsThatARankMayNotGive) {
+  const World world(small(), {}, 3);
+  const auto said = [&](const std::function<void(Inputs&, Saved&, Gradients&)>& change) {
+    std::string sentence;
+    const auto alone = thread_communicators(1)[0];
+    Sharing sharing = sharing_of(world.problem, 1);
+    Plan plan(alone, world.problem, sharing);
+    const Int64 n = 96;
+    Numbers q(Type::f32, n, 4, 16), k(Type::f32, n, 2, 16), l(Type::f32, n, 4, 1), dq(Type::f32, n, 4, 16),
+        dk(Type::f32, n, 2, 16), dv(Type::f32, n, 2, 16);
+    Inputs in;
+    in.q = q.tokens(), in.k = k.tokens(), in.v = k.tokens();
+    Saved saved{q.tokens(), l.numbers(), q.tokens(), {}};
+    Gradients g{dq.tokens(), dk.tokens(), dv.tokens(), {}, {}};
+    change(in, saved, g);
+    try {
+      plan.backward(in, saved, g);
+    } catch (const Error& error) {
+      sentence = error.what();
+    }
+    return sentence;
+  };
+  EXPECT_EQ(said([](Inputs&, Saved&, Gradients&) {}), "");
+  EXPECT_EQ(said([](Inputs& in, Saved&, Gradients&) { in.q.device.type = DeviceType::cuda; }),
+            "q: must be in the CPU's memory");
+  EXPECT_EQ(said([](Inputs& in, Saved&, Gradients&) { in.k.type = Type::bf16; }),
+            "k: has another type than the problem");
+  EXPECT_EQ(said([](Inputs& in, Saved&, Gradients&) { in.v.data = nullptr; }), "v: has no data");
+  EXPECT_EQ(said([](Inputs& in, Saved&, Gradients&) { in.rng = Tensor(nullptr, Type::i64, {2}); }),
+            "rng: is given; over several ranks lengths, seed and offset are the plan's");
+  EXPECT_EQ(said([](Inputs& in, Saved&, Gradients&) {
+              in.bias = Tensor(nullptr, Type::f32, {1, 4, 96, 95});
+            }),
+            "bias: has the shape [1,4,96,95]; must have [1,4,96,96], the rows of this rank");
+  EXPECT_EQ(said([](Inputs&, Saved&, Gradients& g) { g.dk = {}; }),
+            "dq, dk and dv: must all be given over several ranks");
+  EXPECT_EQ(said([](Inputs&, Saved&, Gradients& g) { g.dbias = g.dq; }),
+            "dbias: is given; over several ranks there is no gradient of the bias");
+  EXPECT_EQ(said([](Inputs&, Saved&, Gradients& g) { g.dsinks = g.dq; }), "dsinks: is given without sinks");
+}
+
+}  // namespace
+}  // namespace tessera::dist
