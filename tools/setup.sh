@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Installs what the build (setup.sh build), the tests as well (setup.sh test), the Python package (setup.sh python),
-# the fuzz targets (setup.sh fuzz), the documentation site (setup.sh site) or its tests in a browser (setup.sh pages)
-# need and do not find. Called by the Makefile before everything else, so it is instant
-# when nothing is missing. It looks for the tools and headers themselves, not for packages: on another distribution, or
-# with everything built by hand, it has nothing to do.
+# Installs what the build (setup.sh build), the tests as well (setup.sh test), the Python package (setup.sh python), the
+# fuzz targets (setup.sh fuzz), the documentation site (setup.sh site), its tests in a browser (setup.sh pages) or a
+# build for 64-bit ARM (setup.sh aarch64) need and do not find. Called by the Makefile before everything else, so it is
+# instant when nothing is missing. It looks for the tools and headers themselves, not for packages: on another
+# distribution, or with everything built by hand, it has nothing to do.
 # For the tests it also looks for NVRTC, the compiler of GPU kernels, and otherwise fetches it into build-nvrtc/.
 set -euo pipefail
 
 purpose=${1:-test}
 case $purpose in
-  build | test | python | fuzz | site | pages) ;;
-  *) echo "usage: tools/setup.sh [build|test|python|fuzz|site|pages]" >&2; exit 2 ;;
+  build | test | python | fuzz | site | pages | aarch64) ;;
+  *) echo "usage: tools/setup.sh [build|test|python|fuzz|site|pages|aarch64]" >&2; exit 2 ;;
 esac
 
 # Debian's package for each tool, and for each header.
@@ -32,6 +32,11 @@ if [[ $purpose == site ]]; then
   headers=()
 fi
 if [[ $purpose == pages ]]; then tools+=("python3 python3" "node nodejs" "chromium chromium"); fi
+# GoogleTest comes as text, since its library is for one processor only (tests/CMakeLists.txt).
+if [[ $purpose == aarch64 ]]; then
+  tools+=("python3 python3" "aarch64-linux-gnu-g++ g++-aarch64-linux-gnu" "qemu-aarch64 qemu-user")
+  headers+=("../src/googletest/CMakeLists.txt googletest")
+fi
 
 # The fuzz targets are built by clang, for its libFuzzer.
 if [[ $purpose == fuzz ]]; then
