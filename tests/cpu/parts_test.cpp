@@ -63,6 +63,21 @@ TEST(PartsForward, HaveTheBitsOfOneCallAtEveryTileBoundary) {
       }
 }
 
+// Without a name, all parts of a problem get one kernel; and plans tell its tiles.
+TEST(PartsForward, AreOfOneKernelIfNoneIsNamed) {
+  for (const Type type : {Type::f32, Type::f16, Type::bf16})
+    for (Case spec : features()) {
+      spec.type = type;
+      SCOPED_TRACE(describe(spec));
+      const CaseData whole = whole_of(spec, {});
+      expect_same_forward(whole, {queries}, {keys, 3 * keys}, {});
+      const Plan plan = Plan::forward(whole.inputs(), whole.outputs(), whole.options());
+      EXPECT_EQ(plan.query_tile(), queries);
+      EXPECT_EQ(plan.key_tile(), keys);
+      if (HasFatalFailure()) return;
+    }
+}
+
 // A random configuration, padded, with one diagonal for all of its sequences.
 Case random_part(std::uint64_t seed) {
   Case spec = random_case(seed);
@@ -93,9 +108,18 @@ TEST(PartsForward, RandomConfigurationsHaveTheBitsOfOneCall) {
   }
 }
 
+// Gradients of a case by one call: f32, without those that are sums over everything.
+CaseData whole_gradients(Case spec, const Execution& execution) {
+  spec.backward = spec.f32_grads = true, spec.grads = {.dbias = false, .dsinks = false};
+  spec.options.accumulate = false;
+  CaseData data = build(spec);
+  run(data, execution);
+  return data;
+}
+
 // Documents of any length, none among them, of which some keys or queries are nobody's.
 Case documents(std::uint64_t seed) {
-  Case spec{.name = "documents", .Hq = 4, .Hk = 2, .D = 16, .Dv = 8, .backward = false};
+  Case spec{.name = "documents", .Hq = 4, .Hk = 2, .D = 16, .Dv = 8};
   spec.type = seed % 2 ? Type::bf16 : Type::f32;
   spec.packed_q = {150, 0, 1, 64, 230, 0}, spec.packed_k = {150, 0, 1, 400, 230, 7};
   spec.options.causal = seed % 3 != 0, spec.options.alignment = Alignment::top_left;
@@ -106,14 +130,14 @@ Case documents(std::uint64_t seed) {
   return spec;
 }
 
-TEST(PartsForward, SpansOfPackedDocumentsHaveTheBitsOfOneCall) {
+TEST(PartsOfDocuments, HaveTheBitsOfOneCall) {
   const auto kernels = cpu_kernels();
   for (std::uint64_t seed = 0; seed < 24; ++seed) {
     const Case spec = documents(seed);
     const std::string& kernel = kernels[seed % kernels.size()];
     SCOPED_TRACE(kernel + " " + describe(spec));
     const Execution execution{.threads = 2, .kernel = kernel.c_str()};
-    const CaseData whole = whole_of(spec, execution);
+    const CaseData whole = whole_gradients(spec, execution);
     Generator g(seed);
     std::vector<Span> spans;  // in any order, some of them missing
     for (std::size_t b = 0; b < spec.packed_q.size(); ++b)
@@ -121,8 +145,11 @@ TEST(PartsForward, SpansOfPackedDocumentsHaveTheBitsOfOneCall) {
         if (g.chance(0.8))
           spans.insert(spans.begin() + g.between(0, static_cast<std::int64_t>(spans.size())), {b, rows});
     Entries entries(whole, spans);
-    entries.attend(pieces_of(400, some_cuts(400, keys, 0.8, g)), execution);
+    const std::vector<Piece> ranges = pieces_of(400, some_cuts(400, keys, 0.8, g));
+    entries.attend(ranges, execution);
     entries.expect_same_forward();
+    if (HasFatalFailure()) return;
+    entries.expect_same_backward(ranges, execution);
     if (HasFatalFailure()) return;
   }
 }
@@ -142,15 +169,6 @@ TEST(PartsForward, AnyCutIsAccurateOnEveryKernel) {
       EXPECT_TRUE(lse.ok) << lse.detail;
       ++case_count.judged;
     }
-}
-
-// Gradients of a case by one call: f32, without those that are sums over everything.
-CaseData whole_gradients(Case spec, const Execution& execution) {
-  spec.backward = spec.f32_grads = true, spec.grads = {.dbias = false, .dsinks = false};
-  spec.options.accumulate = false;
-  CaseData data = build(spec);
-  run(data, execution);
-  return data;
 }
 
 // The case on ranks that each hold a node of the tree over segments, with its keys in pieces.

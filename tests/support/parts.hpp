@@ -170,8 +170,7 @@ class Entries {
     lse = Buffer(Type::f32, {c.Hq, tokens});
     state_o = Buffer(Type::f32, {tokens, c.Hq, c.Dv});
     state_m = Buffer(Type::f32, {c.Hq, tokens}), state_l = Buffer(Type::f64, {c.Hq, tokens});
-    for (std::size_t n = 0; n < spans.size(); ++n)
-      copy(whole.q, whole.sequences[spans[n].document].row_q + spans[n].rows.begin, spans[n].rows.size(), q, cu_q[n]);
+    for (std::size_t n = 0; n < spans.size(); ++n) copy(whole.q, first_row(n), spans[n].rows.size(), q, cu_q[n]);
   }
 
   // Forward over the ranges of keys, ascending.
@@ -206,7 +205,41 @@ class Entries {
     ++case_count.judged;
   }
 
+  // Backward over the ranges of keys, ascending, after attend: dQ of every span is the whole's, and so are dK and dV of
+  // documents whose queries are all in one span.
+  void expect_same_backward(const std::vector<Piece>& ranges, const Execution& execution) {
+    const Case& c = whole.spec;
+    const std::int64_t tokens = cu_q.back();
+    Buffer d_o(whole.d_o.type(), {tokens, c.Hq, c.Dv}), dq = filled(Type::f32, {tokens, c.Hq, c.D}, 0);
+    for (std::size_t n = 0; n < spans.size(); ++n) copy(whole.d_o, first_row(n), spans[n].rows.size(), d_o, cu_q[n]);
+    Options options = whole.options();
+    options.accumulate = true;
+    for (const Piece& range : ranges) {
+      const Inputs in = inputs(range);
+      const Buffer dk = filled(Type::f32, {cu_k.back(), c.Hk, c.D}, 0);
+      const Buffer dv = filled(Type::f32, {cu_k.back(), c.Hk, c.Dv}, 0);
+      backward(in, {.o = o.tensor(), .lse = lse.tensor(), .d_o = d_o.tensor()},
+               {.dq = dq.tensor(), .dk = dk.tensor(), .dv = dv.tensor()}, options, execution);
+      for (std::size_t n = 0; n < spans.size(); ++n) {
+        const auto& s = whole.sequences[spans[n].document];
+        if (spans[n].rows.size() < s.Nq) continue;
+        const std::int64_t first = s.row_k + std::min(range.begin, s.Nk), count = cu_k[n + 1] - cu_k[n];
+        expect_same_rows(dk, cu_k[n], whole.dk, first, count);
+        expect_same_rows(dv, cu_k[n], whole.dv, first, count);
+      }
+    }
+    for (std::size_t n = 0; n < spans.size(); ++n)
+      expect_same_rows(dq, cu_q[n], whole.dq, first_row(n), spans[n].rows.size());
+    ++case_count.judged;
+  }
+
  private:
+  std::int64_t first_row(std::size_t n) const { return whole.sequences[spans[n].document].row_q + spans[n].rows.begin; }
+  static void expect_same_rows(const Buffer& a, std::int64_t at, const Buffer& b, std::int64_t first,
+                               std::int64_t rows) {
+    const std::int64_t width = a.size(1) * a.size(2);
+    for (std::int64_t e = 0; e < rows * width; ++e) ASSERT_EQ(a.get(at * width + e), b.get(first * width + e));
+  }
   static void copy(const Buffer& from, std::int64_t first, std::int64_t rows, Buffer& to, std::int64_t at) {
     const std::int64_t width = from.size(1) * from.size(2);
     for (std::int64_t e = 0; e < rows * width; ++e) to.set(at * width + e, from.get(first * width + e));

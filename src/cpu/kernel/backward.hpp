@@ -17,6 +17,12 @@ struct BackwardScratch {
   }
 };
 
+// The image of dQ of one block of queries, of a sum that goes on.
+HWY_NOINLINE void start_image(const BackwardJob& job, Int64 query_block) {
+  load_transposed(job.dq_from, tile_of(query_range(job.head, query_block), {}), job.head.D, 1.0f,
+                  job.dq_images + query_block * job.image_rows * block_q);
+}
+
 // delta = dO . O - dLSE and lse2 of one block of queries, and the image of dQ where it does not start from 0. Rows that
 // see nothing get lse2 = +inf, so that P = 0.
 HWY_NOINLINE void prepare_block(const BackwardJob& job, Int64 query_block) {
@@ -39,9 +45,7 @@ HWY_NOINLINE void prepare_block(const BackwardJob& job, Int64 query_block) {
     job.delta[i] = static_cast<float>(delta);
     job.lse2[i] = static_cast<float>(lse * log2e<double>);
   }
-  if (job.dq_images && job.dq_from)
-    load_transposed(job.dq_from, tile_of(query_range(head, query_block), {}), head.D, 1.0f,
-                    job.dq_images + query_block * job.image_rows * block_q);
+  if (job.dq_images && job.dq_from) start_image(job, query_block);
 }
 
 // P = 2^(S - lse2), in place, of scores that lack `factor` unless they are `scaled`.

@@ -119,18 +119,30 @@ HWY_INLINE void rescale(const Tile& tile, Int64 Dv, const float* alpha, float* O
 // LSE of one row from its state. (No template: gcc would instantiate log_sum_exp outside of the target region.)
 HWY_INLINE double natural_lse(float m, double l) { return log_sum_exp(double(m), l, log2_of) * ln2<double>; }
 
+// What rows carry from call to call: m, l and O as they are between two tiles.
+HWY_NOINLINE void load_state(const CarriedState& from, const Tile& tile, Int64 Dv, float* O, float* m, double* l) {
+  for (Int64 i = 0; i < tile.ni; ++i) {
+    m[i] = static_cast<float>(from.m.get(tile.i0 + i, 0));
+    l[i] = from.l.get(tile.i0 + i, 0);
+  }
+  load_transposed(from.o, tile, Dv, 1.0f, O);
+}
+HWY_NOINLINE void store_state(const CarriedState& to, const Tile& tile, Int64 Dv, const float* O, const float* m,
+                              const double* l) {
+  HWY_ALIGN float one[block_q];
+  fill(one, block_q, 1);
+  for (Int64 i = 0; i < tile.ni; ++i) {
+    to.m.set(tile.i0 + i, 0, double(m[i]));
+    to.l.set(tile.i0 + i, 0, l[i]);
+  }
+  store_transposed(O, tile, Dv, one, false, to.o);
+}
+
 // O / l and LSE = log(l) + m go to the caller's tensors; or the state as it is.
 template <class Block>
 HWY_INLINE void finish_forward(const ForwardJob& job, const Tile& tile, const Block& s) {
   float* inverse = s.alpha;
-  if (job.to) {
-    for (Int64 i = 0; i < tile.ni; ++i) {
-      job.to.m.set(tile.i0 + i, 0, double(s.m[i]));
-      job.to.l.set(tile.i0 + i, 0, s.l[i]);
-    }
-    fill(inverse, block_q, 1);
-    return store_transposed(s.O, tile, job.head.Dv, inverse, false, job.to.o);
-  }
+  if (job.to) return store_state(job.to, tile, job.head.Dv, s.O, s.m, s.l);
   for (Int64 i = 0; i < tile.ni; ++i) {
     inverse[i] = s.l[i] == 0 ? 0 : static_cast<float>(double(job.head.keep_scale) / s.l[i]);
     if (job.lse) job.lse.set(tile.i0 + i, 0, natural_lse(s.m[i], s.l[i]));
@@ -145,12 +157,7 @@ HWY_INLINE void start_block(const ForwardJob& job, const Tile& tile, Int64 O_row
   fill(s.m, block_q, head.sink);
   for (Int64 i = 0; i < block_q; ++i) s.l[i] = head.sink == -infinity ? 0 : 1;
   fill(s.O, O_rows * block_q, 0);
-  if (!job.from) return;
-  for (Int64 i = 0; i < tile.ni; ++i) {
-    s.m[i] = static_cast<float>(job.from.m.get(tile.i0 + i, 0));
-    s.l[i] = job.from.l.get(tile.i0 + i, 0);
-  }
-  load_transposed(job.from.o, tile, head.Dv, 1.0f, s.O);
+  if (job.from) load_state(job.from, tile, head.Dv, s.O, s.m, s.l);
 }
 
 // Products become P, where `kept` wants it.
