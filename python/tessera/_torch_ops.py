@@ -5,6 +5,7 @@ whose `attention` is the function to call, and by bench.py.
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence
@@ -119,6 +120,17 @@ def _find_usual(kind: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple
     return _call.questions.find(key), pointers
 
 
+def _find_usual_backward(kind: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+                         d_o: Tensor) -> tuple[Question, list[int]]:
+    pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(), d_o.data_ptr()]
+    bits = pointers[0] | pointers[1] | pointers[2] | pointers[3] | pointers[4] | pointers[5]
+    key = (kind, q.dtype, q.get_device(), q.shape, q.stride(), k.dtype, k.get_device(), k.shape, k.stride(),
+           v.dtype, v.get_device(), v.shape, v.stride(), o.dtype, o.get_device(), o.shape, o.stride(),
+           lse.dtype, lse.get_device(), lse.shape, lse.stride(), d_o.dtype, d_o.get_device(), d_o.shape, d_o.stride(),
+           bits % _call.ALIGNMENT, torch.get_num_threads())
+    return _call.questions.find(key), pointers
+
+
 def _current_stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
@@ -220,12 +232,19 @@ def _empty_gradients(inputs: Sequence[Any], wanted: Sequence[bool]) -> list[Opti
             for place, want in zip(GRADIENTS.values(), wanted)]
 
 
-def run_backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: list[bool], q: Tensor,
+def run_backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: Sequence[bool], q: Tensor,
                  k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients that are wanted, of dq, dk, dv, dbias and dsinks."""
-    optional, settings, seed = sort_arguments(arguments)
+    optional: tuple[Any, ...] = ()
+    settings, seed = arguments, _call.NO_SEED
+    if len(arguments) > _OPTIONAL_FIRST:
+        optional, settings, seed = sort_arguments(arguments)
     inputs, saved = (q, k, v, *optional), (o, lse, d_o, d_lse)
-    question, pointers = find(("backward", *wanted, *settings), inputs + saved)
+    kind = ("backward", *wanted, *settings)
+    if optional or d_lse is not None:
+        question, pointers = find(kind, inputs + saved)
+    else:
+        question, pointers = _find_usual_backward(kind, q, k, v, o, lse, d_o)
     if question.note is None:
         question.note = _READY if all(map(_has_rows, (d_o, q, k, v))) else _COPY
     if question.note is _COPY:
@@ -238,7 +257,7 @@ def run_backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, w
     return results
 
 
-def _backward_fake(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: list[bool], q: Tensor,
+def _backward_fake(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: Sequence[bool], q: Tensor,
                    k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
     inputs = q, k, v, *sort_arguments(arguments)[0]
     _require_one_device((*INPUTS[:len(inputs)], *RESULTS, "d_o", "d_lse"), (*inputs, o, lse, d_o, d_lse))
@@ -302,46 +321,85 @@ def _next_level(operator: Any, arguments: Sequence[Any]) -> Any:
         return _below_autograd(operator, arguments)
 
 
+@functools.lru_cache(maxsize=None)
+def _wanted(needs: tuple[bool, ...]) -> tuple[tuple[bool, ...], tuple[int, ...]]:
+    """Which of the gradients are wanted, and where they stand among an operator's arguments, which need them or not."""
+    of_tensors = needs[:3] + needs[3 + _OPTIONAL_FIRST:]
+    wanted = tuple(place < len(of_tensors) and of_tensors[place] for place in GRADIENTS.values())
+    places = itertools.compress(GRADIENTS.values(), wanted)
+    return wanted, tuple(place if place < 3 else place + _OPTIONAL_FIRST for place in places)
+
+
+def _in_places(count: int, places: Sequence[int], gradients: Sequence[Tensor]) -> tuple[Optional[Tensor], ...]:
+    results: list[Optional[Tensor]] = [None] * count
+    for place, gradient in zip(places, gradients):
+        results[place] = gradient
+    return tuple(results)
+
+
 class Attention(_SingleLevelFunction):
+    """At the Autograd key of tessera::forward."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        every = q, k, v, *arguments
-        if len(arguments) > _SLOPES and ctx.needs_input_grad[3 + _SLOPES]:
-            raise NotImplementedError("alibi_slopes: requires a gradient, which attention does not give; pass "
-                                      "alibi_slopes.detach(), or the same scores as a bias")
-        o, lse = run_forward(*every) if unobserved(every) else _next_level(forward_operator, every)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(o, lse, q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END])
-        ctx.settings = arguments[:_OPTIONAL_FIRST], arguments[_OPTIONAL_END:]
+        o, lse = _next_level(forward_operator, (q, k, v, *arguments))
+        Attention.save(ctx, o, lse, q, k, v, arguments)
         return o, lse
 
     @staticmethod
+    def save(ctx: Any, o: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, arguments: tuple[Any, ...]) -> None:
+        if len(arguments) > _SLOPES and ctx.needs_input_grad[3 + _SLOPES]:
+            raise NotImplementedError("alibi_slopes: requires a gradient, which attention does not give; pass "
+                                      "alibi_slopes.detach(), or the same scores as a bias")
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(o, lse, q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END])
+        ctx.settings = arguments[:_OPTIONAL_FIRST], arguments[_OPTIONAL_END:]
+
+    @staticmethod
     def backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-        results: list[Optional[Tensor]] = [None] * len(ctx.needs_input_grad)
-        needs = ctx.needs_input_grad[:3] + ctx.needs_input_grad[3 + _OPTIONAL_FIRST:]
-        wanted = [place < len(needs) and needs[place] for place in GRADIENTS.values()]
-        if (d_o is None and d_lse is None) or not any(wanted):
-            return tuple(results)
+        needs = ctx.needs_input_grad
+        wanted, places = _wanted(needs)
+        if (d_o is None and d_lse is None) or not places:
+            return (None,) * len(needs)
         o, lse, q, k, v, *optional = ctx.saved_tensors
         before, after = ctx.settings
         d_o = torch.zeros_like(o) if d_o is None else d_o
         arguments = d_o, d_lse, o, lse, wanted, q, k, v, *before, *optional, *after
         if torch.is_grad_enabled():  # the gradients are to be differentiated themselves
             gradients = backward_operator(*arguments)
-        elif unobserved(arguments):
-            gradients = run_backward(*arguments)
         else:
             gradients = _below_autograd(backward_operator, arguments)
-        for place, gradient in zip(itertools.compress(GRADIENTS.values(), wanted), gradients):
-            results[place if place < 3 else place + _OPTIONAL_FIRST] = gradient
-        return tuple(results)
+        return _in_places(len(needs), places, gradients)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise NotImplementedError("tessera: derivatives of attention in forward mode are not there; use backward mode")
 
 
-differentiable_forward: Callable[..., tuple[Tensor, Tensor]] = Attention.apply  # type: ignore[attr-defined]
+class _Unobserved(Attention):
+    """The same for a call that nobody observes, past the dispatcher. Whoever has come to observe by the time of the
+    backward pass sees an operator there."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        o, lse = run_forward(q, k, v, *arguments)
+        Attention.save(ctx, o, lse, q, k, v, arguments)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+        needs = ctx.needs_input_grad
+        wanted, places = _wanted(needs)
+        saved = ctx.saved_tensors
+        if d_o is None or not places or torch.is_grad_enabled() or not unobserved((d_o, d_lse, *saved)):
+            return Attention.backward(ctx, d_o, d_lse)
+        o, lse, q, k, v, *optional = saved
+        before, after = ctx.settings
+        return _in_places(len(needs), places,
+                          run_backward(d_o, d_lse, o, lse, wanted, q, k, v, *before, *optional, *after))
+
+
+differentiable_forward: Callable[..., tuple[Tensor, Tensor]] = _Unobserved.apply  # type: ignore[attr-defined]
 
 
 class _Gradients(_SingleLevelFunction):

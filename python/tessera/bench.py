@@ -159,12 +159,14 @@ def _empty_operator() -> tuple[Any, Any]:
 def overhead(device: str, dtype: torch.dtype) -> dict[str, float]:
     """Microseconds of host time per call: an operator that only makes its outputs, ours, and the function around it."""
     q, k, v = (torch.randn(ONE_TOKEN, device=device, dtype=dtype) for _ in range(3))
+    trained, d_o = [x.detach().requires_grad_() for x in (q, k, v)], torch.randn_like(q)
     empty, _ = _empty_operator()
     forward, attention = torch.ops.tessera.forward.default, tessera_torch.attention
     calls = {EMPTY: lambda: empty(q, k, v),
              "tessera::forward": lambda: forward(q, k, v),
              "tessera.torch.attention": lambda: attention(q, k, v),
-             "the same, causal=True": lambda: attention(q, k, v, causal=True)}
+             "the same, causal=True": lambda: attention(q, k, v, causal=True),
+             "and its gradients": lambda: torch.autograd.grad(attention(*trained, causal=True), trained, d_o)}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(30):
         for name, call in calls.items():
