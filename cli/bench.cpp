@@ -9,6 +9,7 @@
 #include "cli/bench.hpp"
 #include "cli/bench_pass.hpp"
 #include "cli/command.hpp"
+#include "cli/files.hpp"
 #include "cli/flags.hpp"
 #include "cli/progress.hpp"
 #include "cli/rates.hpp"
@@ -171,6 +172,7 @@ int bench_cpu(const BenchArguments& a) {
 }
 
 int bench(const BenchArguments& a) {
+  require_place(a.json);
   if (a.suite == "ladder") return bench_ladder(a);
   if (a.suite == "gpu") return bench_gpu(a);
   if (a.suite == "first-call") return bench_first_call(a);

@@ -7,6 +7,7 @@
 #include "cases/random.hpp"
 #include "cases/suite.hpp"
 #include "cli/command.hpp"
+#include "cli/files.hpp"
 #include "cli/flags.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
@@ -87,6 +88,7 @@ int check(const Arguments& a) {
     for (const cases::Case& one : all) std::printf("%-32s %s\n", one.name.c_str(), cases::describe(one).c_str());
     return 0;
   }
+  require_place(a.json);
   require_kernel(a.execution.execution());
   cases::SuiteReport report;
   {

@@ -11,6 +11,7 @@
 #include "cases/ancestor_b.hpp"
 #include "cli/array.hpp"
 #include "cli/command.hpp"
+#include "cli/files.hpp"
 #include "cli/flags.hpp"
 #include "cli/gpu.hpp"
 #include "cli/isa.hpp"
@@ -325,6 +326,7 @@ Json realistic_problem_on_gpu(const Arguments& a) {
 }
 
 int demo(Arguments& a) {
+  require_place(a.json);
   choose_device(a);
   Json json;
   json["machine"] = machine();

@@ -104,6 +104,12 @@ void Files::commit(const std::function<void()>& last) {
   created_folders.clear();
 }
 
+void require_place(const std::string& path) {
+  if (path.empty()) return;
+  Files tried;  // which rolls back
+  tried.add(path, [](std::ostream&) {});
+}
+
 void recover_folder_of(const fs::path& file) {
   std::error_code error;
   const fs::path folder = place_of(file).parent_path();

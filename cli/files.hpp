@@ -48,6 +48,9 @@ class Files {
 // Does nothing if there is no such folder.
 void recover_folder_of(const std::filesystem::path& file);
 
+// Before long work: throws Failure if a file could not be written there. Writes nothing; "" is no file.
+void require_place(const std::string& path);
+
 // An argument of the command line that is a file.
 struct NamedPath {
   std::string name;  // "--json"

@@ -93,7 +93,7 @@ int run(int argc, char** argv) {
   program.footer(
       "Examples:\n"
       "  tessera demo                                    see it work, in half a minute\n"
-      "  tessera run --q q.npy --k k.npy --v v.npy --causal --out results\n"
+      "  tessera run --q q.npy --k k.npy --v v.npy --causal\n"
       "  tessera plan --nq 2048 --heads 8 --dim 64 --causal\n"
       "  tessera COMMAND --help                          every option of a command");
 

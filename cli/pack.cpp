@@ -92,6 +92,8 @@ void compile(const Arguments& a, const std::vector<cuda::NamedUnit>& units) {
 }
 
 int pack(const Arguments& a) {
+  require_place(a.json);
+  require_place(a.out);
   const std::vector<cuda::NamedUnit> units = units_of(a);
   if (a.list) list(a, units);
   if (!a.list && a.out.empty()) throw Failure("--out: is missing; name the file to write, or ask for --list.");

@@ -10,8 +10,10 @@
 #include "cli/failure.hpp"
 #include "cli/files.hpp"
 #include "cli/flags.hpp"
+#include "cli/gpu.hpp"
 #include "cli/npy.hpp"
 #include "cli/options.hpp"
+#include "cli/placement.hpp"
 #include "cli/progress.hpp"
 #include "cli/report.hpp"
 #include "cli/timing.hpp"
@@ -22,7 +24,7 @@ namespace {
 
 struct Arguments {
   std::string q, k, v, bias, mask, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, d_o, d_lse;
-  std::string type, layout = "bnhd", out, json;
+  std::string type, layout = "bnhd", out = "results", json;
   std::vector<std::string> gradients;
   bool f32_out = false, accumulate = false;
   AttentionFlags attention;
@@ -74,7 +76,8 @@ Array read_lengths(const std::string& path) {
 // The arrays of one run and the library's views of them.
 class Run {
  public:
-  explicit Run(const Arguments& a) : arguments(a), heads_first(a.layout == "bhnd") {
+  explicit Run(const Arguments& a) :
+      arguments(a), heads_first(a.layout == "bhnd"), execution(a.execution.execution()), placement(execution.device) {
     std::optional<Type> type;
     if (!a.type.empty()) type = type_named(a.type);
     q = read_numbers(a.q, type), k = read_numbers(a.k, type), v = read_numbers(a.v, type);
@@ -86,7 +89,6 @@ class Run {
     seqused_q = read_lengths(a.seqused_q), seqused_k = read_lengths(a.seqused_k);
     options = a.attention.options();
     options.accumulate = a.accumulate;
-    execution = a.execution.execution();
     if (!d_o && (d_lse || a.accumulate || !a.gradients.empty()))
       throw Failure("--dlse, --accumulate and --gradients belong to the backward pass, which needs --do.");
   }
@@ -105,12 +107,31 @@ class Run {
     }
   }
 
+  void copy_in() {
+    for (const Array* array : {&q, &k, &v, &d_o, &bias, &slopes, &sinks, &d_lse, &mask, &rng, &cu_seqlens_q,
+                               &cu_seqlens_k, &seqused_q, &seqused_k})
+      placement.copy_in(*array);
+    for (const Output& output : results) placement.copy_in(output.array);
+  }
+
   void run_forward() {
-    forward_seconds = seconds_of([&] { forward_plan->run(inputs(), outputs(), options, execution); });
+    const Execution how = placement.with_workspace(execution, forward_plan->workspace_size());
+    forward_seconds = seconds_of([&] {
+      forward_plan->run(inputs(), outputs(), options, how);
+      placement.wait();
+    });
   }
 
   void run_backward() {
-    backward_seconds = seconds_of([&] { backward_plan->run(inputs(), saved(), gradients(), options, execution); });
+    const Execution how = placement.with_workspace(execution, backward_plan->workspace_size());
+    backward_seconds = seconds_of([&] {
+      backward_plan->run(inputs(), saved(), gradients(), options, how);
+      placement.wait();
+    });
+  }
+
+  void copy_out() {
+    for (Output& output : results) placement.copy_out(output.array);
   }
 
   bool has_backward() const { return static_cast<bool>(d_o); }
@@ -177,7 +198,7 @@ class Run {
 
   // Null data while only planning.
   Tensor view(const Array& array, bool rows) const {
-    const Tensor t = array.view();
+    const Tensor t = placement.view(array);
     return rows && heads_first && t.ndim == 4 ? t.transposed(1, 2) : t;
   }
 
@@ -190,6 +211,7 @@ class Run {
       std::int64_t stride = 1;
       for (std::size_t d = output.shape.size(); d-- > 0; stride *= output.shape[d])
         t.shape[d] = output.shape[d], t.strides[d] = stride;
+      t = placement.planned(t);
       return output.rows && heads_first && t.ndim == 4 ? t.transposed(1, 2) : t;
     }
     return {};
@@ -198,13 +220,16 @@ class Run {
   Inputs inputs() const {
     Inputs in;
     in.q = view(q, true), in.k = view(k, true), in.v = view(v, true);
-    in.bias = bias.view(), in.mask = mask.view(), in.slopes = slopes.view(), in.sinks = sinks.view();
-    in.cu_seqlens_q = cu_seqlens_q.view(), in.cu_seqlens_k = cu_seqlens_k.view();
-    in.seqused_q = seqused_q.view(), in.seqused_k = seqused_k.view(), in.rng = rng.view();
+    const auto plain = [&](const Array& array) { return placement.view(array); };
+    in.bias = plain(bias), in.mask = plain(mask), in.slopes = plain(slopes), in.sinks = plain(sinks);
+    in.cu_seqlens_q = plain(cu_seqlens_q), in.cu_seqlens_k = plain(cu_seqlens_k);
+    in.seqused_q = plain(seqused_q), in.seqused_k = plain(seqused_k), in.rng = plain(rng);
     return in;
   }
   Outputs outputs() const { return {.o = view("o"), .lse = view("lse")}; }
-  Saved saved() const { return {.o = view("o"), .lse = view("lse"), .d_o = view(d_o, true), .d_lse = d_lse.view()}; }
+  Saved saved() const {
+    return {.o = view("o"), .lse = view("lse"), .d_o = view(d_o, true), .d_lse = placement.view(d_lse)};
+  }
   Gradients gradients() const {
     return {.dq = view("dq"), .dk = view("dk"), .dv = view("dv"), .dbias = view("dbias"), .dsinks = view("dsinks")};
   }
@@ -266,24 +291,28 @@ class Run {
   Type wide = Type::f32;  // of LSE, slopes and sinks
   Options options;
   Execution execution;
+  Placement placement;
   std::vector<Output> results;
   std::optional<Plan> forward_plan, backward_plan;
   double forward_seconds = 0, backward_seconds = 0;
 };
 
 int run(const Arguments& arguments) {
+  if (arguments.execution.device_name() == "cuda") require_gpu("run --device cuda");
   Progress progress(1 + 2.5);  // the backward pass does 2.5 times the work
   progress.step("reading");
   Run run(arguments);
   run.plan();
   run.check_places();
   run.allocate();
+  run.copy_in();
   progress.step("forward");
   run.run_forward();
   progress.advance(1);
   progress.step("backward");
   if (run.has_backward()) run.run_backward();
   progress.advance(2.5);
+  run.copy_out();
   progress.step("writing");
   run.write(progress);
   return 0;
@@ -299,12 +328,14 @@ Action add_run(CLI::App& program) {
       "Files are NumPy's: <f4, <f2 or <f8 (f8 runs on the float64 reference), C order. bf16 travels in f4 files with\n"
       "--type bf16. On any error one sentence says what is wrong, and no file is written.\n\n"
       "Examples:\n"
-      "  tessera run --q q.npy --k k.npy --v v.npy --causal --out results\n"
+      "  tessera run --q q.npy --k k.npy --v v.npy --causal\n"
       "  tessera run --q q.npy --k k.npy --v v.npy --do do.npy --type bf16 --window 128,0 --out results\n"
+      "  tessera run --q q.npy --k k.npy --v v.npy --type f16 --device cuda\n"
       "  tessera run --q q.npy --k k.npy --v v.npy --cu-seqlens-q cu.npy --cu-seqlens-k cu.npy --out results");
   add_files(command, a);
-  add_flag(command, "--out", "Folder for o.npy, lse.npy, and with --do dq.npy, dk.npy, dv.npy, dbias.npy, dsinks.npy",
-           a.out, {.value = "DIR", .required = true});
+  add_flag(command, "--out",
+           "Folder for o.npy, lse.npy, and with --do dq.npy, dk.npy, dv.npy, dbias.npy, dsinks.npy (default: results)",
+           a.out, {.value = "DIR"});
   add_type_flag(command, a.type,
                 "f32, f16, bf16 or f64: round Q, K, V, dO, bias to it first (default: the files' own)");
   add_flag(command, "--layout", "bnhd (the default), or bhnd for arrays [B, H, N, D]", a.layout,

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "api/kernels.hpp"
 #include "core/append.hpp"
@@ -42,13 +43,19 @@ std::size_t Planned::workspace_bytes() const {
 
 Planned choose(const Problem& problem, const Execution& execution) {
   if (!known(execution.kernel)) invalid("kernel: is '", execution.kernel, "'; must be one of ", kernel_names());
-  std::string reasons;
+  std::vector<std::pair<std::string, std::string>> refused;  // names of kernels, and the reason that they share
   for (const Kernel* kernel : kernels()) {
     if (!asked_for(execution.kernel, *kernel)) continue;
     PlanOrReason result = kernel->plan(problem, execution);
     if (result.plan) return {problem, kernel, std::move(result.plan), ""};
-    reasons += text(reasons.empty() ? "" : "; ", kernel->name(), ": ", result.reason);
+    const auto same = std::ranges::find(refused, result.reason, &std::pair<std::string, std::string>::second);
+    if (same == refused.end())
+      refused.emplace_back(kernel->name(), std::move(result.reason));
+    else
+      same->first += text(", ", kernel->name());
   }
+  std::string reasons;
+  for (const auto& [names, reason] : refused) reasons += text(reasons.empty() ? "" : "; ", names, ": ", reason);
   throw Failure(TESSERA_UNSUPPORTED, "no kernel can run this: " + reasons);
 }
 

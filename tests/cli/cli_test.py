@@ -169,7 +169,6 @@ class Errors(Case):
             (["--dropout", "1.5"], "dropout: is 1.5"),
             (["--window", "-2,0"], "window_left"),
             (["--kernel", "magic"], "kernel: is 'magic'"),
-            (["--device", "cuda"], "cuda"),
             (["--type", "f64", "--kernel", "sse4"], "sse4"),
             (["--dlse", line], "needs --do"),
             (["--cu-seqlens-q", whole], "cu_seqlens"),
@@ -300,7 +299,6 @@ class Commands(Case):
         forced, text = self.load_json("plan", "--kernel", "reference", "--type", "f64", "--pass", "forward")
         self.assertEqual(forced["forward"]["kernel"], "reference")
         self.assert_sentence(tessera("plan", "--heads", "8", "--kv-heads", "3"), 1, "multiple")
-        self.assert_sentence(tessera("plan", "--device", "cuda"), 1, "cuda")
         part = ["plan", *shape, "--with", "state_in,state_out", "--part-invariant", "--segment-rows", "4096"]
         text = tessera(*part).stdout
         self.assertIn("from a state, to a state, part-invariant in segments of 4096 queries", text)
@@ -327,7 +325,6 @@ class Commands(Case):
         self.assertEqual(report["cases"][0]["name"], name)
         self.assert_sentence(tessera("check", "--case", "nonsense"), 1, "nonsense")
         self.assert_sentence(tessera("check", "--suite", "random", "--kernel", "magic"), 1, "kernel: is 'magic'")
-        self.assert_sentence(tessera("check", "--suite", "random", "--device", "cuda"), 1, "cuda")
 
     def test_bench(self):
         report, text = self.load_json("bench", "--suite", "tiny", "--repeat", "3", "--threads", "2")

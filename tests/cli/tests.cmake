@@ -12,6 +12,14 @@ if(TARGET tessera_cli)
       ENVIRONMENT "TESSERA_SANITIZE=${TESSERA_SANITIZE}" TIMEOUT ${test_timeout})
   endforeach()
 
+  foreach(group Gpu Without Places)
+    add_test(NAME cli_device_test.${group}
+             COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_device_test.py $<TARGET_FILE:tessera_cli>
+                     $<TARGET_FILE:fake_driver> $<TARGET_FILE:fake_compiler> ${group})
+    set_tests_properties(cli_device_test.${group} PROPERTIES
+      ENVIRONMENT "TESSERA_SANITIZE=${TESSERA_SANITIZE}" TIMEOUT ${test_timeout} SKIP_RETURN_CODE 77)
+  endforeach()
+
   # A sanitizer's library would have to be loaded before the failing calls, and not into a privileged program.
   add_library(failing_calls MODULE support/failing_calls.c)
   target_compile_options(failing_calls PRIVATE -fvisibility=default)
