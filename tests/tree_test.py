@@ -242,7 +242,9 @@ def check_c_abi():
     """No exception leaves the C ABI: every function goes through guarded(), or is known to throw nothing."""
     source = (ROOT / "src/api/c_api.cpp").read_text()
     block = source[source.index('extern "C" {'):source.index('}  // extern "C"')]
-    declared = set(re.findall(r"TESSERA_API[^;(]*?\b(tessera_\w+)\(", (ROOT / "include/tessera/tessera.h").read_text()))
+    block += "\n" + (ROOT / "src/api/dlpack.cpp").read_text().partition('extern "C" ')[2]
+    headers = "".join((ROOT / "include/tessera" / name).read_text() for name in ("tessera.h", "dlpack.h"))
+    declared = set(re.findall(r"TESSERA_API[^;(]*?\b(tessera_\w+)\(", headers))
     bodies = dict(re.findall(r"^[a-z][^;{}]*?\b(tessera_\w+)\([^{;]*\) (\{.*?\})(?=\n(?:[a-z}]|\n|\Z))", block, re.M | re.S))
     for name in sorted(declared):
         if name not in bodies:

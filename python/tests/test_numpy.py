@@ -346,3 +346,21 @@ def test_threads_at_once(rng):
         together = list(pool.map(lambda s: tessera.attention(q, k, v, scale=s), scales * 5))
     for n, result in enumerate(together):
         np.testing.assert_array_equal(result, alone[n % len(scales)])
+
+
+@pytest.mark.parametrize("dtype, code", [("float64", 0), ("float32", 1), ("float16", 2), ("int32", 6), ("int64", 7),
+                                         ("uint8", 8), ("bool", 8), ("int8", 9)])
+def test_the_c_abi_takes_what_numpy_exports(dtype, code):
+    """tessera_tensor_from_dlpack on a real DLManagedTensor: a sliced, transposed view."""
+    import ctypes
+
+    from tessera import _abi, _arrays
+    array = np.zeros((4, 6, 8), dtype)[1:, ::2].transpose(2, 0, 1)
+    capsule = array.__dlpack__()
+    convert = _abi.lib.tessera_tensor_from_dlpack
+    convert.argtypes = [ctypes.c_void_p, ctypes.POINTER(_abi.Tensor)]
+    view = _abi.Tensor()
+    assert convert(_arrays._capsule_pointer(capsule, b"dltensor"), ctypes.byref(view)) == 0
+    assert (view.data, view.type, view.ndim) == (array.ctypes.data, code, 3)
+    assert tuple(view.shape[:3]) == array.shape == (8, 3, 3)
+    assert tuple(view.strides[:3]) == tuple(step // array.itemsize for step in array.strides)

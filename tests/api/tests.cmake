@@ -2,6 +2,7 @@
 tessera_test(NAME check_test SOURCES api/check_test.cpp)
 tessera_test(NAME append_check_test SOURCES api/append_check_test.cpp)
 tessera_test(NAME abi_test SOURCES api/abi_test.cpp LABELS threads)
+tessera_test(NAME dlpack_test SOURCES api/dlpack_test.cpp)
 tessera_test(NAME plan_test SOURCES api/plan_test.cpp)
 tessera_test(NAME limits_test SOURCES api/limits_test.cpp)
 tessera_test(NAME fault_test SOURCES api/fault_test.cpp support/faults.cpp SHARDS 4)
