@@ -14,12 +14,13 @@ SOURCES = $(shell find include src cases cli tests fuzz bench examples -name '*.
 FETCHED_NVRTC = $(CURDIR)/build-nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 WITH_NVRTC = $$(test -z "$$TESSERA_NVRTC" && test -e $(FETCHED_NVRTC) && echo env TESSERA_NVRTC=$(FETCHED_NVRTC))
 
-.PHONY: help demo test test-python test-aarch64 site site-test wheel wheel-aarch64 gate build asan tsan fuzz mutants pictures \
+.PHONY: help demo test test-dist test-python test-aarch64 site site-test wheel wheel-aarch64 gate build asan tsan fuzz mutants pictures \
   format format-check install clean
 
 help:
 	@echo 'make demo          install what is missing, build, show the library at work'
 	@echo 'make test          install what is missing, build, run every test'
+	@echo 'make test-dist     the part of them about several ranks: schedules, threads, processes under mpirun, faults'
 	@echo 'make test-python   build the wheel, fetch PyTorch, JAX and transformers (large), run the Python tests'
 	@echo 'make site          build the documentation site into $(BUILD)-site/site/ (MkDocs, from PyPI)'
 	@echo 'make site-test     build it, then look at it and at the interactive page in a headless Chromium'
@@ -53,6 +54,14 @@ build:
 
 test: build
 	@$(WITH_NVRTC) $(CTEST) --test-dir $(BUILD)
+
+test-dist:
+	@tools/setup.sh test
+	@$(CONFIGURE) -B $(BUILD) -DTESSERA_TESTS=ON
+	@$(WITH_NVRTC) cmake --build $(BUILD) -j $(JOBS) --target dist_tests
+	@ctest -j $(JOBS) --no-tests=error --test-dir $(BUILD) -L dist -V > $(BUILD)/dist.log; status=$$?; \
+	  sed -n 's/^[0-9]*: \(dist: .*\|.* faults, .*\|skipped: .*\)/\1/p; /tests passed/p; /FAILED/,$$p' $(BUILD)/dist.log; \
+	  exit $$status
 
 # One environment for building and testing, with whatever PYTHON_PACKAGES names: without torch or jax their tests are
 # skipped. It is kept, so that only the first run fetches anything.

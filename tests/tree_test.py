@@ -26,6 +26,7 @@ MAY_INCLUDE = {
     "src/reference": CORE + ["src/reference"],
     "src/cpu": CORE + ["src/cpu", "hwy"],
     "src/dist": MATH + PUBLIC + ["src/dist", "std"],  # above the library: it calls what every user may call
+    "src/mpi": MATH + PUBLIC + ["src/dist", "src/mpi", "std"],  # a library of its own
     "src/cuda": CORE + ["src/cuda"],  # driver and compiler; knows nothing of attention
     # The judge looks at results through the public door, so that it cannot share the library's mistakes.
     "cases": CASES,
@@ -46,8 +47,8 @@ for folder in sorted((ROOT / "src").iterdir()):
         for part in device:
             MAY_INCLUDE[part] = MAY_INCLUDE["src/gpu/kernel"] + [name, *device]
 inside = {p for group, may in MAY_INCLUDE.items() if group.startswith("src/") for p in [group, *may]}
-MAY_INCLUDE["src/api"] = sorted(inside - {"hwy", "src/dist"} | {"src/api"})
-MAY_INCLUDE["tests"] = CASES + MAY_INCLUDE["src/api"] + ["src/dist", "cli", "tests"]
+MAY_INCLUDE["src/api"] = sorted(inside - {"hwy", "src/dist", "src/mpi"} | {"src/api"})
+MAY_INCLUDE["tests"] = CASES + MAY_INCLUDE["src/api"] + ["src/dist", "src/mpi", "cli", "tests"]
 INCLUDE_ROOTS = ["include", "src", "."]
 SOURCE_ENDINGS = {".cpp", ".hpp", ".c", ".h", ".cuh", ".cu"}
 PAGE_ENDINGS = {".js", ".css"}

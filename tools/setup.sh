@@ -22,7 +22,7 @@ else
   headers+=("CLI/CLI.hpp libcli11-dev")
 fi
 if [[ $purpose == test ]]; then
-  tools+=("python3 python3" "pkg-config pkgconf")
+  tools+=("python3 python3" "pkg-config pkgconf" "mpicc libopenmpi-dev" "mpirun openmpi-bin")
   headers+=("gtest/gtest.h libgtest-dev")
 fi
 

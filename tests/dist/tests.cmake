@@ -1,4 +1,22 @@
-# Attention over several ranks: see docs/testing.md, "The folders of tests/".
+# Attention over several ranks: see docs/testing.md, "The folders of tests/". `make test-dist` builds dist_tests.
+add_custom_target(dist_tests)
 tessera_test(NAME dist_schedule_test SOURCES dist/schedule_test.cpp LIBRARIES tessera_static LABELS dist)
 tessera_test(NAME dist_attention_test SOURCES dist/attention_test.cpp LIBRARIES tessera_static LABELS dist threads)
 tessera_test(NAME dist_fault_test SOURCES dist/fault_test.cpp LIBRARIES tessera_static LABELS dist threads)
+add_dependencies(dist_tests dist_schedule_test dist_attention_test dist_fault_test)
+
+# Processes under mpirun. Without MPI there is no program, and the tests are skipped where ctest shows it.
+if(TARGET tessera_mpi)
+  add_executable(dist_mpi_ranks dist/mpi_ranks.cpp)
+  target_include_directories(dist_mpi_ranks PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(dist_mpi_ranks PRIVATE ${test_options})
+  target_link_libraries(dist_mpi_ranks PRIVATE tessera_mpi)
+  add_dependencies(dist_tests dist_mpi_ranks)
+endif()
+if(NOT TESSERA_SANITIZE)  # whose reports MPI's own libraries would fill
+  foreach(mode check faults)
+    add_test(NAME dist_mpi_${mode}
+             COMMAND python3 -B ${PROJECT_SOURCE_DIR}/tests/dist/mpi_test.py ${CMAKE_CURRENT_BINARY_DIR}/dist_mpi_ranks ${mode})
+    set_tests_properties(dist_mpi_${mode} PROPERTIES TIMEOUT ${test_timeout} LABELS "dist;mpi" SKIP_RETURN_CODE 77 RUN_SERIAL ON)
+  endforeach()
+endif()

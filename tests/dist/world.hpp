@@ -189,6 +189,23 @@ class World {
     }
   }
 
+  Answer empty() const { return room(tokens, problem.type, Type::f32); }
+
+  // How many numbers of a rank's rows differ in their bits.
+  int differing(const Numbers& a, const Numbers& b, const Partition& partition, int rank) const {
+    const auto part = [&](const Numbers& all) {
+      if (all.rows.view.rows != tokens) return all.rows.memory;  // of no row: the same on all ranks
+      const std::vector<Span>& spans = partition.of[static_cast<std::size_t>(rank)];
+      Numbers local(all.rows.view.type, partition.rows(rank), all.rows.view.heads, all.rows.view.width);
+      move(all, local, spans, true);
+      return local.rows.memory;
+    };
+    const Bytes x = part(a), y = part(b);
+    int count = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) count += x[i] != y[i];
+    return count;
+  }
+
   // On threads. A rank that fails leaves its sentence.
   Answer ranks(const Sharing& sharing) const {
     Answer all = room(tokens, problem.type, Type::f32);

@@ -1,0 +1,129 @@
+// mpi_ranks check | FAULT: one rank of a run under mpirun, for tests/dist/mpi_test.py. `check` runs every scheme over
+// MPI and compares with ranks as threads, bit by bit. A fault is something that happens to the last rank; every rank
+// prints one line: what it said, after how many seconds, and whether its outputs are as they were.
+#include <mpi.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <thread>
+
+#include "mpi/communicator.hpp"
+#include "tests/dist/faulty.hpp"
+#include "tests/dist/world.hpp"
+
+namespace tessera::dist {
+namespace {
+
+constexpr double timeout = 2;
+
+// A rank that is killed or stopped while a group is under way.
+class Signalled : public Faulty {
+ public:
+  Signalled(std::shared_ptr<Communicator> real, int group, int signal) :
+      Faulty(std::move(real), {}), left(group), signal(signal) {}
+  void start(std::span<const Message> group) override {
+    if (left-- == 0) {
+      if (signal == SIGSTOP) std::printf("stopping %d\n", getpid()), std::fflush(stdout);
+      raise(signal);
+    }
+    Faulty::start(group);
+  }
+
+ private:
+  int left, signal;
+};
+
+int check(int ranks) {
+  struct Row {
+    Problem problem;
+    Features features;
+  };
+  const std::vector<Row> rows = {
+      {{{260, 0, 75}, 4, 2, 32, 32, Type::bf16, {.causal = true}}, {.sinks = true}},
+      {{{300}, 4, 2, 16, 32, Type::f32, {.window_left = 60, .window_right = 10, .dropout = 0.2}}, {}},
+  };
+  int compared = 0, wrong = 0;
+  for (const Row& row : rows) {
+    const World world(row.problem, row.features, 21);
+    const std::vector<Int64>& lengths = row.problem.lengths;
+    std::vector<Sharing> ways = {
+        {.partition = zigzag(lengths, ranks, 16), .scheme = Scheme::ring},
+        {.partition = balanced(lengths, {.causal = row.problem.options.causal}, ranks, 16), .scheme = Scheme::gather},
+        {.partition = zigzag(lengths, ranks, 32), .scheme = Scheme::gather, .segment = 32}};
+    if (ranks % 2 == 0)
+      ways.push_back({.partition = two_level(zigzag(lengths, ranks / 2, 16), 2, 4), .scheme = Scheme::gather});
+    for (Sharing& way : ways) {
+      way.timeout = 60, way.threads = 1;
+      const Answer threads = world.ranks(way);
+      const auto communicator = mpi_communicator(MPI_COMM_WORLD, 60);
+      Answer mine = world.empty();
+      world.rank(communicator, way, mine);
+      for (const auto& [name, numbers] : mine.of) {
+        if (name == "dSinks" && communicator->rank() != 0) continue;
+        const int different = world.differing(numbers, threads.of.at(name), way.partition, communicator->rank());
+        compared += 1, wrong += different != 0;
+      }
+    }
+  }
+  std::printf("check: rank %s, %d outputs compared, %d wrong\n", getenv("OMPI_COMM_WORLD_RANK"), compared, wrong);
+  return wrong;
+}
+
+// Happens to the last rank. Each changes what it asks for, or its communicator.
+void misfortune(const std::string& fault, int rank, int ranks) {
+  Problem problem{{192}, 4, 2, 16, 16, Type::f32, {.causal = true}};
+  const bool victim = rank == ranks - 1;
+  Sharing sharing{
+      .partition = zigzag(problem.lengths, ranks, 4), .scheme = Scheme::ring, .timeout = timeout, .threads = 1};
+  const auto begin = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+  std::string said = "fine";
+  const World world(problem, {}, 3);
+  Answer out = world.empty();
+  for (auto& [name, numbers] : out.of)
+    for (Int64 i = 0; i < numbers.count(); ++i) numbers.set(i, -77);
+  try {
+    std::shared_ptr<Communicator> communicator = mpi_communicator(MPI_COMM_WORLD, timeout);
+    const std::map<std::string, Fault> faults = {{"corrupt", {Fault::corrupt, 2}},
+                                                 {"wrong_size", {Fault::wrong_size, 2}},
+                                                 {"link", {Fault::drop, 2}},
+                                                 {"throw", {Fault::fail, 2}},
+                                                 {"late", {Fault::delay, 2, 0.7}}};
+    if (victim && faults.contains(fault)) communicator = std::make_shared<Faulty>(communicator, faults.at(fault));
+    if (victim && fault == "kill") communicator = std::make_shared<Signalled>(communicator, 2, SIGKILL);
+    if (victim && fault == "stop") communicator = std::make_shared<Signalled>(communicator, 2, SIGSTOP);
+    if (victim && fault == "differ") problem.D = 8;
+    if (victim && fault == "absent") std::this_thread::sleep_for(std::chrono::duration<double>(timeout + 1));
+    World mine(problem, {}, 3);
+    if (!(victim && fault == "absent")) mine.rank(communicator, sharing, out);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  bool untouched = true;
+  for (const auto& [name, numbers] : out.of)
+    for (Int64 i = 0; i < numbers.count(); ++i) untouched &= numbers.get(i) == -77;
+  std::printf("fault %s: rank %d, %.2f s, outputs %s: %s\n", fault.c_str(), rank, seconds(),
+              untouched ? "untouched" : "written", said.c_str());
+  std::fflush(stdout);
+  // The launcher ends everybody as soon as one is gone: all stay until all have spoken.
+  const bool at_the_limit = fault == "kill" || fault == "stop" || fault == "absent" || fault == "link";
+  std::this_thread::sleep_for(std::chrono::duration<double>((at_the_limit ? timeout + 2.5 : 2.5) - seconds()));
+  _exit(0);
+}
+
+}  // namespace
+}  // namespace tessera::dist
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int rank = 0, ranks = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  if (argc != 2) return 2;
+  if (std::string(argv[1]) != "check") tessera::dist::misfortune(argv[1], rank, ranks);
+  const int wrong = tessera::dist::check(ranks);
+  MPI_Finalize();
+  return wrong != 0;
+}

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+# mpi_test.py PROGRAM check|faults: the ranks of mpi_ranks under mpirun. `check`: 1, 2, 3, 4 and 8 of them, every
+# scheme, bit by bit as on threads. `faults`: the last of four is killed, stopped, absent, late or sends nonsense, and
+# every live rank must answer in time, in words, with its outputs as they were. Implements docs/scale_out.md, "Failure".
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+PROGRAM, MODE = sys.argv[1], sys.argv[2]
+TIMEOUT = 2.0  # as in mpi_ranks.cpp
+ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                   OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_mpi_yield_when_idle="1",
+                   OMPI_MCA_btl_vader_single_copy_mechanism="none", OMPI_MCA_plm_rsh_agent="false")
+
+
+def mpirun(ranks, *arguments, options=()):
+    """Status, and standard output and error of all ranks. A launcher that outlives its limit is killed: a hang."""
+    command = ["timeout", "-k", "5", "60", "mpirun", *options, "-n", str(ranks), PROGRAM, *arguments]
+    text, stopped, answers = "", None, 0
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        for line in run.stdout:
+            text += line
+            answers += line.startswith("fault ")
+            stopping = re.match(r"stopping (\d+)$", line)
+            stopped = int(stopping[1]) if stopping else stopped
+            if stopped and answers == ranks - 1:  # the launcher would wait for it
+                os.kill(stopped, signal.SIGKILL)
+                stopped = None
+    return run.returncode, text
+
+
+def check():
+    wrong = 0
+    for ranks in (1, 2, 3, 4, 8):
+        status, text = mpirun(ranks, "check")
+        lines = re.findall(r"^check: rank \d+, (\d+) outputs compared, (\d+) wrong$", text, re.M)
+        good = len(lines) == ranks and all(int(n) > 20 and w == "0" for n, w in lines) and status == 0
+        compared = sum(int(n) for n, _ in lines)
+        print(f"dist: {ranks} ranks over MPI, {compared} outputs, {'0' if good else 'some'} wrong")
+        if not good:
+            wrong += 1
+            print(text)
+    return wrong
+
+
+# What every live rank must say, the last one too where it lives.
+FAULTS = {
+    "kill": (r"no answer within 2 s from ranks? \d", False),
+    "stop": (r"no answer within 2 s from ranks? \d", False),
+    "absent": (r"no answer within 2 s from ranks? (\d, )*3", False),
+    "link": (r"no answer within 2 s from ranks? \d", True),
+    "late": (r"fine", True),
+    "differ": (r"D differs: rank 0 has 16, rank 3 has 8", True),
+    "throw": (r"(rank 3: )?the network is down", True),
+    "corrupt": (r"(rank \d: )?a message from rank 3 in step 1 arrived damaged, or belongs to another call", True),
+    "wrong_size": (r"(rank \d: )?a message from rank 3 has \d+ bytes; \d+ were expected", True),
+}
+
+
+def faults():
+    wrong = 0
+    for fault, (sentence, victim_answers) in FAULTS.items():
+        status, text = mpirun(4, fault, options=["--enable-recovery"] if fault in ("kill", "stop") else [])
+        lines = re.findall(rf"^fault {fault}: rank (\d), ([\d.]+) s, outputs (\w+): (.*)$", text, re.M)
+        expected = 4 if victim_answers else 3
+        outputs = "written" if fault == "late" else "untouched"
+        live = [line for line in lines if victim_answers or line[0] != "3"]
+        good = len(live) == expected and all(
+            re.search(sentence, said) and float(seconds) < TIMEOUT + 1 and state == outputs
+            for _, seconds, state, said in live) and status != 124
+        slowest = max((float(line[1]) for line in live), default=0)
+        print(f"{fault}: {len(live)} ranks answered, the last after {slowest:.2f} s: {live[0][3] if live else 'nothing'}")
+        if not good:
+            wrong += 1
+            print(f"status {status}\n{text}")
+    print(f"{len(FAULTS)} faults, {wrong} wrong" if wrong else
+          f"{len(FAULTS)} faults, every live rank answered within deadline + 1 s, outputs untouched, 0 hangs")
+    return wrong
+
+
+if not os.path.exists(PROGRAM) or not shutil.which("mpirun"):
+    print("skipped: there is no MPI here (Debian: libopenmpi-dev, openmpi-bin), or the build did not find it")
+    sys.exit(77)
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+sys.exit(1 if {"check": check, "faults": faults}[MODE]() else 0)
