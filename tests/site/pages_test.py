@@ -63,14 +63,14 @@ def check_links():
 
 def public_names():
     """{page: names} that the reference must have headings for."""
-    header = (ROOT / "include/tessera/tessera.h").read_text()
+    header = "".join((ROOT / f"include/tessera/{name}.h").read_text() for name in ("tessera", "dlpack"))
     python = (ROOT / "python/tessera/__init__.py").read_text()
     types = (ROOT / "include/tessera/types.hpp").read_text()
     offered = re.search(r"__all__ = \[(.*?)\]", python, re.S)[1]
     return {"c": {*re.findall(r"TESSERA_API[^;(]*?\b(tessera_\w+)\(", header),
                   *re.findall(r"^typedef (?:struct|enum) (\w+)", header, re.M)},
             "cpp": {*re.findall(r"^(?:struct|enum class) (\w+)", types, re.M), "forward", "backward", "merge", "Plan",
-                    "Error", "dropout_mask", "version", "info", "default_scale"},
+                    "Error", "dropout_mask", "version", "info", "default_scale", "from_dlpack"},
             "python": {f"tessera.{name}" for name in re.findall(r'"(\w+)"', offered)}}
 
 

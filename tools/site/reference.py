@@ -1,7 +1,7 @@
 """The reference pages of the documentation site, made from the headers and docstrings themselves.
 
-    c_reference()       include/tessera/tessera.h
-    cpp_reference()     include/tessera/types.hpp and tessera.hpp
+    c_reference()       include/tessera/tessera.h and dlpack.h
+    cpp_reference()     include/tessera/tessera.hpp, types.hpp and dlpack.h
     python_reference()  python/tessera
 
 Each returns Markdown: a heading for every name, the comment or docstring, the declaration without bodies. Called by
@@ -145,22 +145,24 @@ def grouped(entries, language, groups):
 def c_reference():
     text = (INCLUDE / "tessera.h").read_text()
     top = re.match(r"/\*.*?\*/", text, re.S)[0]
-    body = text[len(top):].replace('extern "C" {', "").replace("#ifdef __cplusplus\n}\n#endif", "")
-    entries = [(comment, code.replace("TESSERA_API ", "")) for comment, code in declarations(body)
-               if not code.startswith("}")]
+    entries = []
+    for name in ["tessera.h", "dlpack.h"]:
+        body = (INCLUDE / name).read_text().partition('extern "C" {\n#endif\n')[2]
+        body = body.partition("#ifdef __cplusplus\n}\n")[0]  # behind it follows what is for C++
+        entries += [(comment, code.replace("TESSERA_API ", "")) for comment, code in declarations(body)]
     is_function = lambda code: not code.startswith(("typedef", "#define"))
     groups = [("Functions", is_function), ("Structs", lambda code: code.startswith("typedef struct")),
               ("Enumerations", lambda code: code.startswith("typedef enum")),
               ("Constants", lambda code: code.startswith("#define"))]
-    return "# C\n\n`#include <tessera/tessera.h>`\n\n" + prose(uncommented(top.splitlines())) + "\n\n" + grouped(
+    return "# C\n\n`#include <tessera/tessera.h>`, and `<tessera/dlpack.h>` for DLPack\n\n" + prose(uncommented(top.splitlines())) + "\n\n" + grouped(
         entries, "c", groups)
 
 
 def cpp_reference():
     made, intro = [], []
-    for name in ["tessera.hpp", "types.hpp"]:
+    for name in ["tessera.hpp", "types.hpp", "dlpack.h"]:
         text = (INCLUDE / name).read_text()
-        top = re.match(r"(?://.*\n)+", text)[0]
+        top = re.match(r"(?://.*\n)+|/\*.*?\*/", text, re.S if name.endswith(".h") else 0)[0]
         intro.append(uncommented(top.splitlines()))
         body = text[text.index("namespace tessera {") + len("namespace tessera {"):text.rindex("}  // namespace tessera")]
         body = re.sub(r"(?://[^\n]*\n)+namespace detail \{.*?\}  // namespace detail\n", "", body, flags=re.S)
