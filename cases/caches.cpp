@@ -1,6 +1,6 @@
-// The table of caches: K and V in 8 bits or in another type than Q's, with every form of scales. Few queries (decoding)
-// and many, whole vectors and parts of them. Part of tessera_cases; see tables.hpp.
-// Implements docs/algorithm.md, "Types and scales of keys and values".
+// The table of caches: K and V in 8 bits or in another type than Q's, with every form of scales; scores of q and qv.
+// Few queries (decoding) and many, whole vectors and parts of them. Part of tessera_cases; see tables.hpp. Implements
+// docs/algorithm.md, "Types and scales of keys and values" and equation (1).
 #include "cases/tables.hpp"
 
 namespace tessera::cases {
@@ -91,11 +91,35 @@ std::vector<Case> company() {
   return rows;
 }
 
+// A key is k and v together: q.k + qv.v.
+std::vector<Case> second_products() {
+  std::vector<Case> rows;
+  for (Case c : {decoding("qv_decoding"), many_queries("qv")}) {
+    c.qv = true, c.D = 16, c.Dv = 64;
+    const auto add = [&](const char* name, auto change) {
+      Case row = c;
+      row.name += name;
+      change(row);
+      rows.push_back(row);
+    };
+    add("", [](Case&) {});
+    add("_causal_softcap", [](Case& x) { x.options.causal = true, x.options.softcap = 2, x.options.window_left = 99; });
+    add("_odd", [](Case& x) { x.D = 5, x.Dv = 27, x.style = Style::mixed; });
+    add("_packed", [](Case& x) { x.packed_q = {3, 0, 70}, x.packed_k = {210, 5, 193}, x.style = Style::gaps; });
+    add("_e4m3", [](Case& x) { x.cached_k = {.type = Type::e4m3}, x.cached_v = {Type::e4m3, Scales::per_key}; });
+    add("_i8", [](Case& x) { x.cached_k = {Type::bf16}, x.cached_v = {Type::i8, Scales::per_head}; });
+    add("_mla", [](Case& x) { x.B = 1, x.Hq = 16, x.Hk = 1, x.Nk = 130, x.D = 64, x.Dv = 512; });
+    add("_scale", [](Case& x) { x.options.scale = -0.2, x.slopes = Slopes::per_head, x.sinks = Sinks::finite; });
+  }
+  return rows;
+}
+
 }  // namespace
 
 std::vector<Case> caches() {
   std::vector<Case> rows;
-  for (const auto& part : {types(), sizes(), company()}) rows.insert(rows.end(), part.begin(), part.end());
+  for (const auto& part : {types(), sizes(), company(), second_products()})
+    rows.insert(rows.end(), part.begin(), part.end());
   return in_types(rows, {Type::f32, Type::f16, Type::bf16});
 }
 

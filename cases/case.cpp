@@ -17,7 +17,26 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // Every tensor has its own number: it picks the random stream and, in some styles, the layout.
-enum Slot : unsigned { Q, K, V, O, DO, DQ, DK, DV, LSE, DLSE, Bias, Mask, DBias, SlopesSlot, SinksSlot, DSinks, Ints };
+enum Slot : unsigned {
+  Q,
+  K,
+  V,
+  O,
+  DO,
+  DQ,
+  DK,
+  DV,
+  LSE,
+  DLSE,
+  Bias,
+  Mask,
+  DBias,
+  SlopesSlot,
+  SinksSlot,
+  DSinks,
+  Ints,
+  Qv
+};
 
 Style style_of(Style style, Slot slot) {
   static constexpr Style rotation[] = {Style::gaps, Style::heads_first, Style::shifted};
@@ -48,7 +67,7 @@ unsigned broadcast_dims(Slot slot, std::size_t rank) {
 
 Layout layout_of(Style style, Slot slot, std::size_t rank) {
   if (style == Style::contiguous) return {};
-  const bool has_rows = slot <= DV;
+  const bool has_rows = slot <= DV || slot == Qv;
   Layout layout{.nonsense = true};
   switch (style_of(style, slot)) {
     case Style::gaps:
@@ -223,6 +242,9 @@ void build_inputs(CaseData& data, const Builder& make) {
   make.fill_rows(data.k, true, Source(c, K));
   make.fill_rows(data.v, true, Source(c, V));
   make.fill_rows(data.d_o, false, Source(c, DO));
+  if (!c.qv) return;
+  data.qv = make.rows(Qv, c.type, false, c.Hq, c.dim_v());
+  make.fill_rows(data.qv, false, Source(c, Qv));
 }
 
 void build_score_inputs(CaseData& data, const Builder& make) {
@@ -316,7 +338,7 @@ std::int64_t Case::tokens_q() const { return front_q + total(packed_q) + tail_q;
 std::int64_t Case::tokens_k() const { return front_k + total(packed_k) + tail_k; }
 
 double Case::scale() const {
-  return options.scale == default_scale ? 1 / std::sqrt(static_cast<double>(D)) : options.scale;
+  return options.scale == default_scale ? 1 / std::sqrt(static_cast<double>(D + (qv ? dim_v() : 0))) : options.scale;
 }
 
 CaseData build(const Case& spec) {
@@ -346,6 +368,7 @@ CaseData widened(const CaseData& data) {
   wide.k.fill(data.keys());
   wide.v.fill(data.values());
   wide.d_o.fill(data.d_o.values());
+  wide.qv.fill(data.qv.values());
   wide.bias.fill(data.bias.values());
   wide.mask.fill(data.mask.values());
   wide.slopes.fill(data.slopes.values());
@@ -381,7 +404,8 @@ Inputs CaseData::inputs() const {
             .seqused_k = used_k.tensor(),
             .rng = rng.tensor(),
             .k_scale = k_scale.tensor(),
-            .v_scale = v_scale.tensor()};
+            .v_scale = v_scale.tensor(),
+            .qv = qv.tensor()};
   const int tokens = spec.packed() ? 0 : 1;
   in.k = endless(in.k, spec.endless_k, tokens), in.v = endless(in.v, spec.endless_k, tokens);
   // A packed call's bias and mask need only reach the longest sequence.
@@ -401,8 +425,8 @@ Gradients CaseData::gradients() const {
 }
 
 std::vector<Buffer*> CaseData::buffers() {
-  return {&q, &k,   &v,   &bias,  &mask, &slopes, &sinks, &cu_q,  &cu_k,   &used_q,  &used_k, &rng,
-          &o, &lse, &d_o, &d_lse, &dq,   &dk,     &dv,    &dbias, &dsinks, &k_scale, &v_scale};
+  return {&q, &k,   &v,   &bias,  &mask, &slopes, &sinks, &cu_q,  &cu_k,   &used_q,  &used_k,  &rng,
+          &o, &lse, &d_o, &d_lse, &dq,   &dk,     &dv,    &dbias, &dsinks, &k_scale, &v_scale, &qv};
 }
 
 std::vector<const Buffer*> CaseData::buffers() const {

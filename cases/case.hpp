@@ -79,6 +79,7 @@ struct Case {
   std::int64_t endless_k = 0;
 
   Cached cached_k{}, cached_v{};  // a case with such keys or values has no backward pass
+  bool qv = false;                // nor one whose scores are scale * (q.k + qv.v)
 
   bool bias = false;
   Dims bias_dims{};
@@ -132,7 +133,7 @@ struct CaseData {
   Buffer q, k, v, bias, mask, slopes, sinks, cu_q, cu_k, used_q, used_k, rng;
   Buffer o, lse, d_o, d_lse;
   Buffer dq, dk, dv, dbias, dsinks;
-  Buffer k_scale, v_scale;
+  Buffer k_scale, v_scale, qv;
   std::vector<Sequence> sequences;
 
   // What the elements of K and V mean: their numbers times their scales.

@@ -27,6 +27,7 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 // Four partial sums let the compiler vectorise; strict float64 order would make this the slowest loop.
 struct Dots {
   double sum, absolute;
+  Dots operator+(const Dots& x) const { return {sum + x.sum, absolute + x.absolute}; }
 };
 Dots dots(const double* a, const double* b, std::int64_t n) {
   std::array<double, 4> sum{}, absolute{};
@@ -109,7 +110,7 @@ struct Pair {
 class Model {
  public:
   explicit Model(const CaseData& source) :
-      data(source), c(source.spec), q(source.q.values()), k(source.keys()), v(source.values()),
+      data(source), c(source.spec), q(source.q.values()), k(source.keys()), v(source.values()), qv(source.qv.values()),
       d_o(source.d_o.values()), bias(source.bias.values()), mask(source.mask.values()), slopes(source.slopes.values()),
       sinks(source.sinks.values()), d_lse(source.d_lse.values()), bias_index(source.bias), mask_index(source.mask),
       k_squares(squares(k, c.D)), v_squares(squares(v, c.dim_v())), o(source.o.elements(), c.dim_v()),
@@ -146,7 +147,7 @@ class Model {
 
   const CaseData& data;
   const Case& c;
-  const Values q, k, v, d_o, bias, mask, slopes, sinks, d_lse;
+  const Values q, k, v, qv, d_o, bias, mask, slopes, sinks, d_lse;
   const ScoreIndex bias_index, mask_index;
   const Values k_squares, v_squares;
   Sum o, lse, dq, dk, dv, dbias, dsinks;
@@ -200,7 +201,8 @@ class Model {
     pairs.reserve(at(x.s.Nk));
     for (std::int64_t j = 0; j < x.s.Nk; ++j) {
       if (!visible(x, row.i, j)) continue;
-      const Dots qk = dots(&q[row.q], k_row(x, j), c.D);
+      Dots qk = dots(&q[row.q], k_row(x, j), c.D);
+      if (c.qv) qk = qk + dots(&qv[row.o], v_row(x, j), c.dim_v());
       Pair pair{.j = j, .s = scale * qk.sum, .c = std::abs(scale) * qk.absolute, .t = 0, .p = 0, .w = 0, .keep = 1};
       if (softcap > 0) pair.t = std::tanh(pair.s / softcap), pair.s = softcap * pair.t;
       if (!slopes.empty()) {

@@ -109,8 +109,8 @@ void judge_backward(const Runner& run, const Expectation& expected, CaseReport& 
 
 std::vector<std::uint64_t> fingerprints(const CaseData& data, bool after_forward) {
   std::vector<std::uint64_t> prints;
-  for (const Buffer* input :
-       {&data.q, &data.k, &data.v, &data.bias, &data.mask, &data.d_o, &data.d_lse, &data.k_scale, &data.v_scale})
+  for (const Buffer* input : {&data.q, &data.k, &data.v, &data.bias, &data.mask, &data.d_o, &data.d_lse, &data.k_scale,
+                              &data.v_scale, &data.qv})
     prints.push_back(input->fingerprint());
   if (after_forward) prints.push_back(data.o.fingerprint()), prints.push_back(data.lse.fingerprint());
   return prints;

@@ -35,6 +35,7 @@ constexpr const char* names[] = {"q",
                                  "dsinks",
                                  "k_scale",
                                  "v_scale",
+                                 "qv",
                                  "block_table",
                                  "v_block_table",
                                  "page_indptr",
@@ -53,7 +54,7 @@ constexpr const char* names[] = {"q",
 static_assert(std::size(names) == slots);
 
 bool takes(Function function, std::size_t slot) {
-  if (function == Function::forward) return slot <= slot_lse || slot == slot_k_scale || slot == slot_v_scale;
+  if (function == Function::forward) return slot <= slot_lse || slot >= slot_k_scale;
   return true;
 }
 

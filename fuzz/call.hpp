@@ -66,6 +66,7 @@ enum Slot : std::size_t {
   slot_dsinks,
   slot_k_scale,
   slot_v_scale,
+  slot_qv,
   slot_block_table,
   slot_v_block_table,
   slot_page_indptr,

@@ -97,11 +97,11 @@ void stretch(Bytes& in, Call& call) {
       {none, none, none, none}, {B, none, none, none},    {B, none, none, none},    {none, none, none, none},
       {B, Nq, Hq, none},        {B, Hq, Nq, none},        {B, Nq, Hq, none},        {B, Hq, Nq, none},
       {B, Nq, Hq, none},        {B, Nk, Hk, none},        {B, Nk, Hk, none},        {B, Hq, Nq, Nk},
-      {Hq, none, none, none},   {B, Nk, Hk, none},        {B, Nk, Hk, none},        {B, none, none, none},
-      {B, none, none, none},    {none, none, none, none}, {none, none, none, none}, {B, none, none, none},
-      {none, none, none, none}, {B, Nq, Hq, none},        {B, Hq, Nq, none},        {B, Hq, Nq, none},
-      {B, Nq, Hq, none},        {B, Hq, Nq, none},        {B, Hq, Nq, none},        {B, none, none, none},
-      {B, none, none, none},    {B, none, none, none}};
+      {Hq, none, none, none},   {B, Nk, Hk, none},        {B, Nk, Hk, none},        {B, Nq, Hq, none},
+      {B, none, none, none},    {B, none, none, none},    {none, none, none, none}, {none, none, none, none},
+      {B, none, none, none},    {none, none, none, none}, {B, Nq, Hq, none},        {B, Hq, Nq, none},
+      {B, Hq, Nq, none},        {B, Nq, Hq, none},        {B, Hq, Nq, none},        {B, Hq, Nq, none},
+      {B, none, none, none},    {B, none, none, none},    {B, none, none, none}};
   static_assert(std::size(padded) == slots);
   const auto dim = static_cast<Dim>(in.below(5));
   const std::int64_t size = in.integer();

@@ -261,7 +261,7 @@ class Caller {
     in.page_indptr = at(slot_page_indptr), in.page_indices = at(slot_page_indices), in.leftpad_k = at(slot_leftpad);
     in.state_o = at(slot_from_o), in.state_m = at(slot_from_m), in.state_l = at(slot_from_l);
     in.seq_row0 = at(slot_seq_row0), in.seq_col0 = at(slot_seq_col0), in.seq_batch0 = at(slot_seq_batch0);
-    in.k_scale = at(slot_k_scale), in.v_scale = at(slot_v_scale);
+    in.k_scale = at(slot_k_scale), in.v_scale = at(slot_v_scale), in.qv = at(slot_qv);
     return {in, call.sizes[0], call.given[0]};
   }
   Sized<tessera_outputs> outputs() const {

@@ -168,6 +168,7 @@ static cases::Cached cached(Bytes& in) {
 
 void use_caches(Bytes& in, Case& c) {
   c.cached_k = cached(in), c.cached_v = cached(in), c.backward = false, c.options.accumulate = false;
+  c.qv = in.flag();
 }
 
 Case case_from(Bytes& in) {

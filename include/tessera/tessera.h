@@ -115,6 +115,8 @@ typedef struct tessera_inputs {
   const tessera_tensor* seq_batch0; /* i64 [B]: sequence b counts as number seq_batch0[b] + options.batch0 */
   const tessera_tensor* k_scale;    /* f32: an element of k means scale times number. [1], [Hk], [B,Hk], or */
   const tessera_tensor* v_scale;    /* [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk] */
+  const tessera_tensor* qv;         /* [B,Nq,Hq,Dv] or [Tq,Hq,Dv], q's type: scores are scale * (q.k + qv.v). For */
+                                    /* caches in which v is a part of the key (MLA). Forward pass on the CPU */
 } tessera_inputs;
 
 /* Bits of tessera_outputs.status. */
@@ -188,7 +190,8 @@ typedef enum tessera_alignment {
   TESSERA_OFFSET = 2        /* off = tessera_options.diagonal_offset */
 } tessera_alignment;
 
-/* The value of `scale` that means 1/sqrt(D). Any other finite value is used as it is, 0 included. */
+/* The value of `scale` that means 1/sqrt(D), or with qv 1/sqrt(D + Dv). Any other finite value is used as it is, 0
+ * included. */
 #define TESSERA_DEFAULT_SCALE 1.7976931348623157e308
 
 /* What to compute. Zero bytes are not the defaults: call tessera_options_init. */

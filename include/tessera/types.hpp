@@ -107,6 +107,9 @@ struct Inputs {
   // An element of k means k_scale times the number that is stored; f32 [1], [Hk], [B,Hk], or one per key and head:
   // [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk]. v_scale likewise.
   Tensor k_scale{}, v_scale{};
+  // [B,Nq,Hq,Dv] or [Tq,Hq,Dv], q's type: scores are scale * (q.k + qv.v), and scale defaults to 1/sqrt(D + Dv). For
+  // caches in which v is a part of the key (MLA). Forward pass on the CPU.
+  Tensor qv{};
 };
 
 struct Outputs {
@@ -157,7 +160,7 @@ enum class Alignment : std::int32_t {
   offset = 2         // off = Options::diagonal_offset
 };
 
-inline constexpr double default_scale = std::numeric_limits<double>::max();  // means 1/sqrt(D)
+inline constexpr double default_scale = std::numeric_limits<double>::max();  // 1/sqrt(D); with qv 1/sqrt(D + Dv)
 
 // What to compute.
 struct Options {

@@ -161,7 +161,7 @@ Problem check_inputs(Pass pass, const Inputs& in, const Outputs& out, const Opti
   check_execution(execution, p.device);
   p.options = options;
   p.options.seed = p.options.seed_offset = 0;
-  if (options.scale == default_scale) p.options.scale = 1.0 / std::sqrt(static_cast<double>(p.D));
+  if (options.scale == default_scale) p.options.scale = 1.0 / std::sqrt(static_cast<double>(p.D + (in.qv ? p.Dv : 0)));
   return p;
 }
 
@@ -185,6 +185,11 @@ bool have_far_strides(std::initializer_list<const Tensor*> tensors) {
 
 Problem check_forward(const Inputs& in, const Outputs& out, const Options& options, const Execution& execution) {
   Problem p = check_inputs(Pass::forward, in, out, options, execution);
+  if (in.qv) {
+    check_token_tensor("qv", in.qv, p, false, p.Dv);
+    check_type("qv", in.qv, p.q_type);
+    p.qv = true;
+  }
   check_states(in, out, p);
   if (!p.state_out) {
     check_given("o", out.o);
@@ -207,6 +212,7 @@ Problem check_backward(const Inputs& in, const Saved& saved, const Gradients& g,
                        const Execution& execution) {
   if (in.state) invalid("inputs.state_o: is given to the backward pass; only the forward pass carries a state");
   if (has_pages(in)) throw Failure(TESSERA_UNSUPPORTED, "k: is paged; there is no backward pass through a page table");
+  if (in.qv) throw Failure(TESSERA_UNSUPPORTED, "qv: is given; there is no backward pass through it");
   for (const auto& [name, scale] : {std::pair{"k_scale", &in.k_scale}, {"v_scale", &in.v_scale}})
     if (*scale)
       throw Failure(TESSERA_UNSUPPORTED, text(name, ": is given; there is no backward pass through scaled keys"));

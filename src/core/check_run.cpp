@@ -52,7 +52,7 @@ struct Named {
 
 // All tensors of a call, by what it does to them.
 struct Tensors {
-  std::array<Named, 29> read;
+  std::array<Named, 30> read;
   std::array<Named, 11> written;
 
   explicit Tensors(const Call& c) :
@@ -81,6 +81,7 @@ struct Tensors {
             {"seq_batch0", &c.inputs.seq_batch0},
             {"k_scale", &c.inputs.k_scale},
             {"v_scale", &c.inputs.v_scale},
+            {"qv", &c.inputs.qv},
             {"o", &c.saved.o},
             {"lse", &c.saved.lse},
             {"d_o", &c.saved.d_o},

@@ -88,6 +88,7 @@ std::string text_of(const Problem& p) {
   out += text(p.packed ? ", packed B=" : ", B=", p.B, p.packed ? " Tq=" : " Nq=", p.Nq);
   out += text(p.packed && !p.pages ? " Tk=" : " Nk=", p.Nk);
   out += text(" Hq=", p.Hq, " Hk=", p.Hk, " D=", p.D, " Dv=", p.Dv, ", scale ", p.options.scale);
+  if (p.qv) out += ", Qv";
   if (p.pages) out += pages_text(*p.pages);
   out += mask_text(p);
   if (p.seqused_q || p.seqused_k) out += ", used lengths";

@@ -67,6 +67,8 @@ class CpuKernel : public Kernel {
       return {nullptr, "type is f64; this kernel takes f32, f16 and bf16"};
     if (p.q_type == Type::f32 && choice.isa->pieces(p) > 0 && !execution.kernel)
       return {nullptr, "type is f32, which takes six products of bf16 for one; only by name"};
+    if (choice.isa->unit && p.qv && !execution.kernel)
+      return {nullptr, text("qv is given, so ", choice.isa->unit, " would stay idle; only by name")};
     if (choice.isa->unit && !has_plain_keys(p) && !execution.kernel)
       return {nullptr, text("k or v has another type than q, or scales, so ", choice.isa->unit,
                             " would stay idle; only by name")};

@@ -37,6 +37,7 @@ HeadJob head_job(const Problem& p, const Call& call, const Sequence& s, Int64 h)
           .nq = s.nq,
           .nk = s.nk,
           .q = head_rows(token_rows(call.inputs.q, p, s.b, s.q_begin), h),
+          .qv = head_rows(token_rows(call.inputs.qv, p, s.b, s.q_begin), h),
           .k = keys_of(p, call, s, kv),
           .v = values_of(p, call, s, kv),
           .mask = s.mask,

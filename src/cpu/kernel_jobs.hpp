@@ -16,7 +16,7 @@ namespace tessera::cpu {
 // log2(e), so that the kernels need exp2 only.
 struct HeadJob {
   Int64 D, Dv, nq, nk;
-  Rows q;
+  Rows q, qv;  // qv: null if not given
   KeyRows k, v;
   BandMask mask;
 

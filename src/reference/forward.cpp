@@ -12,12 +12,12 @@ namespace {
 
 // What one head of one sequence is computed in.
 struct Room {
-  Matrix Q, K, V;
+  Matrix Q, K, V, Qv;
   std::vector<double> S, o;  // of one row
 
   Room(const Problem& p, const Longest& longest) :
-      Q(longest.nq, p.D), K(longest.nk, p.D), V(longest.nk, p.Dv), S(static_cast<std::size_t>(longest.nk)),
-      o(static_cast<std::size_t>(p.Dv)) {}
+      Q(longest.nq, p.D), K(longest.nk, p.D), V(longest.nk, p.Dv), Qv(p.qv ? longest.nq : 0, p.Dv),
+      S(static_cast<std::size_t>(longest.nk)), o(static_cast<std::size_t>(p.Dv)) {}
 };
 
 // A row between calls, docs/algorithm.md, "Carried state": m in units of log2, o without dropout's factor r.
@@ -33,10 +33,11 @@ struct StateRows {
 void forward_head(const Problem& p, const Call& call, const Sequence& s, std::int64_t h, Room& room) {
   const Head head(p, call, s, h);
   const std::int64_t kv = h / p.heads_per_kv();
-  auto& [Q, K, V, S, o] = room;
+  auto& [Q, K, V, Qv, S, o] = room;
   Q.load(token_rows(call.inputs.q, p, s.b, s.q_begin), h, s.nq);
   K.load(keys_of(p, call, s, kv), s.nk);
   V.load(values_of(p, call, s, kv), s.nk);
+  if (p.qv) Qv.load(token_rows(call.inputs.qv, p, s.b, s.q_begin), h, s.nq);
   const TokenRows O = token_rows(call.outputs.o, p, s.b, s.q_begin);
   const RowNumbers LSE = row_numbers(call.outputs.lse, p, s);
   const StateRows from(call.inputs.state, p, s), to(call.outputs.state, p, s);
@@ -49,7 +50,8 @@ void forward_head(const Problem& p, const Call& call, const Sequence& s, std::in
     if (m_before > m || m_before != m_before) m = m_before;
     for (std::int64_t j = 0; j < s.nk; ++j) {
       double& x = S[static_cast<std::size_t>(j)];
-      x = head.visible(i, j) ? head.score(head.capped(dot(Q[i], K[j], p.D), i, j), i, j) : -infinity;
+      const double second = p.qv ? dot(Qv[i], V[j], p.Dv) : 0;
+      x = head.visible(i, j) ? head.score(head.capped(dot(Q[i], K[j], p.D) + second, i, j), i, j) : -infinity;
       if (x > m || x != x) m = x;
     }
     if (to) {  // everything is relative to the m that is stored

@@ -1,4 +1,4 @@
-// The rows of check_test.cpp for keys and values with types of their own and scales; see check_rows.hpp.
+// The rows of check_test.cpp for keys and values with types of their own and scales, and for qv; see check_rows.hpp.
 // Included by tests/api/check_test.cpp only. Implements docs/algorithm.md, "Types and scales of keys and values".
 #pragma once
 
@@ -36,7 +36,25 @@ inline const Row cache_rows[] = {
      [](Arguments& a) { a.in.k_scale = scales({2}), a.in.k_scale.data = a.out.o.data; },
      "o: shares memory with k_scale; outputs must not overlap inputs or each other"},
 
+    {"qv_shape", Entry::forward, [](Arguments& a) { a.in.qv = a.in.q; },
+     "qv: has shape [2,5,4,8]; must be [batch, tokens, heads, dim] = [2,5,4,6]"},
+    {"qv_type", Entry::forward, [](Arguments& a) { a.in.qv = a.saved.d_o, a.in.qv.type = Type::bf16; },
+     "qv: has type bf16; must be f32"},
+    {"qv_in_the_output", Entry::forward, [](Arguments& a) { a.in.qv = a.out.o; },
+     "o: shares memory with qv; outputs must not overlap inputs or each other"},
+
     // What only a forward pass on the CPU takes
+    {"qv_backward", Entry::backward, [](Arguments& a) { a.in.qv = a.saved.d_o; },
+     "qv: is given; there is no backward pass through it", TESSERA_UNSUPPORTED},
+    {"qv_on_a_gpu", Entry::forward,
+     [](Arguments& a) {
+       for (Tensor* t : {&a.in.q, &a.in.k, &a.in.v, &a.in.seqused_q, &a.in.seqused_k, &a.out.o, &a.out.lse})
+         t->device = gpu;
+       a.in.bias = a.in.mask = a.in.slopes = a.in.sinks = {};
+       a.in.qv = a.saved.d_o, a.in.qv.device = gpu, a.execution.kernel = "naive";
+     },
+     "no kernel can run this: naive: qv is given; GPU kernels make scores of q and k alone, cpu kernels take it",
+     TESSERA_UNSUPPORTED},
     {"scaled_backward", Entry::backward, [](Arguments& a) { a.in.v_scale = scales({1}); },
      "v_scale: is given; there is no backward pass through scaled keys", TESSERA_UNSUPPORTED},
     {"k_type_backward", Entry::backward, [](Arguments& a) { a.in.k.type = Type::e4m3; },

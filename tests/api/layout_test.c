@@ -50,6 +50,7 @@ static const struct place places[] = {
   AT(tessera_inputs, seq_batch0, 184)
   AT(tessera_inputs, k_scale, 192)
   AT(tessera_inputs, v_scale, 200)
+  AT(tessera_inputs, qv, 208)
   /* tessera_outputs */
   AT(tessera_outputs, size, 0)
   AT(tessera_outputs, o, 8)

@@ -1,6 +1,6 @@
-// K and V with types of their own and scales: forms of scales that say the same, threads, neighbours, NaN among 8 bits,
-// and the same numbers written out in f32. Accuracy is judged by the tables (cases/caches.cpp) and random cases.
-// Links tessera_cases. Implements docs/algorithm.md, "Types and scales of keys and values".
+// K and V with types of their own and scales, and qv: forms of scales that say the same, threads, neighbours, NaN among
+// 8 bits, and the same numbers written out in f32. Accuracy is judged by the tables (cases/caches.cpp) and random
+// cases. Links tessera_cases. Implements docs/algorithm.md, "Types and scales of keys and values".
 #include <cmath>
 
 #include "cases/random.hpp"
@@ -125,6 +125,32 @@ TEST(Batch, ASequenceAloneHasTheSameBits) {
     }
     expect_same(all, alone);
   });
+}
+
+// FlashMLA's tensors, whose first 512 columns are the values: the same call as one product over 576 dims, by views.
+TEST(SecondProducts, AreAPartOfOneLongProduct) {
+  constexpr std::int64_t Nq = 3, Nk = 100, D = 64, Dv = 512;
+  Case spec{.name = "mla", .Nq = Nq, .Nk = Nk, .Hq = 4, .Hk = 1, .D = D + Dv, .Dv = Dv, .backward = false};
+  for (const std::string& kernel : available_kernels()) {
+    CaseData data = build(spec);
+    Inputs whole = data.inputs(), parts;
+    const auto columns = [](Tensor t, std::int64_t begin, std::int64_t end) {
+      t.data = static_cast<float*>(t.data) + begin;
+      t.shape[3] = end - begin;
+      return t;
+    };
+    whole.v = columns(whole.k, 0, Dv);
+    parts.q = columns(whole.q, Dv, D + Dv), parts.qv = columns(whole.q, 0, Dv);
+    parts.k = columns(whole.k, Dv, D + Dv), parts.v = whole.v;
+    for (std::int64_t row = 0; row < Nk; ++row)
+      for (std::int64_t d = 0; d < Dv; ++d) data.v.set(row * Dv + d, data.k.get(row * (D + Dv) + d));
+    const Expectation expected = expect(data);
+    forward(parts, data.outputs(), data.options(), {.kernel = kernel.c_str()});
+    const OutputReport o = compare("o", data.o, expected.o), lse = compare_lse(data.lse, expected.lse);
+    EXPECT_TRUE(o.ok) << kernel << ": " << o.detail;
+    EXPECT_TRUE(lse.ok) << kernel << ": " << lse.detail;
+    ++case_count.judged;
+  }
 }
 
 // A NaN of K reaches the rows that see its key, one of V its own column of every row.

@@ -3,64 +3,84 @@
 // elsewhere: there are few rows. Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
-// What a job keeps from step to step.
+// What a job keeps from step to step. Dqv: the width of qv, or 0.
 struct DecodeState {
-  float *Q, *O, *m;
+  float *Q, *Qv, *O, *m;
   double* l;
 
-  DecodeState(Int64 D, Int64 Dv, Scratch& s) :
-      Q(s.take(decode_rows * round_up(D, lanes))), O(s.take(decode_rows * round_up(Dv, lanes))), m(s.take(block_q)),
+  DecodeState(Int64 D, Int64 Dv, Int64 Dqv, Scratch& s) :
+      Q(s.take(decode_rows * round_up(D, lanes))), Qv(s.take(decode_rows * round_up(Dqv, lanes))),
+      O(s.take(decode_rows * round_up(Dv, lanes))), m(s.take(block_q)),
       l(reinterpret_cast<double*>(s.take(2 * block_q))) {}
 };
 
 struct DecodeScratch {
-  float *S, *K, *V, *states;
-  Int64 Q_stride, O_stride;
+  float *S, *second, *K, *V, *states;
+  Int64 D, Dv, Dqv;
 
-  DecodeScratch(Int64 D, Int64 Dv, Scratch& s) :
-      S(s.take(decode_rows * block_q)), K(s.take(decode_step * round_up(D, lanes))),
-      V(s.take(decode_step * round_up(Dv, lanes))), states(s.take(0)), Q_stride(round_up(D, lanes)),
-      O_stride(round_up(Dv, lanes)) {
-    for (Int64 n = 0; n < decode_jobs; ++n) DecodeState(D, Dv, s);
+  DecodeScratch(Int64 D, Int64 Dv, Scratch& s, Int64 Dqv) :
+      S(s.take(decode_rows * block_q)), second(s.take(decode_rows * block_q)),
+      K(s.take(decode_step * round_up(D, lanes))), V(s.take(decode_step * round_up(Dv, lanes))), states(s.take(0)),
+      D(D), Dv(Dv), Dqv(Dqv) {
+    for (Int64 n = 0; n < decode_jobs; ++n) DecodeState(D, Dv, Dqv, s);
   }
 
   // What the steps of one job need.
   struct Block {
-    float *Q, *O, *m;
+    float *Q, *Qv, *O, *m;
     double* l;
-    float *S, *K, *V;
+    float *S, *second, *K, *V;  // second: products of qv and v
     Int64 Q_stride, O_stride;
   };
-  HWY_INLINE Block job(Int64 n, Int64 D, Int64 Dv) const {
+  HWY_INLINE Block job(Int64 n) const {
     Scratch one(states);
-    const DecodeState unused(D, Dv, one);
+    const DecodeState unused(D, Dv, Dqv, one);
     Scratch place(states + n * one.bytes() / Int64(sizeof(float)));
-    const DecodeState state(D, Dv, place);
-    return {state.Q, state.O, state.m, state.l, S, K, V, Q_stride, O_stride};
+    const DecodeState state(D, Dv, Dqv, place);
+    return {state.Q, state.Qv, state.O, state.m, state.l, S, second, K, V, round_up(D, lanes), round_up(Dv, lanes)};
   }
 };
 using DecodeBlock = DecodeScratch::Block;
 
-// Products of K and q, which carries the scores' factor, for every row of the job.
-HWY_INLINE void decode_products(const DecodeJob& job, const StepKeys& step, Int64 rows, const DecodePrefetch& next,
-                                const DecodeBlock& s) {
-  const HeadJob& any = job.heads[0];
-  const StepTile& K = step.K;
+// Rows of a step as the products read them: where they lie, or widened in scratch. `width` of them is used.
+HWY_INLINE const StepTile& readable(const StepTile& keys, Int64 count, Int64 width, float* room, StepTile& widened) {
+  if (width % lanes != 0 || keys.type == Type::i8) {
+    load_rows(keys, 0, count, width, room);
+  } else if (keys.type == Type::e4m3) {
+    move_rows(keys, count, width, room);
+  } else {
+    return keys;
+  }
+  widened = in_scratch(room, round_up(width, lanes));
+  if (is_moved(keys.type, width)) widened.type = Type::f16;
+  return widened;
+}
+
+// Products of keys, or values, with rows of Q, which carry the scores' factor; `width` is a multiple of the lanes.
+HWY_INLINE void row_products(const StepTile& keys, Int64 count, const float* Q, Int64 width, Int64 rows,
+                             const DecodePrefetch& next, float* S) {
+  if (keys.type == Type::f32) dot_all<float>(keys, count, Q, width, rows, width, next, S);
+  if (keys.type == Type::f16) dot_all<F16>(keys, count, Q, width, rows, width, next, S);
+  if (is_paired(keys.type, width))
+    dot_all<PairedBF16>(keys, count, Q, width, rows, width, next, S);
+  else if (keys.type == Type::bf16)
+    dot_all<BF16>(keys, count, Q, width, rows, width, next, S);
+}
+
+// S = K q, times the keys' scales, for every row of the job; with qv, plus V qv.
+HWY_INLINE void decode_products(const HeadJob& any, const StepKeys& step, const StepTile& K, const StepTile& V,
+                                Int64 rows, const DecodePrefetch& next, const DecodeBlock& s) {
   const Int64 count = step.keys.size();
-  if (any.D % lanes != 0 || K.type == Type::i8) {
-    load_rows(K, 0, count, any.D, s.K);
-    return dot_all<float>(in_scratch(s.K, s.Q_stride), count, s.Q, s.Q_stride, rows, s.Q_stride, next, s.S);
-  }
-  if (K.type == Type::e4m3) {
-    move_rows(K, count, any.D, s.K);
-    return dot_all<F16>(in_scratch(s.K, s.Q_stride), count, s.Q, s.Q_stride, rows, any.D, next, s.S);
-  }
-  if (K.type == Type::f32) dot_all<float>(K, count, s.Q, s.Q_stride, rows, any.D, next, s.S);
-  if (K.type == Type::f16) dot_all<F16>(K, count, s.Q, s.Q_stride, rows, any.D, next, s.S);
-  if (is_paired(K.type, any.D))
-    dot_all<PairedBF16>(K, count, s.Q, s.Q_stride, rows, any.D, next, s.S);
-  else if (K.type == Type::bf16)
-    dot_all<BF16>(K, count, s.Q, s.Q_stride, rows, any.D, next, s.S);
+  row_products(K, count, s.Q, s.Q_stride, rows, next, s.S);
+  multiply_by_scales(step.K, count, rows, s.S);
+  if (!any.qv) return;
+  row_products(V, count, s.Qv, s.O_stride, rows, {}, s.second);
+  multiply_by_scales(step.V, count, rows, s.second);
+  for (Int64 row = 0; row < rows; ++row)
+    for (Int64 j = 0; j < count; j += lanes) {
+      float* at = s.S + row * block_q + j;
+      store(hn::Add(load(at), load(s.second + row * block_q + j)), at);
+    }
 }
 
 // Some keys of one query, for the rule: `first` is the distance of the first lane.
@@ -134,47 +154,41 @@ HWY_INLINE void decode_softmax(Int64 count, float* S, float* m, double* l, float
 }
 
 // O += P V
-HWY_INLINE void decode_values(const HeadJob& any, const StepKeys& step, Int64 rows, const DecodePrefetch& next,
+HWY_INLINE void decode_values(const StepTile& V, Int64 count, Int64 rows, const DecodePrefetch& next,
                               const DecodeBlock& s) {
-  const StepTile& V = step.V;
-  const Int64 count = step.keys.size();
-  if (any.Dv % lanes != 0 || V.type == Type::i8) {
-    load_rows(V, 0, count, any.Dv, s.V);
-    return add_all_values<float>(in_scratch(s.V, s.O_stride), count, s.S, rows, next, s.O, s.O_stride);
-  }
-  if (V.type == Type::e4m3) {
-    move_rows(V, count, any.Dv, s.V);
-    return add_all_values<F16>(in_scratch(s.V, s.O_stride), count, s.S, rows, next, s.O, s.O_stride);
-  }
   if (V.type == Type::f32) add_all_values<float>(V, count, s.S, rows, next, s.O, s.O_stride);
   if (V.type == Type::f16) add_all_values<F16>(V, count, s.S, rows, next, s.O, s.O_stride);
-  if (is_paired(V.type, any.Dv))
+  if (is_paired(V.type, s.O_stride))
     add_all_values<PairedBF16>(V, count, s.S, rows, next, s.O, s.O_stride);
   else if (V.type == Type::bf16)
     add_all_values<BF16>(V, count, s.S, rows, next, s.O, s.O_stride);
 }
 
+// A row of q or qv, times the scores' factor, in the order in which rows of `keys` are widened.
+HWY_INLINE void load_query(const Rows& source, Int64 i, const KeyRows& keys, Int64 width, float factor, float* out) {
+  if (!is_paired(keys.type, width))
+    return widen_row(source, i, width, factor * (is_moved(keys.type, width) ? moved_factor : 1), out);
+  HWY_ALIGN float in_order[576];
+  widen_row(source, i, width, factor, in_order);
+  for (Int64 d = 0; d < width; d += pair_width) {
+    Vec even, odd;
+    hn::LoadInterleaved2(FloatTag(), in_order + d, even, odd);
+    store(even, out + d);
+    store(odd, out + d + lanes);
+  }
+}
+
 HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
   const HeadJob& any = job.heads[0];
   fill(s.Q, decode_rows * s.Q_stride, 0);
+  if (any.qv) fill(s.Qv, decode_rows * s.O_stride, 0);
   fill(s.O, decode_rows * s.O_stride, 0);
   fill(s.m, block_q, -infinity);
   for (Int64 i = 0; i < block_q; ++i) s.l[i] = 0;
   for (Int64 row = 0; row < job.count * any.nq; ++row) {
-    float* Q = s.Q + row * s.Q_stride;
-    if (!is_paired(any.k.type, any.D)) {
-      const float factor = any.score.factor * (is_moved(any.k.type, any.D) ? moved_factor : 1);
-      widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, factor, Q);
-      continue;
-    }
-    HWY_ALIGN float in_order[576];
-    widen_row(job.heads[row / any.nq].q, row % any.nq, any.D, any.score.factor, in_order);
-    for (Int64 d = 0; d < any.D; d += pair_width) {
-      Vec even, odd;
-      hn::LoadInterleaved2(FloatTag(), in_order + d, even, odd);
-      store(even, Q + d);
-      store(odd, Q + d + lanes);
-    }
+    const HeadJob& head = job.heads[row / any.nq];
+    load_query(head.q, row % any.nq, any.k, any.D, any.score.factor, s.Q + row * s.Q_stride);
+    if (any.qv) load_query(head.qv, row % any.nq, any.v, any.Dv, any.score.factor, s.Qv + row * s.O_stride);
   }
 }
 
@@ -183,8 +197,10 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, const StepKeys& step, const
   const HeadJob& any = job.heads[0];
   const Range keys = step.keys;
   const Int64 rows = job.count * any.nq;
-  decode_products(job, step, rows, next, s);
-  multiply_by_scales(step.K, keys.size(), rows, s.S);
+  StepTile K_widened, V_widened;
+  const StepTile& K = readable(step.K, keys.size(), any.D, s.K, K_widened);
+  const StepTile& V = readable(step.V, keys.size(), any.Dv, s.V, V_widened);
+  decode_products(any, step, K, V, rows, next, s);
   decode_scores(job, keys, rows, s.S);
   float alpha[decode_rows];
   Int64 row = 0;
@@ -197,7 +213,7 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, const StepKeys& step, const
       store(hn::Mul(load(at), set(alpha[row])), at);
     }
   multiply_by_scales(step.V, keys.size(), rows, s.S);
-  decode_values(any, step, rows, next, s);
+  decode_values(V, keys.size(), rows, next, s);
 }
 
 // m, l and O of every row.
@@ -218,23 +234,36 @@ HWY_INLINE void store_partials(const DecodeJob& job, const DecodeBlock& s) {
 HWY_INLINE Range step_from(Int64 j, Range keys) { return {j, lesser(j + decode_step, keys.end)}; }
 
 HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* memory) {
-  const Int64 D = jobs[0].heads[0].D, Dv = jobs[0].heads[0].Dv;
+  const HeadJob& any = jobs[0].heads[0];
   Scratch pieces(memory);
-  const DecodeScratch s(D, Dv, pieces);
+  const DecodeScratch s(any.D, any.Dv, pieces, any.qv ? any.Dv : 0);
   // Rows that a job lacks are computed from zeros, and lanes behind the last key are overwritten: nobody looks at them.
   fill(s.S, decode_rows * block_q, 0);
-  for (Int64 n = 0; n < count; ++n) start_decode(jobs[n], s.job(n, D, Dv));
+  for (Int64 n = 0; n < count; ++n) start_decode(jobs[n], s.job(n));
   StepKeys steps[2];  // this one and the next
   int turn = 0;
-  steps[turn].find(jobs[0].heads[0], step_from(keys.begin, keys));
+  steps[turn].find(any, step_from(keys.begin, keys));
   for (Int64 j = keys.begin; j < keys.end; j += decode_step)
     for (Int64 n = 0; n < count; ++n, turn ^= 1) {
       const bool last = n + 1 == count;
       StepKeys& next = steps[turn ^ 1];
       next.find(jobs[last ? 0 : n + 1].heads[0], step_from(last ? j + decode_step : j, keys));
-      decode_step_of(jobs[n], steps[turn], DecodePrefetch(next, D, Dv), s.job(n, D, Dv));
+      decode_step_of(jobs[n], steps[turn], DecodePrefetch(next, any.D, any.Dv), s.job(n));
     }
-  for (Int64 n = 0; n < count; ++n) store_partials(jobs[n], s.job(n, D, Dv));
+  for (Int64 n = 0; n < count; ++n) store_partials(jobs[n], s.job(n));
+}
+
+HWY_INLINE Int64 decode_scratch_bytes(const Problem& p) {
+  Scratch scratch(nullptr);
+  const DecodeScratch layout(p.D, p.Dv, scratch, p.qv ? p.Dv : 0);
+  (void)layout;
+  return scratch.bytes();
+}
+
+// What a thread needs where products are multiply-adds in f32.
+HWY_INLINE Int64 vector_forward_bytes(const Problem& p) {
+  const Int64 second = p.qv ? VectorForward::second_floats(p.Dv) * Int64(sizeof(float)) : 0;
+  return greater(bytes_of<ForwardScratch<VectorForward>>(p) + second, decode_scratch_bytes(p));
 }
 
 // The chunks' results in order: m, l, O relative to a common maximum, the sink as a key of its own.

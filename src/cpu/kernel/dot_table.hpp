@@ -5,15 +5,15 @@
 inline constexpr const char* unit = "dot products of bf16";
 
 HWY_INLINE int pieces(const Problem& p) {
-  return p.q_type == Type::bf16 && has_plain_keys(p) && (!p.d_o || *p.d_o == Type::bf16);
+  return p.q_type == Type::bf16 && has_plain_products(p) && (!p.d_o || *p.d_o == Type::bf16);
 }
-HWY_INLINE bool is_bf16(const HeadJob& head) { return head.q.type == Type::bf16 && has_plain_keys(head); }
+HWY_INLINE bool is_bf16(const HeadJob& head) { return head.q.type == Type::bf16 && has_plain_products(head); }
 
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   const bool paired = pieces(p) > 0;
   if (p.pass == Pass::forward)
-    return greater(paired ? bytes_of<ForwardScratch<MatrixForward<1>>>(p) : bytes_of<ForwardScratch<VectorForward>>(p),
-                   bytes_of<DecodeScratch>(p));
+    return paired ? greater(bytes_of<ForwardScratch<MatrixForward<1>>>(p), decode_scratch_bytes(p))
+                  : vector_forward_bytes(p);
   const Int64 products = greater(bytes_of<MatrixBackward<1>>(p), paired ? 0 : bytes_of<BackwardScratch>(p));
   return p.dbias ? greater(products, bias_gradient_bytes(p)) : products;
 }

@@ -196,6 +196,7 @@ HWY_NOINLINE void forward_blocks_of(const ForwardJob& job, Range blocks, float* 
   const HeadJob& head = job.head;
   Scratch pieces(memory);
   ForwardScratch<VectorForward> all(head.D, head.Dv, pieces);
+  if (head.qv) all.products.Qvt = pieces.take(VectorForward::second_floats(head.Dv));
   for (Int64 n = blocks.begin; n < blocks.end; ++n) {
     const Tile tile = tile_of(query_range(head, n), {});
     all.products.load_queries(head, tile, n - blocks.begin);

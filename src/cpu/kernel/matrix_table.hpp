@@ -5,25 +5,24 @@
 inline constexpr const char* unit = "the matrix unit";
 
 HWY_INLINE int pieces_of(Type type) { return type == Type::bf16 ? 1 : type == Type::f16 ? 2 : 3; }
-HWY_INLINE int pieces_of(const HeadJob& head) { return has_plain_keys(head) ? pieces_of(head.q.type) : 0; }
+HWY_INLINE int pieces_of(const HeadJob& head) { return has_plain_products(head) ? pieces_of(head.q.type) : 0; }
 
-// 0: keys with a type of their own or scales are computed by multiply-adds in f32.
+// 0: keys with a type of their own or scales, and a qv, are computed by multiply-adds in f32.
 HWY_INLINE int pieces(const Problem& p) {
-  if (!has_plain_keys(p)) return 0;
+  if (!has_plain_products(p)) return 0;
   const Int64 inputs = pieces_of(p.q_type);
   return static_cast<int>(p.d_o ? greater(inputs, pieces_of(*p.d_o)) : inputs);
 }
 
 template <int pieces>
 HWY_INLINE Int64 pass_bytes(const Problem& p) {
-  return p.pass == Pass::forward
-             ? greater(bytes_of<ForwardScratch<MatrixForward<pieces>>>(p), bytes_of<DecodeScratch>(p))
-             : bytes_of<MatrixBackward<pieces>>(p);
+  return p.pass == Pass::forward ? greater(bytes_of<ForwardScratch<MatrixForward<pieces>>>(p), decode_scratch_bytes(p))
+                                 : bytes_of<MatrixBackward<pieces>>(p);
 }
 
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   const int count = pieces(p);
-  if (count == 0) return greater(bytes_of<ForwardScratch<VectorForward>>(p), bytes_of<DecodeScratch>(p));
+  if (count == 0) return vector_forward_bytes(p);
   const Int64 bytes = count == 1 ? pass_bytes<1>(p) : count == 2 ? pass_bytes<2>(p) : pass_bytes<3>(p);
   return p.dbias ? greater(bytes, bias_gradient_bytes(p)) : bytes;
 }

@@ -6,7 +6,7 @@ inline constexpr const char* unit = nullptr;
 HWY_INLINE int pieces(const Problem&) { return 0; }
 
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
-  if (p.pass == Pass::forward) return greater(bytes_of<ForwardScratch<VectorForward>>(p), bytes_of<DecodeScratch>(p));
+  if (p.pass == Pass::forward) return vector_forward_bytes(p);
   return p.dbias ? bias_gradient_bytes(p) : bytes_of<BackwardScratch>(p);
 }
 

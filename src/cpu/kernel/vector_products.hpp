@@ -3,10 +3,12 @@
 // Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
-// K and V have q's type and no scales: what the operands of a matrix unit, and dot products of bf16, are made from.
-HWY_INLINE bool has_plain_keys(const HeadJob& head) {
-  return head.k.type == head.q.type && head.v.type == head.q.type && !head.k.scales && !head.v.scales;
+// K and V have q's type and no scales, and there is no qv: what the operands of a matrix unit, and dot products of
+// bf16, are made from.
+HWY_INLINE bool has_plain_products(const HeadJob& head) {
+  return head.k.type == head.q.type && head.v.type == head.q.type && !head.k.scales && !head.v.scales && !head.qv;
 }
+HWY_INLINE bool has_plain_products(const Problem& p) { return has_plain_keys(p) && !p.qv; }
 
 // Where the softmax leaves P: in place of the scores.
 struct InPlace {
@@ -27,22 +29,28 @@ struct VectorForward {
   static constexpr Int64 padded(Int64 width) { return width; }
 
   float *Qt, *K_room, *V_room;
+  float* Qvt = nullptr;  // qv's, if there is one
   Panel K{}, V{};
 
   VectorForward(Int64 D, Int64 Dv, Scratch& s) :
       Qt(s.take(forward_blocks * D * block_q)), K_room(s.take(block_k * D)), V_room(s.take(block_k * Dv)) {}
+  static constexpr Int64 second_floats(Int64 Dv) { return forward_blocks * Dv * block_q; }  // of Qvt
 
   HWY_INLINE void load_queries(const HeadJob& head, const Tile& tile, Int64 n) {
     load_transposed(head.q, tile, head.D, head.score.factor, Qt + n * head.D * block_q);
+    if (Qvt) load_transposed(head.qv, tile, head.Dv, head.score.factor, Qvt + n * head.Dv * block_q);
   }
   HWY_INLINE void load_keys(const HeadJob& head, Range keys, bool reused) {
     K = load_panel(head.k, keys, head.D, reused, K_room);
     V = load_panel(head.v, keys, head.Dv, reused, V_room);
   }
-  // S^T = K Q^T of block n; the tile's keys begin at row `first` of those loaded.
+  // S^T = K Q^T, plus V Qv^T, of block n; the tile's keys begin at row `first` of those loaded.
   HWY_INLINE void scores(const HeadJob& head, const Tile& tile, Int64 n, Int64 first, float* S) const {
     multiply<Operand::rows, Result::replace>(K.at(first), K.stride, Qt + n * head.D * block_q, block_q, S, block_q,
                                              tile.nj, tile.width, head.D);
+    if (Qvt)
+      multiply<Operand::rows, Result::add>(V.at(first), V.stride, Qvt + n * head.Dv * block_q, block_q, S, block_q,
+                                           tile.nj, tile.width, head.Dv);
   }
   // O^T += V^T P^T
   HWY_INLINE void add_values(const HeadJob& head, const Tile& tile, Int64 first, const float* P, float* O) const {
