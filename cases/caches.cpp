@@ -1,6 +1,6 @@
-// The table of caches: K and V in 8 bits or in another type than Q's, with every form of scales; scores of q and qv.
-// Few queries (decoding) and many, whole vectors and parts of them. Part of tessera_cases; see tables.hpp. Implements
-// docs/algorithm.md, "Types and scales of keys and values" and equation (1).
+// The table of caches: K and V in 8 bits or in another type than Q's, with every form of scales; scores of q and qv;
+// trees. Few queries (decoding) and many, whole vectors and parts of them. Part of tessera_cases; see tables.hpp.
+// Implements docs/algorithm.md, "Types and scales of keys and values" and equation (1).
 #include "cases/tables.hpp"
 
 namespace tessera::cases {
@@ -114,11 +114,38 @@ std::vector<Case> second_products() {
   return rows;
 }
 
+// Few queries and many, also more than a word of the tree holds and than there are keys.
+std::vector<Case> trees() {
+  std::vector<Case> rows;
+  constexpr std::pair<const char*, Tree> all[] = {
+      {"chain", Tree::chain}, {"star", Tree::star}, {"random", Tree::random}, {"blind", Tree::blind}};
+  for (const auto& [name, tree] : all)
+    for (const std::int64_t queries : {1, 7, 8, 9, 33, 70}) {
+      Case c = queries > 8 ? many_queries("tree_") : decoding("tree_");
+      c.name += name + std::string("_") + std::to_string(queries), c.Nq = queries, c.tree = tree;
+      rows.push_back(c);
+      c.name += "_window", c.positions = c.options.causal = true, c.options.window_left = 20;
+      rows.push_back(c);
+      c.name += "_alibi", c.slopes = Slopes::per_batch_head, c.options.window_right = 2, c.used_k = {90, 5};
+      rows.push_back(c);
+    }
+  for (Case c : {decoding("positions_decoding"), many_queries("positions")}) {
+    c.Nq += 5, c.positions = c.options.causal = true, c.slopes = Slopes::per_head;
+    rows.push_back(c);
+    c.name += "_packed", c.packed_q = {70, 0, 4}, c.packed_k = {210, 5, 3}, c.tree = Tree::random;
+    c.options.row0 = 5, c.options.col0 = 3, c.style = Style::gaps;
+    rows.push_back(c);
+    c.name += "_top_left", c.options.alignment = Alignment::top_left, c.positions = false, c.mask = true;
+    rows.push_back(c);
+  }
+  return rows;
+}
+
 }  // namespace
 
 std::vector<Case> caches() {
   std::vector<Case> rows;
-  for (const auto& part : {types(), sizes(), company(), second_products()})
+  for (const auto& part : {types(), sizes(), company(), second_products(), trees()})
     rows.insert(rows.end(), part.begin(), part.end());
   return in_types(rows, {Type::f32, Type::f16, Type::bf16});
 }

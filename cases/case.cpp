@@ -351,6 +351,7 @@ CaseData build(const Case& spec) {
   build_integers(data, make);
   build_outputs(data, make);
   build_scales(data);
+  build_trees(data);
   return data;
 }
 
@@ -405,7 +406,9 @@ Inputs CaseData::inputs() const {
             .rng = rng.tensor(),
             .k_scale = k_scale.tensor(),
             .v_scale = v_scale.tensor(),
-            .qv = qv.tensor()};
+            .qv = qv.tensor(),
+            .tree_mask = tree_mask.tensor(),
+            .positions = positions.tensor()};
   const int tokens = spec.packed() ? 0 : 1;
   in.k = endless(in.k, spec.endless_k, tokens), in.v = endless(in.v, spec.endless_k, tokens);
   // A packed call's bias and mask need only reach the longest sequence.
@@ -425,8 +428,9 @@ Gradients CaseData::gradients() const {
 }
 
 std::vector<Buffer*> CaseData::buffers() {
-  return {&q, &k,   &v,   &bias,  &mask, &slopes, &sinks, &cu_q,  &cu_k,   &used_q,  &used_k,  &rng,
-          &o, &lse, &d_o, &d_lse, &dq,   &dk,     &dv,    &dbias, &dsinks, &k_scale, &v_scale, &qv};
+  return {&q,      &k,      &v,      &bias,    &mask,    &slopes, &sinks,     &cu_q,     &cu_k,
+          &used_q, &used_k, &rng,    &o,       &lse,     &d_o,    &d_lse,     &dq,       &dk,
+          &dv,     &dbias,  &dsinks, &k_scale, &v_scale, &qv,     &tree_mask, &positions};
 }
 
 std::vector<const Buffer*> CaseData::buffers() const {

@@ -48,6 +48,10 @@ enum class Sinks {
 // Of K or V: one for all keys, one for each KV head, for each sequence and head, or for each key and head.
 enum class Scales { none, one, per_head, per_sequence, per_key };
 
+// Which draft tokens a query sees: all before it, the first, or those on the way to a root at random (blind: some
+// queries not even themselves).
+enum class Tree { none, chain, star, random, blind };
+
 // What K or V is if not of the case's type.
 struct Cached {
   std::optional<Type> type{};
@@ -79,6 +83,8 @@ struct Case {
   std::int64_t endless_k = 0;
 
   Cached cached_k{}, cached_v{};  // a case with such keys or values has no backward pass
+  Tree tree = Tree::none;         // nor one with a tree or positions
+  bool positions = false;         // a query stands at its depth in the tree
   bool qv = false;                // nor one whose scores are scale * (q.k + qv.v)
 
   bool bias = false;
@@ -133,7 +139,7 @@ struct CaseData {
   Buffer q, k, v, bias, mask, slopes, sinks, cu_q, cu_k, used_q, used_k, rng;
   Buffer o, lse, d_o, d_lse;
   Buffer dq, dk, dv, dbias, dsinks;
-  Buffer k_scale, v_scale, qv;
+  Buffer k_scale, v_scale, qv, tree_mask, positions;
   std::vector<Sequence> sequences;
 
   // What the elements of K and V mean: their numbers times their scales.
@@ -150,6 +156,7 @@ struct CaseData {
 
 CaseData build(const Case& spec);
 void build_scales(CaseData& data);  // a part of it: cases/scales.cpp
+void build_trees(CaseData& data);   // another: cases/trees.cpp
 // The same values as contiguous f64 tensors, for the reference kernel; every gradient present, nothing accumulated.
 CaseData widened(const CaseData& data);
 

@@ -101,8 +101,9 @@ Tensor Placed::at(const Tensor& host) const {
 
 Inputs Placed::inputs() const {
   Inputs in = data.inputs();
-  for (Tensor* t : {&in.q, &in.k, &in.v, &in.bias, &in.mask, &in.slopes, &in.sinks, &in.cu_seqlens_q, &in.cu_seqlens_k,
-                    &in.seqused_q, &in.seqused_k, &in.rng, &in.k_scale, &in.v_scale, &in.qv})
+  for (Tensor* t :
+       {&in.q, &in.k, &in.v, &in.bias, &in.mask, &in.slopes, &in.sinks, &in.cu_seqlens_q, &in.cu_seqlens_k,
+        &in.seqused_q, &in.seqused_k, &in.rng, &in.k_scale, &in.v_scale, &in.qv, &in.tree_mask, &in.positions})
     *t = at(*t);
   return in;
 }

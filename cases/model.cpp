@@ -13,91 +13,14 @@
 #include <thread>
 #include <utility>
 
+#include "cases/model_parts.hpp"
 #include "tessera/tessera.hpp"
 
 namespace tessera::cases {
 
 namespace {
 
-using Values = std::vector<double>;
 constexpr double infinity = std::numeric_limits<double>::infinity();
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-// Four partial sums let the compiler vectorise; strict float64 order would make this the slowest loop.
-struct Dots {
-  double sum, absolute;
-  Dots operator+(const Dots& x) const { return {sum + x.sum, absolute + x.absolute}; }
-};
-Dots dots(const double* a, const double* b, std::int64_t n) {
-  std::array<double, 4> sum{}, absolute{};
-  std::int64_t d = 0;
-  for (; d + 4 <= n; d += 4)
-    for (std::size_t lane = 0; lane < 4; ++lane) {
-      const double product = a[at(d) + lane] * b[at(d) + lane];
-      sum[lane] += product, absolute[lane] += std::abs(product);
-    }
-  for (; d < n; ++d) sum[0] += a[d] * b[d], absolute[0] += std::abs(a[d] * b[d]);
-  return {sum[0] + sum[1] + sum[2] + sum[3], absolute[0] + absolute[1] + absolute[2] + absolute[3]};
-}
-
-// y += f x, and the same in absolute values with its own factor.
-void add_scaled(double* y, double* y_bound, const double* x, double f, double f_bound, std::int64_t n) {
-  for (std::int64_t d = 0; d < n; ++d) y[d] += f * x[d], y_bound[d] += f_bound * std::abs(x[d]);
-}
-
-// An accumulated tensor: the model's values, their bounds, and per row of `width` elements the variance of the rounding
-// errors and the norm of what underflow may lose.
-struct Sum {
-  std::int64_t width;
-  Values model, bound, variance, lost;
-  Sum(std::int64_t n, std::int64_t row) :
-      width(row), model(at(n), 0.0), bound(at(n), 0.0), variance(at(n / row), 0.0), lost(variance) {}
-  // Rows of `part` are `heads` rows apart here.
-  void add(const Sum& part, std::int64_t first_row, std::int64_t heads) {
-    for (std::size_t e = 0; e < part.model.size(); ++e) {
-      const std::size_t row = at(first_row) + e / at(width) * at(heads), to = row * at(width) + e % at(width);
-      model[to] += part.model[e], bound[to] += part.bound[e];
-    }
-    for (std::size_t r = 0; r < part.variance.size(); ++r) {
-      const std::size_t to = at(first_row) + r * at(heads);
-      variance[to] += part.variance[r], lost[to] += part.lost[r];
-    }
-  }
-};
-
-// Variance of the error of rounding x once; 0 if x is exactly representable.
-double variance(Type type, double x) {
-  const double unit = spacing(type, x);
-  return round_to(type, x) == x ? 0 : unit * unit / 12;
-}
-
-double square(const double* x, std::int64_t n) { return dots(x, x, n).sum; }
-
-// Of each row of `width` elements.
-Values squares(const Values& x, std::int64_t width) {
-  Values all(x.size() / at(width));
-  for (std::size_t row = 0; row < all.size(); ++row) all[row] = square(&x[row * at(width)], width);
-  return all;
-}
-
-// What underflow may lose of a probability.
-double lost_of(double p) { return std::min(p, lost_probability); }
-
-// Strides of a tensor that broadcasts over dimensions of size 1.
-struct ScoreIndex {
-  std::array<std::int64_t, 4> stride{};
-  explicit ScoreIndex(const Buffer& buffer) {
-    std::int64_t step = 1;
-    for (int d = 3; d >= 0 && buffer; --d) {
-      if (buffer.size(d) > 1) stride[at(d)] = step;
-      step *= buffer.size(d);
-    }
-  }
-  std::size_t operator()(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
-    return at(b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]);
-  }
-};
 
 // One key that a row sees.
 struct Pair {
@@ -111,7 +34,8 @@ class Model {
  public:
   explicit Model(const CaseData& source) :
       data(source), c(source.spec), q(source.q.values()), k(source.keys()), v(source.values()), qv(source.qv.values()),
-      d_o(source.d_o.values()), bias(source.bias.values()), mask(source.mask.values()), slopes(source.slopes.values()),
+      trees(source.tree_mask.values()), positions(source.positions.values()), d_o(source.d_o.values()),
+      bias(source.bias.values()), mask(source.mask.values()), slopes(source.slopes.values()),
       sinks(source.sinks.values()), d_lse(source.d_lse.values()), bias_index(source.bias), mask_index(source.mask),
       k_squares(squares(k, c.D)), v_squares(squares(v, c.dim_v())), o(source.o.elements(), c.dim_v()),
       lse(source.lse.elements(), 1), dq(source.q.elements(), c.D), dk(source.k.elements(), c.D),
@@ -147,7 +71,7 @@ class Model {
 
   const CaseData& data;
   const Case& c;
-  const Values q, k, v, qv, d_o, bias, mask, slopes, sinks, d_lse;
+  const Values q, k, v, qv, trees, positions, d_o, bias, mask, slopes, sinks, d_lse;
   const ScoreIndex bias_index, mask_index;
   const Values k_squares, v_squares;
   Sum o, lse, dq, dk, dv, dbias, dsinks;
@@ -186,10 +110,22 @@ class Model {
   double k_norm(const Head& x, std::int64_t j) const { return std::sqrt(k_squares[key(x, j)]); }
   double v_norm(const Head& x, std::int64_t j) const { return std::sqrt(v_squares[key(x, j)]); }
 
+  // i + off, or what the caller says.
+  std::int64_t place(const Head& x, std::int64_t i) const {
+    return positions.empty() ? i + x.s.off : static_cast<std::int64_t>(positions[at(x.s.row_q + i)]);
+  }
+  // Bit t of query i.
+  bool on_its_branch(const Head& x, std::int64_t i, std::int64_t t) const {
+    const std::int64_t words = data.tree_mask.size(data.tree_mask.tensor().ndim - 1);
+    const auto word = static_cast<std::int64_t>(trees[at((x.s.row_q + i) * words + t / 32)]);
+    return static_cast<std::uint32_t>(word) >> (t % 32) & 1;
+  }
+
   bool visible(const Head& x, std::int64_t i, std::int64_t j) const {
     // The distance is far inside 64 bits; its sum with a window, which may be any number, is not.
-    const std::int64_t ahead = j + c.options.col0 - (i + c.options.row0 + x.s.off);
-    if (c.options.causal && ahead > 0) return false;
+    const std::int64_t ahead = j + c.options.col0 - (place(x, i) + c.options.row0), t = j - (x.s.Nk - x.s.Nq);
+    const bool in_tree = c.tree != Tree::none && t >= 0;
+    if (in_tree ? !on_its_branch(x, i, t) : c.options.causal && ahead > 0) return false;
     if (c.options.window_left >= 0 && -ahead > c.options.window_left) return false;
     if (c.options.window_right >= 0 && ahead > c.options.window_right) return false;
     return mask.empty() || mask[mask_index(x.b, x.h, i, j)] != 0;
@@ -207,7 +143,7 @@ class Model {
       if (softcap > 0) pair.t = std::tanh(pair.s / softcap), pair.s = softcap * pair.t;
       if (!slopes.empty()) {
         const double slope = slopes[at(c.slopes == Slopes::per_batch_head ? x.b * c.Hq + x.h : x.h)];
-        const auto distance = static_cast<double>(std::abs(row.i + c.options.row0 + x.s.off - j - c.options.col0));
+        const auto distance = static_cast<double>(std::abs(place(x, row.i) + c.options.row0 - j - c.options.col0));
         pair.s -= slope * distance, pair.c += std::abs(slope) * distance;
       }
       if (!bias.empty()) {

@@ -238,6 +238,8 @@ Case random_cache_case(std::uint64_t seed) {
   c.cached_k = draw_cached(g), c.cached_v = draw_cached(g);
   if (c.cached_k.plain() && c.cached_v.plain()) c.cached_v = {Type::e4m3, Scales::per_key};
   c.endless_k = 0, c.qv = g.chance(0.3);
+  if (g.chance(0.35)) c.tree = static_cast<Tree>(g.between(1, 4));
+  c.positions = g.chance(0.25);
   if (!c.packed() && g.chance(0.6)) c.Nq = std::min<std::int64_t>(c.Nq, g.between(1, 8)), c.used_q.clear();
   return c;
 }

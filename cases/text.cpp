@@ -66,7 +66,9 @@ void cached(std::ostream& out, const char* name, const Cached& keys) {
 
 void tensors(std::ostream& out, const Case& c) {
   cached(out, "k", c.cached_k), cached(out, "v", c.cached_v);
+  constexpr const char* trees[] = {"", " tree(chain)", " tree(star)", " tree(random)", " tree(blind)"};
   if (c.qv) out << " qv";
+  out << trees[static_cast<std::size_t>(c.tree)] << (c.positions ? " positions" : "");
   if (c.bias) out << " bias" << dims(c.bias_dims) << (c.bias_f32 ? "f32" : "");
   if (c.masked_bias > 0) out << " bias_inf=" << c.masked_bias;
   if (c.mask) out << " mask" << dims(c.mask_dims) << c.mask_density;

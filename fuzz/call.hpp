@@ -67,6 +67,8 @@ enum Slot : std::size_t {
   slot_k_scale,
   slot_v_scale,
   slot_qv,
+  slot_tree_mask,
+  slot_positions,
   slot_block_table,
   slot_v_block_table,
   slot_page_indptr,

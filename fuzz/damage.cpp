@@ -92,16 +92,17 @@ void stretch(Bytes& in, Call& call) {
   if (call.function != Function::forward && call.function != Function::backward) return damage_tensor(in, call);
   enum Dim { B, Nq, Nk, Hq, Hk, none };
   static constexpr Dim padded[][4] = {
-      {B, Nq, Hq, none},        {B, Nk, Hk, none},        {B, Nk, Hk, none},        {B, Hq, Nq, Nk},
-      {B, Hq, Nq, Nk},          {B, Hq, none, none},      {Hq, none, none, none},   {none, none, none, none},
-      {none, none, none, none}, {B, none, none, none},    {B, none, none, none},    {none, none, none, none},
-      {B, Nq, Hq, none},        {B, Hq, Nq, none},        {B, Nq, Hq, none},        {B, Hq, Nq, none},
-      {B, Nq, Hq, none},        {B, Nk, Hk, none},        {B, Nk, Hk, none},        {B, Hq, Nq, Nk},
-      {Hq, none, none, none},   {B, Nk, Hk, none},        {B, Nk, Hk, none},        {B, Nq, Hq, none},
-      {B, none, none, none},    {B, none, none, none},    {none, none, none, none}, {none, none, none, none},
-      {B, none, none, none},    {none, none, none, none}, {B, Nq, Hq, none},        {B, Hq, Nq, none},
-      {B, Hq, Nq, none},        {B, Nq, Hq, none},        {B, Hq, Nq, none},        {B, Hq, Nq, none},
-      {B, none, none, none},    {B, none, none, none},    {B, none, none, none}};
+      {B, Nq, Hq, none},        {B, Nk, Hk, none},        {B, Nk, Hk, none},      {B, Hq, Nq, Nk},
+      {B, Hq, Nq, Nk},          {B, Hq, none, none},      {Hq, none, none, none}, {none, none, none, none},
+      {none, none, none, none}, {B, none, none, none},    {B, none, none, none},  {none, none, none, none},
+      {B, Nq, Hq, none},        {B, Hq, Nq, none},        {B, Nq, Hq, none},      {B, Hq, Nq, none},
+      {B, Nq, Hq, none},        {B, Nk, Hk, none},        {B, Nk, Hk, none},      {B, Hq, Nq, Nk},
+      {Hq, none, none, none},   {B, Nk, Hk, none},        {B, Nk, Hk, none},      {B, Nq, Hq, none},
+      {B, Nq, none, none},      {B, Nq, none, none},      {B, none, none, none},  {B, none, none, none},
+      {none, none, none, none}, {none, none, none, none}, {B, none, none, none},  {none, none, none, none},
+      {B, Nq, Hq, none},        {B, Hq, Nq, none},        {B, Hq, Nq, none},      {B, Nq, Hq, none},
+      {B, Hq, Nq, none},        {B, Hq, Nq, none},        {B, none, none, none},  {B, none, none, none},
+      {B, none, none, none}};
   static_assert(std::size(padded) == slots);
   const auto dim = static_cast<Dim>(in.below(5));
   const std::int64_t size = in.integer();

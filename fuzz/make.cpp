@@ -262,6 +262,7 @@ class Caller {
     in.state_o = at(slot_from_o), in.state_m = at(slot_from_m), in.state_l = at(slot_from_l);
     in.seq_row0 = at(slot_seq_row0), in.seq_col0 = at(slot_seq_col0), in.seq_batch0 = at(slot_seq_batch0);
     in.k_scale = at(slot_k_scale), in.v_scale = at(slot_v_scale), in.qv = at(slot_qv);
+    in.tree_mask = at(slot_tree_mask), in.positions = at(slot_positions);
     return {in, call.sizes[0], call.given[0]};
   }
   Sized<tessera_outputs> outputs() const {

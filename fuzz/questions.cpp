@@ -169,6 +169,7 @@ static cases::Cached cached(Bytes& in) {
 void use_caches(Bytes& in, Case& c) {
   c.cached_k = cached(in), c.cached_v = cached(in), c.backward = false, c.options.accumulate = false;
   c.qv = in.flag();
+  c.tree = static_cast<cases::Tree>(in.below(5)), c.positions = in.flag();
 }
 
 Case case_from(Bytes& in) {

@@ -11,7 +11,7 @@ namespace tessera::fuzz {
 // Small: at most a few ten thousand pairs of elements; now and then one that is larger than a tile.
 cases::Case case_from(Bytes& in);
 
-// K and V in types of their own and with scales, scores of qv too; the case then has no backward pass.
+// K and V in types of their own and with scales, scores of qv too, trees; the case then has no backward pass.
 void use_caches(Bytes& in, cases::Case& c);
 
 // A forward call with its keys in the pages of a cache instead; some table entries are no pages.

@@ -117,6 +117,10 @@ typedef struct tessera_inputs {
   const tessera_tensor* v_scale;    /* [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk] */
   const tessera_tensor* qv;         /* [B,Nq,Hq,Dv] or [Tq,Hq,Dv], q's type: scores are scale * (q.k + qv.v). For */
                                     /* caches in which v is a part of the key (MLA). Forward pass on the CPU */
+  const tessera_tensor* tree_mask;  /* i32 [B,Nq,words] or [Tq,words]: query i sees key Nk_b - Nq_b + t of its */
+                                    /* sequence if bit t % 32 of word t / 32 is set, instead of `causal` there */
+  const tessera_tensor* positions;  /* i32 [B,Nq] or [Tq], instead of i + off in causal, window and ALiBi. These */
+                                    /* two: forward pass on the CPU (docs/algorithm.md, "Mask") */
 } tessera_inputs;
 
 /* Bits of tessera_outputs.status. */

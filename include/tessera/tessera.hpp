@@ -57,7 +57,7 @@ struct CInputs {
   CTensor q, k, v, bias, mask, slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng;
   CTensor block_table, v_block_table, page_indptr, page_indices, leftpad_k;
   CTensor state_o, state_m, state_l, seq_row0, seq_col0, seq_batch0;
-  CTensor k_scale, v_scale, qv;
+  CTensor k_scale, v_scale, qv, tree_mask, positions;
   tessera_inputs view;
   CInputs(const Inputs& in) :
       q(in.q), k(in.k), v(in.v), bias(in.bias), mask(in.mask), slopes(in.slopes), sinks(in.sinks),
@@ -65,7 +65,7 @@ struct CInputs {
       rng(in.rng), block_table(in.block_table), v_block_table(in.v_block_table), page_indptr(in.page_indptr),
       page_indices(in.page_indices), leftpad_k(in.leftpad_k), state_o(in.state.o), state_m(in.state.m),
       state_l(in.state.l), seq_row0(in.seq_row0), seq_col0(in.seq_col0), seq_batch0(in.seq_batch0), k_scale(in.k_scale),
-      v_scale(in.v_scale), qv(in.qv) {
+      v_scale(in.v_scale), qv(in.qv), tree_mask(in.tree_mask), positions(in.positions) {
     tessera_inputs_init(&view);
     view.q = q, view.k = k, view.v = v;
     view.bias = bias, view.mask = mask, view.slopes = slopes, view.sinks = sinks;
@@ -76,6 +76,7 @@ struct CInputs {
     view.state_o = state_o, view.state_m = state_m, view.state_l = state_l;
     view.seq_row0 = seq_row0, view.seq_col0 = seq_col0, view.seq_batch0 = seq_batch0;
     view.k_scale = k_scale, view.v_scale = v_scale, view.qv = qv;
+    view.tree_mask = tree_mask, view.positions = positions;
   }
 };
 

@@ -110,6 +110,10 @@ struct Inputs {
   // [B,Nq,Hq,Dv] or [Tq,Hq,Dv], q's type: scores are scale * (q.k + qv.v), and scale defaults to 1/sqrt(D + Dv). For
   // caches in which v is a part of the key (MLA). Forward pass on the CPU.
   Tensor qv{};
+  // i32 [B,Nq,words] or [Tq,words]: of the last Nq_b keys of its sequence query i sees key Nk_b - Nq_b + t if bit t %
+  // 32 of word t / 32 is set (speculative decoding). Takes the place of `causal` there. Forward pass on the CPU.
+  Tensor tree_mask{};
+  Tensor positions{};  // i32 [B,Nq] or [Tq]: takes the place of i + off (Alignment). Forward pass on the CPU
 };
 
 struct Outputs {

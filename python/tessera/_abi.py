@@ -35,7 +35,8 @@ def _pointers(names: str) -> list[tuple[str, Any]]:
 class Inputs(_Tensors):
     _fields_ = _pointers("q k v bias mask slopes sinks cu_seqlens_q cu_seqlens_k seqused_q seqused_k rng "
                          "block_table v_block_table page_indptr page_indices leftpad_k state_o state_m state_l "
-                         "seq_row0 seq_col0 seq_batch0 k_scale v_scale qv")
+                         "seq_row0 seq_col0 seq_batch0 k_scale v_scale qv "
+                         "tree_mask positions")
 
 
 class Outputs(_Tensors):

@@ -42,7 +42,8 @@ bool ends_a_field(const tessera_inputs*, std::size_t size) {
   return ends_one_of(size, &T::size, &T::q, &T::k, &T::v, &T::bias, &T::mask, &T::slopes, &T::sinks, &T::cu_seqlens_q,
                      &T::cu_seqlens_k, &T::seqused_q, &T::seqused_k, &T::rng, &T::block_table, &T::v_block_table,
                      &T::page_indptr, &T::page_indices, &T::leftpad_k, &T::state_o, &T::state_m, &T::state_l,
-                     &T::seq_row0, &T::seq_col0, &T::seq_batch0, &T::k_scale, &T::v_scale, &T::qv);
+                     &T::seq_row0, &T::seq_col0, &T::seq_batch0, &T::k_scale, &T::v_scale, &T::qv, &T::tree_mask,
+                     &T::positions);
 }
 bool ends_a_field(const tessera_outputs*, std::size_t size) {
   using T = tessera_outputs;
@@ -144,7 +145,9 @@ Inputs inputs(const tessera_inputs* given) {
           .seq_batch0 = tensor("seq_batch0", c.seq_batch0),
           .k_scale = tensor("k_scale", c.k_scale),
           .v_scale = tensor("v_scale", c.v_scale),
-          .qv = tensor("qv", c.qv)};
+          .qv = tensor("qv", c.qv),
+          .tree_mask = tensor("tree_mask", c.tree_mask),
+          .positions = tensor("positions", c.positions)};
 }
 
 Outputs outputs(const tessera_outputs* given) {

@@ -123,7 +123,28 @@ int check_scale(const char* name, const Tensor& t, const Tensor& keys, const Pro
   return t.ndim;
 }
 
+// Of each query a row of words, and a position.
+void check_rows_of_queries(const Inputs& in, Problem& p) {
+  if (in.tree_mask) {
+    check_view("tree_mask", in.tree_mask, p.device);
+    check_type("tree_mask", in.tree_mask, Type::i32);
+    const char* layout = p.packed ? "[tokens, words]" : "[batch, queries, words]";
+    check_ndim("tree_mask", in.tree_mask, p.packed ? 2 : 3, layout);
+    p.tree_words = dim(in.tree_mask, in.tree_mask.ndim - 1);
+    if (p.tree_words < 1) invalid("tree_mask: has rows of 0 words; a row has at least 1");
+    if (p.packed) check_shape("tree_mask", in.tree_mask, {p.Nq, p.tree_words}, layout);
+    if (!p.packed) check_shape("tree_mask", in.tree_mask, {p.B, p.Nq, p.tree_words}, layout);
+  }
+  if (!in.positions) return;
+  check_view("positions", in.positions, p.device);
+  check_type("positions", in.positions, Type::i32);
+  if (p.packed) check_shape("positions", in.positions, {p.Nq}, "[tokens]");
+  if (!p.packed) check_shape("positions", in.positions, {p.B, p.Nq}, "[batch, queries]");
+  p.positions = true;
+}
+
 void check_extras(const Inputs& in, Problem& p) {
+  check_rows_of_queries(in, p);
   p.k_scale = check_scale("k_scale", in.k_scale, in.k, p);
   p.v_scale = check_scale("v_scale", in.v_scale, in.v, p);
   p.bias = check_broadcast("bias", in.bias, p);
@@ -212,7 +233,8 @@ Problem check_backward(const Inputs& in, const Saved& saved, const Gradients& g,
                        const Execution& execution) {
   if (in.state) invalid("inputs.state_o: is given to the backward pass; only the forward pass carries a state");
   if (has_pages(in)) throw Failure(TESSERA_UNSUPPORTED, "k: is paged; there is no backward pass through a page table");
-  if (in.qv) throw Failure(TESSERA_UNSUPPORTED, "qv: is given; there is no backward pass through it");
+  for (const auto& [name, t] : {std::pair{"qv", &in.qv}, {"tree_mask", &in.tree_mask}, {"positions", &in.positions}})
+    if (*t) throw Failure(TESSERA_UNSUPPORTED, text(name, ": is given; there is no backward pass with it"));
   for (const auto& [name, scale] : {std::pair{"k_scale", &in.k_scale}, {"v_scale", &in.v_scale}})
     if (*scale)
       throw Failure(TESSERA_UNSUPPORTED, text(name, ": is given; there is no backward pass through scaled keys"));

@@ -34,12 +34,20 @@ void check_host_lengths(const char* cu_name, const Tensor& cu, const char* used_
 void check_host_broadcast(const char* name, const Tensor& t, const Call& call, const Problem& p) {
   if (!t || !(p.packed || p.pages)) return;
   for (std::int64_t b = 0; b < p.B; ++b) {
-    const Sequence s = sequence_of(p, call, b);
+    const Sequence s = lengths_of(p, call, b);
     const std::int64_t nq = s.q_capacity, nk = s.k_capacity;
     if ((dim(t, 2) != 1 && dim(t, 2) < nq) || (dim(t, 3) != 1 && dim(t, 3) < nk))
       invalid(name, ": has shape ", shape_text(t), " but sequence ", b, " has ", nq, " queries and ", nk,
               " keys; its last two dimensions must be 1 or at least every length");
   }
+}
+
+// A row of the tree has a bit for every query of its sequence.
+void check_host_tree(const Call& call, const Problem& p) {
+  for (std::int64_t b = 0; b < p.B && p.tree_words > 0; ++b)
+    if (const std::int64_t nq = lengths_of(p, call, b).nq; nq > product({32, p.tree_words}))
+      invalid("tree_mask: has rows of ", p.tree_words, " words but sequence ", b, " has ", nq,
+              " queries; a word holds 32");
 }
 
 struct Named {
@@ -52,7 +60,7 @@ struct Named {
 
 // All tensors of a call, by what it does to them.
 struct Tensors {
-  std::array<Named, 30> read;
+  std::array<Named, 32> read;
   std::array<Named, 11> written;
 
   explicit Tensors(const Call& c) :
@@ -82,6 +90,8 @@ struct Tensors {
             {"k_scale", &c.inputs.k_scale},
             {"v_scale", &c.inputs.v_scale},
             {"qv", &c.inputs.qv},
+            {"tree_mask", &c.inputs.tree_mask},
+            {"positions", &c.inputs.positions},
             {"o", &c.saved.o},
             {"lse", &c.saved.lse},
             {"d_o", &c.saved.d_o},
@@ -136,6 +146,7 @@ void check_run(const Problem& p, const Call& call) {
                        p.options.max_seqlen_k, p, p.Nk);
   check_host_broadcast("bias", in.bias, call, p);
   check_host_broadcast("mask", in.mask, call, p);
+  check_host_tree(call, p);
 }
 
 void check_workspace(const Call& call, std::size_t bytes) {

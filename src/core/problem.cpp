@@ -63,6 +63,8 @@ static std::string mask_text(const Problem& p) {
     if (p.options.alignment == Alignment::offset) out += text(", diagonal at ", p.options.diagonal_offset);
   }
   if (p.mask) out += ", mask " + shape(*p.mask);
+  if (p.tree_words) out += text(", a tree mask of ", p.tree_words, " words a row");
+  if (p.positions) out += ", positions";
   return out;
 }
 

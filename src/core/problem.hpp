@@ -43,6 +43,8 @@ struct Problem {
   bool packed = false;
   // Packed: Nq, Nk are the total token counts. Paged: Nk is the most keys that the table has entries for.
   std::int64_t B = 0, Nq = 0, Nk = 0, Hq = 0, Hk = 0, D = 0, Dv = 0;
+  std::int64_t tree_words = 0;  // of a row of the tree mask; 0: none
+  bool positions = false;
   bool qv = false;  // scores are products of q with k and of qv with v
   bool seqused_q = false, seqused_k = false;
   std::optional<Pages> pages{};  // K and V have no batch or sequence of their own then, even if q is packed

@@ -19,7 +19,7 @@ char* byte_address(const Tensor& t, std::int64_t element) {
 
 }  // namespace
 
-Sequence sequence_of(const Problem& p, const Call& call, std::int64_t b) {
+Sequence lengths_of(const Problem& p, const Call& call, std::int64_t b) {
   const Inputs& in = call.inputs;
   Sequence s{.b = b};
   s.q_begin = p.packed ? entry(in.cu_seqlens_q, b) : 0;
@@ -38,9 +38,74 @@ Sequence sequence_of(const Problem& p, const Call& call, std::int64_t b) {
   s.row0 = o.row0 + (in.seq_row0 ? place_entry(in.seq_row0, b) : 0);
   s.col0 = o.col0 + (in.seq_col0 ? place_entry(in.seq_col0, b) : 0);
   s.batch = o.batch0 + (in.seq_batch0 ? place_entry(in.seq_batch0, b) : b);
+  return s;
+}
+
+namespace {
+
+// Where each query stands, and its bits of the tree.
+RowMask rows_of_queries(const Problem& p, const Call& call, const Sequence& s) {
+  const Options& o = p.options;
+  RowMask rows{.part = s.row0 - s.col0,
+               .shift = s.shift,
+               .tree_begin = s.nk - s.nq,
+               .causal = o.causal,
+               .left = o.window_left,
+               .right = o.window_right};
+  if (p.positions) {
+    const Tensor& t = call.inputs.positions;
+    const std::int64_t first = p.packed ? s.q_begin * stride(t, 0) : s.b * stride(t, 0);
+    rows.positions = reinterpret_cast<const Int32*>(byte_address(t, first));
+    rows.position_stride = stride(t, t.ndim - 1);
+    bool in_line = true;  // neighbours in the sequence, as without positions
+    for (std::int64_t i = 1; i < s.nq; ++i) in_line = in_line && rows.place(i) - i == rows.place(0);
+    if (in_line && s.nq > 0) rows.shift = rows.place(0), rows.positions = nullptr;
+  }
+  if (p.tree_words > 0) {
+    const Tensor& t = call.inputs.tree_mask;
+    const std::int64_t first = p.packed ? s.q_begin * stride(t, 0) : s.b * stride(t, 0);
+    rows.tree = reinterpret_cast<const Int32*>(byte_address(t, first));
+    rows.row_stride = stride(t, t.ndim - 2), rows.word_stride = stride(t, t.ndim - 1);
+  }
+  return rows;
+}
+
+// The last key that query i sees by the tree or, before it, by `causal`. Windows are not looked at.
+std::int64_t last_seen(const RowMask& rows, std::int64_t i, std::int64_t nq, std::int64_t nk) {
+  const std::int64_t before = rows.causal ? rows.place(i) : nk - 1;
+  if (!rows.tree) return before;
+  for (std::int64_t t = nq - 1; t >= 0; --t)
+    if (rows.bit(i, t)) return rows.tree_begin + t;
+  return lesser(before, rows.tree_begin - 1);
+}
+
+// The narrowest band that holds all that the rows see: that of `causal` for a chain of tokens, whose bits then do not
+// differ from it.
+BandMask band_around(const RowMask& rows, std::int64_t nq, std::int64_t nk) {
+  BandMask band{.low = BandMask::unbounded, .high = -BandMask::unbounded, .keys = nk, .rows = nq};
+  for (std::int64_t i = 0; i < nq; ++i) {
+    const std::int64_t place = rows.place(i);
+    const std::int64_t from = rows.left >= 0 ? bounded(place - bounded(rows.left)) - i : -BandMask::unbounded;
+    std::int64_t to = rows.causal || rows.tree ? last_seen(rows, i, nq, nk) - i : BandMask::unbounded;
+    if (rows.right >= 0) to = lesser(to, bounded(place + bounded(rows.right)) - i);
+    band.low = lesser(band.low, from), band.high = greater(band.high, to);
+  }
+  return band;
+}
+
+}  // namespace
+
+Sequence sequence_of(const Problem& p, const Call& call, std::int64_t b) {
+  Sequence s = lengths_of(p, call, b);
+  const Options& o = p.options;
   const std::int64_t off = diagonal_offset(static_cast<int>(o.alignment), s.nq, s.nk, o.diagonal_offset);
   s.shift = diagonal_shift(off, s.row0, s.col0);
   s.mask = band_mask(s.nq, s.nk, o.causal, o.window_left, o.window_right, off, s.row0, s.col0);
+  s.rows.shift = s.shift;
+  if (!p.positions && p.tree_words == 0) return s;
+  s.rows = rows_of_queries(p, call, s);
+  s.shift = s.rows.shift;
+  if (s.nq > 0) s.mask = band_around(s.rows, s.nq, s.nk);
   return s;
 }
 

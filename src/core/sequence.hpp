@@ -6,6 +6,7 @@
 
 #include "core/kernel.hpp"
 #include "core/key_rows.hpp"
+#include "core/row_mask.hpp"
 #include "core/tensor.hpp"
 #include "math/mask.hpp"
 #include "math/score.hpp"
@@ -54,9 +55,12 @@ struct Sequence {
   std::int64_t row0 = 0, col0 = 0, batch = 0;   // global positions of query 0 and key 0, and number of the sequence
   std::int64_t shift = 0;                       // the diagonal is j - i = shift: off + row0 - col0
   BandMask mask{};
+  RowMask rows{};  // where queries stand; if given, what they see, and the mask is a band around it
 };
 
 Sequence sequence_of(const Problem& problem, const Call& call, std::int64_t b);
+// Its lengths and places alone, without a mask: nothing but lengths is read.
+Sequence lengths_of(const Problem& problem, const Call& call, std::int64_t b);
 
 TokenRows token_rows(const Tensor& t, const Problem& p, std::int64_t b, std::int64_t begin);
 // K and V of one KV head, padded, packed or paged.

@@ -19,12 +19,12 @@ struct HeadJob {
   Rows q, qv;  // qv: null if not given
   KeyRows k, v;
   BandMask mask;
+  RowMask rows;  // where queries stand; if given, what they see, and the mask is a band around it
 
   float scale;     // what dQ and dK are multiplied by at the end
   float dS_scale;  // what dS is multiplied by before that, so that sums may continue in another call
   ScoreOptions options;
   ScoreNumbers<float> score;
-  Int64 shift;                // the diagonal is j - i = shift
   PairNumbers bias, visible;  // head's part included: index with h = 0
   float sink;                 // times log2e; -inf: none
 

@@ -96,6 +96,8 @@ Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
   if (!has_plain_keys(p))
     return Steps::refused("k or v has another type than q, or scales; GPU kernels take neither, cpu kernels both");
   if (p.qv) return Steps::refused("qv is given; GPU kernels make scores of q and k alone, cpu kernels take it");
+  if (p.tree_words > 0 || p.positions)
+    return Steps::refused("a tree mask or positions are given; GPU kernels take neither, cpu kernels both");
   if (const std::string& missing = cuda::find_driver().reason; !missing.empty()) return Steps::refused(missing);
   cuda::Target target = cuda::properties(p.device.id);
   if (const int margin = execution.sm_margin; margin > 0) {

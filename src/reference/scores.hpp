@@ -90,14 +90,15 @@ struct Head {
   }
 
   bool visible(std::int64_t i, std::int64_t j) const {
-    return s.mask.visible(i, j) && (!mask || mask.get(h, i, j) != 0);
+    const bool seen = s.rows ? j < s.nk && s.rows.visible(i, j) : s.mask.visible(i, j);
+    return seen && (!mask || mask.get(h, i, j) != 0);
   }
 
   // What the rule asks about (i, j).
   struct Element {
     const Head& head;
     std::int64_t i, j;
-    double distance() const { return static_cast<double>(j - i - head.s.shift); }
+    double distance() const { return static_cast<double>(j - head.s.rows.place(i)); }
     double bias() const { return head.bias.get(head.h, i, j); }
   };
 

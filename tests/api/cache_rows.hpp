@@ -1,13 +1,17 @@
-// The rows of check_test.cpp for keys and values with types of their own and scales, and for qv; see check_rows.hpp.
-// Included by tests/api/check_test.cpp only. Implements docs/algorithm.md, "Types and scales of keys and values".
+// The rows of check_test.cpp for keys and values with types of their own and scales, for qv, trees and positions; see
+// check_rows.hpp. Included by tests/api/check_test.cpp only. Implements docs/algorithm.md, "Types and scales of keys
+// and values".
 #pragma once
 
 #include "tests/api/check_rows.hpp"
 
 namespace tessera::test {
 
-inline float some_scales[64] = {};
+inline float some_scales[64] = {}, some_rows[2 * 40 * 4 * 6] = {};
 
+inline std::int32_t some_words[256] = {};
+
+inline Tensor words(std::initializer_list<std::int64_t> shape) { return {some_words, Type::i32, shape}; }
 inline Tensor scales(std::initializer_list<std::int64_t> shape) { return {some_scales, Type::f32, shape}; }
 
 // clang-format off
@@ -43,9 +47,44 @@ inline const Row cache_rows[] = {
     {"qv_in_the_output", Entry::forward, [](Arguments& a) { a.in.qv = a.out.o; },
      "o: shares memory with qv; outputs must not overlap inputs or each other"},
 
+    {"tree_type", Entry::forward, [](Arguments& a) { a.in.tree_mask = scales({2, 5, 1}); },
+     "tree_mask: has type f32; must be i32"},
+    {"tree_dimensions", Entry::forward, [](Arguments& a) { a.in.tree_mask = words({5, 1}); },
+     "tree_mask: has shape [5,1], 2 dimensions; expected 3, [batch, queries, words]"},
+    {"tree_shape", Entry::forward, [](Arguments& a) { a.in.tree_mask = words({2, 4, 1}); },
+     "tree_mask: has shape [2,4,1]; must be [batch, queries, words] = [2,5,1]"},
+    {"packed_tree_shape", Entry::packed, [](Arguments& a) { a.in.tree_mask = words({4, 1}); },
+     "tree_mask: has shape [4,1]; must be [tokens, words] = [5,1]"},
+    {"tree_without_words", Entry::forward, [](Arguments& a) { a.in.tree_mask = words({2, 5, 0}); },
+     "tree_mask: has rows of 0 words; a row has at least 1"},
+    {"tree_too_narrow", Entry::forward,
+     [](Arguments& a) {
+       a.in.q.shape[1] = 40, a.in.q.strides[1] = 0;  // 40 times the same query
+       a.out.o = Tensor(some_rows, Type::f32, {2, 40, 4, 6}), a.out.lse = {};
+       a.q_lengths = {33, 3}, a.in.bias = a.in.mask = {}, a.in.tree_mask = words({2, 40, 1});
+     },
+     "tree_mask: has rows of 1 words but sequence 0 has 33 queries; a word holds 32"},
+    {"positions_type", Entry::forward, [](Arguments& a) { a.in.positions = scales({2, 5}); },
+     "positions: has type f32; must be i32"},
+    {"positions_shape", Entry::forward, [](Arguments& a) { a.in.positions = words({5}); },
+     "positions: has shape [5]; must be [batch, queries] = [2,5]"},
+    {"packed_positions_shape", Entry::packed, [](Arguments& a) { a.in.positions = words({2, 5}); },
+     "positions: has shape [2,5]; must be [tokens] = [5]"},
+
     // What only a forward pass on the CPU takes
+    {"tree_backward", Entry::backward, [](Arguments& a) { a.in.tree_mask = words({2, 5, 1}); },
+     "tree_mask: is given; there is no backward pass with it", TESSERA_UNSUPPORTED},
+    {"tree_on_a_gpu", Entry::forward,
+     [](Arguments& a) {
+       for (Tensor* t : {&a.in.q, &a.in.k, &a.in.v, &a.in.seqused_q, &a.in.seqused_k, &a.out.o, &a.out.lse})
+         t->device = gpu;
+       a.in.bias = a.in.mask = a.in.slopes = a.in.sinks = {};
+       a.in.positions = words({2, 5}), a.in.positions.device = gpu, a.execution.kernel = "naive";
+     },
+     "no kernel can run this: naive: a tree mask or positions are given; GPU kernels take neither, cpu kernels both",
+     TESSERA_UNSUPPORTED},
     {"qv_backward", Entry::backward, [](Arguments& a) { a.in.qv = a.saved.d_o; },
-     "qv: is given; there is no backward pass through it", TESSERA_UNSUPPORTED},
+     "qv: is given; there is no backward pass with it", TESSERA_UNSUPPORTED},
     {"qv_on_a_gpu", Entry::forward,
      [](Arguments& a) {
        for (Tensor* t : {&a.in.q, &a.in.k, &a.in.v, &a.in.seqused_q, &a.in.seqused_k, &a.out.o, &a.out.lse})

@@ -51,6 +51,8 @@ static const struct place places[] = {
   AT(tessera_inputs, k_scale, 192)
   AT(tessera_inputs, v_scale, 200)
   AT(tessera_inputs, qv, 208)
+  AT(tessera_inputs, tree_mask, 216)
+  AT(tessera_inputs, positions, 224)
   /* tessera_outputs */
   AT(tessera_outputs, size, 0)
   AT(tessera_outputs, o, 8)

@@ -110,16 +110,17 @@ HWY_INLINE void decode_scores(const DecodeJob& job, Range keys, Int64 rows, floa
   static_assert(decode_step <= block_q, "a row of S has block_q numbers");
   const HeadJob& any = job.heads[0];
   const Int64 count = keys.size(), width = round_up(count, lanes);
-  const bool whole = tile_class(any.mask, {0, any.nq}, keys) == TileClass::full;
+  const bool whole = is_whole(any, {0, any.nq}, keys);
   for (Int64 row = 0; row < rows; ++row) {
     float* scores = S + row * block_q;
     const HeadJob& head = job.heads[row / any.nq];
-    const Int64 corner = keys.begin - row % any.nq;
-    if (any.options.change_scores()) apply_rule(head, corner - head.shift, width, scores);
+    const Int64 i = row % any.nq, corner = keys.begin - i;
+    if (any.options.change_scores()) apply_rule(head, keys.begin - head.rows.place(i), width, scores);
     fill(scores + count, width - count, -infinity);
     for (Int64 j = 0; j < count && !whole; ++j) {
       const Int64 distance = corner + j;
       if (distance < head.mask.low || distance > head.mask.high) scores[j] = -infinity;
+      if (head.rows && !head.rows.visible(i, keys.begin + j)) scores[j] = -infinity;
     }
   }
 }

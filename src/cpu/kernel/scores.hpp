@@ -48,13 +48,21 @@ struct VectorMath {
   }
 };
 
-// Queries of a tile at one key, for the rule: `first` is the distance of the first lane.
+// Queries of a tile at one key, for the rule: `first` is the distance of the first lane. `places`, if given, are those
+// of the lanes relative to the first one; else they are neighbours.
 template <int count>
 struct TileElement {
   using Number = typename VectorMath<count>::Number;
   Int64 first;
+  const float* places;
   HWY_INLINE Number distance() const {
     Number out;
+    if (places) {
+      TESSERA_UNROLL
+      for (int n = 0; n < count; ++n)
+        out.of[n] = hn::Sub(hn::Set(FloatTag(), static_cast<float>(first)), load(places + n * lanes));
+      return out;
+    }
     TESSERA_UNROLL
     for (int n = 0; n < count; ++n) out.of[n] = hn::Sub(set(static_cast<float>(first - n * lanes)), iota(0));
     return out;
@@ -64,13 +72,13 @@ struct TileElement {
 
 // `count` vectors of S, the rule's arguments, become scores. `derivative`, if given, becomes theirs.
 template <int count>
-HWY_INLINE void apply_rule_to(const ScoreOptions& options, const ScoreNumbers<float>& numbers, Int64 first, float* S,
-                              float* derivative) {
+HWY_INLINE void apply_rule_to(const ScoreOptions& options, const ScoreNumbers<float>& numbers, Int64 first,
+                              const float* places, float* S, float* derivative) {
   typename VectorMath<count>::Number argument, slope = VectorMath<count>::set(1);
   TESSERA_UNROLL
   for (int n = 0; n < count; ++n) argument.of[n] = load(S + n * lanes);
   const auto scores =
-      ScoreRule<VectorMath<count>>::score(options, numbers, argument, TileElement<count>{first}, &slope);
+      ScoreRule<VectorMath<count>>::score(options, numbers, argument, TileElement<count>{first, places}, &slope);
   TESSERA_UNROLL
   for (int n = 0; n < count; ++n) store(scores.of[n], S + n * lanes);
   if (!derivative) return;
@@ -85,14 +93,21 @@ HWY_NOINLINE void apply_rule(const HeadJob& head, const Tile& tile, float* S, fl
   options.bias = false;
   const ScoreNumbers<float> numbers = head.score;
   constexpr Int64 together = block_cols * lanes;
+  const Int64 corner = head.rows.place(tile.i0);
+  HWY_ALIGN float room[block_q] = {};
+  const float* places = head.rows.positions ? room : nullptr;
+  for (Int64 i = 0; i < tile.ni && head.rows.positions; ++i)
+    room[i] = static_cast<float>(head.rows.place(tile.i0 + i) - corner);
   for (Int64 j = 0; j < tile.nj; ++j) {
-    const Int64 at = j * block_q, first = tile.j0 + j - tile.i0 - head.shift;
+    const Int64 at = j * block_q, first = tile.j0 + j - corner;
     float *row = S + at, *slopes = derivative && options.need_derivative() ? derivative + at : nullptr;
     Int64 i = 0;
     for (; i + together <= tile.width; i += together)
-      apply_rule_to<block_cols>(options, numbers, first - i, row + i, slopes ? slopes + i : nullptr);
+      apply_rule_to<block_cols>(options, numbers, places ? first : first - i, places ? places + i : nullptr, row + i,
+                                slopes ? slopes + i : nullptr);
     for (; i < tile.width; i += lanes)
-      apply_rule_to<1>(options, numbers, first - i, row + i, slopes ? slopes + i : nullptr);
+      apply_rule_to<1>(options, numbers, places ? first : first - i, places ? places + i : nullptr, row + i,
+                       slopes ? slopes + i : nullptr);
   }
 }
 
@@ -143,6 +158,13 @@ HWY_NOINLINE void apply_band(const HeadJob& head, const Tile& tile, float* S) {
   }
 }
 
+// S = -inf where the rows, which the band is around, see nothing.
+HWY_NOINLINE void apply_rows(const HeadJob& head, const Tile& tile, float* S) {
+  for (Int64 i = 0; i < tile.ni; ++i)
+    for (Int64 j = 0; j < tile.nj; ++j)
+      if (!head.rows.visible(tile.i0 + i, tile.j0 + j)) S[j * block_q + i] = -infinity;
+}
+
 // S = -inf where the caller's mask is 0.
 HWY_NOINLINE void apply_mask_tensor(const HeadJob& head, const Tile& tile, float* S) {
   for (Int64 i = 0; i < tile.ni; ++i)
@@ -158,13 +180,18 @@ HWY_NOINLINE void scale_tile(const Tile& tile, float factor, float* X) {
   }
 }
 
+// Whether every query of a tile sees every key of it, but for a mask tensor.
+HWY_INLINE bool is_whole(const HeadJob& head, Range queries, Range keys) {
+  return tile_class(head.mask, queries, keys) == TileClass::full && (!head.rows || head.rows.sees_all(queries, keys));
+}
+
 // S: products of K with q, or (`scaled`) with q times the scores' factor. Becomes scores, but for the factor that is
 // returned, which is positive, and 1 if they are scaled or any option looked at them. `derivative` is written only if
 // the options need one.
 template <bool scaled>
 HWY_INLINE float finish_scores(const HeadJob& head, const Tile& tile, float* S, float* derivative) {
   const Range queries{tile.i0, tile.i0 + tile.ni}, keys{tile.j0, tile.j0 + tile.nj};
-  const bool whole = tile_class(head.mask, queries, keys) == TileClass::full;
+  const bool whole = is_whole(head, queries, keys);
   const ScoreOptions& options = head.options;
   const float factor = head.score.factor;
   if (whole && !options.change_scores() && !options.mask && (scaled || factor > 0)) return scaled ? 1.0f : factor;
@@ -172,6 +199,7 @@ HWY_INLINE float finish_scores(const HeadJob& head, const Tile& tile, float* S, 
   if (options.change_products()) apply_rule(head, tile, S, derivative);
   if (options.bias) apply_bias(head, tile, S);
   if (!whole) apply_band(head, tile, S);
+  if (!whole && head.rows) apply_rows(head, tile, S);
   if (options.mask) apply_mask_tensor(head, tile, S);
   return 1.0f;
 }
