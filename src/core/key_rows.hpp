@@ -36,14 +36,18 @@ struct KeyRows {
     return page ? page + place % page_size * stride : zero_row;
   }
 
-  // Of paged keys: rows[r] is the row of the range's r-th. One division for all, however small the pages are.
-  TESSERA_ALWAYS_INLINE void find(Range keys, const char** rows) const {
+  // Of paged keys: rows[r] is the row of the range's r-th. One division for all, however small the pages are. False:
+  // some are zeros.
+  TESSERA_ALWAYS_INLINE bool find(Range keys, const char** rows) const {
     const Int64 count = keys.size();
     Int64 number = (keys.begin + leftpad) / page_size, at = (keys.begin + leftpad) % page_size;
+    bool inside = true;
     for (Int64 r = 0; r < count; at = 0) {
       const char* page = page_at(number++);
+      inside = inside && page;
       for (; at < page_size && r < count; ++at, ++r) rows[r] = page ? page + at * stride : zero_row;
     }
+    return inside;
   }
 
   TESSERA_ALWAYS_INLINE float scale(Int64 j) const {

@@ -23,7 +23,8 @@ struct Rows {
 template <Int64 most>
 struct KeyTile {
   Type type;
-  bool scaled;
+  bool scaled, in_pool;  // in_pool: the rows are those of pages
+  const char* base;      // the source's
   const char* rows[most];
   float scales[most];  // if scaled; 1 behind the last key
 
@@ -31,16 +32,32 @@ struct KeyTile {
   TESSERA_ALWAYS_INLINE float scale(Int64 r) const { return scaled ? scales[r] : 1; }
 
   TESSERA_ALWAYS_INLINE void find(const KeyRows& source, Range keys) {
-    type = source.type, scaled = source.scales != nullptr;
-    if (scaled) {
-      source.find_scales(keys, scales);
-      for (Int64 r = keys.size(); r < most; ++r) scales[r] = 1;
+    start(source, keys);
+    if (source.table) {
+      in_pool = source.find(keys, rows);
+      return;
     }
-    if (source.table) return source.find(keys, rows);
+    in_pool = false;
     // All of them, whether there is a key or not: a loop of constant length is a few vector instructions. Addresses of
     // rows that do not exist may wrap around.
     const auto first = __builtin_bit_cast(UInt64, source.row(keys.begin)), step = UInt64(source.stride);
     for (UInt64 r = 0; r < UInt64(most); ++r) rows[r] = __builtin_bit_cast(const char*, first + r * step);
+  }
+
+  // The same, where `other` holds the same keys of another head: in a page, heads lie evenly apart.
+  TESSERA_ALWAYS_INLINE void find_beside(const KeyTile& other, const KeyRows& source, Range keys) {
+    if (!other.in_pool) return find(source, keys);
+    start(source, keys);
+    in_pool = true;
+    for (Int64 r = 0; r < keys.size(); ++r) rows[r] = other.rows[r] + (source.base - other.base);
+  }
+
+ private:
+  TESSERA_ALWAYS_INLINE void start(const KeyRows& source, Range keys) {
+    type = source.type, base = source.base, scaled = source.scales != nullptr;
+    if (!scaled) return;
+    source.find_scales(keys, scales);
+    for (Int64 r = keys.size(); r < most; ++r) scales[r] = 1;
   }
 };
 

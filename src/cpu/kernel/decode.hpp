@@ -248,7 +248,10 @@ HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* 
     for (Int64 n = 0; n < count; ++n, turn ^= 1) {
       const bool last = n + 1 == count;
       StepKeys& next = steps[turn ^ 1];
-      next.find(jobs[last ? 0 : n + 1].heads[0], step_from(last ? j + decode_step : j, keys));
+      if (last)
+        next.find(any, step_from(j + decode_step, keys));
+      else
+        next.find_beside(steps[turn], jobs[n + 1].heads[0]);
       decode_step_of(jobs[n], steps[turn], DecodePrefetch(next, any.D, any.Dv), s.job(n));
     }
   for (Int64 n = 0; n < count; ++n) store_partials(jobs[n], s.job(n));

@@ -100,6 +100,11 @@ struct StepKeys {
     keys = range;
     K.find(head.k, range), V.find(head.v, range);
   }
+  // The same keys of another head.
+  HWY_INLINE void find_beside(const StepKeys& other, const HeadJob& head) {
+    keys = other.keys;
+    K.find_beside(other.K, head.k, keys), V.find_beside(other.V, head.v, keys);
+  }
 };
 
 // Prefetches the rows of K and V that the next step will read; without a step, none. K's while K is read and V's while
