@@ -74,7 +74,7 @@ void add_json_flag(CLI::App& command, std::string& path) {
 }
 
 Type type_named(const std::string& name) {
-  for (const Type type : {Type::f64, Type::f32, Type::f16, Type::bf16})
+  for (const Type type : {Type::f64, Type::f32, Type::f16, Type::bf16, Type::e4m3, Type::i8})
     if (name == name_of(type)) return type;
   throw Failure("there is no type " + name + ".");
 }

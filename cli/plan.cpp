@@ -18,7 +18,7 @@ namespace {
 struct Arguments {
   std::vector<std::int64_t> q_shape, k_shape;
   std::int64_t batch = 1, nq = 2048, nk = 0, heads = 8, kv_heads = 0, dim = 64, dim_v = 0;
-  std::string type = "f32", pass = "both", json;
+  std::string type = "f32", kv_type, pass = "both", json;
   std::vector<std::string> with;
   bool f32_out = false, part_invariant = false;
   std::int64_t segment_rows = 0;
@@ -51,8 +51,13 @@ Question question(const Arguments& a) {
   const Device device = a.execution.execution().device;
   Question x;
   x.inputs.q = Tensor(nullptr, type, {a.batch, a.nq, a.heads, a.dim}, device);
-  x.inputs.k = Tensor(nullptr, type, {a.batch, a.nk, a.kv_heads, a.dim}, device);
-  x.inputs.v = Tensor(nullptr, type, {a.batch, a.nk, a.kv_heads, a.dim_v}, device);
+  const Type kv_type = a.kv_type.empty() ? type : type_named(a.kv_type);
+  x.inputs.k = Tensor(nullptr, kv_type, {a.batch, a.nk, a.kv_heads, a.dim}, device);
+  x.inputs.v = Tensor(nullptr, kv_type, {a.batch, a.nk, a.kv_heads, a.dim_v}, device);
+  if (a.has("scales")) x.inputs.k_scale = x.inputs.v_scale = Tensor(nullptr, Type::f32, {a.batch, a.kv_heads}, device);
+  if (a.has("qv")) x.inputs.qv = Tensor(nullptr, type, {a.batch, a.nq, a.heads, a.dim_v}, device);
+  if (a.has("tree")) x.inputs.tree_mask = Tensor(nullptr, Type::i32, {a.batch, a.nq, a.nq / 32 + 1}, device);
+  if (a.has("positions")) x.inputs.positions = Tensor(nullptr, Type::i32, {a.batch, a.nq}, device);
   if (a.has("bias")) x.inputs.bias = Tensor(nullptr, type, {a.batch, a.heads, a.nq, a.nk}, device);
   if (a.has("mask")) x.inputs.mask = Tensor(nullptr, Type::u8, {a.batch, a.heads, a.nq, a.nk}, device);
   if (a.has("slopes")) x.inputs.slopes = Tensor(nullptr, wide, {a.heads}, device);
@@ -130,10 +135,15 @@ Action add_plan(CLI::App& program) {
   add_flag(command, "--q-shape", "Queries as four numbers", a.q_shape, four);
   add_flag(command, "--k-shape", "Keys as four numbers (default: as the queries)", a.k_shape, four);
   add_type_flag(command, a.type, "f32, f16, bf16 or f64: type of Q, K, V, O (default: f32)");
+  add_flag(command, "--kv-type", "f32, f16, bf16, e4m3 or i8: type of K and V (default: as Q)", a.kv_type,
+           {.value = "TYPE", .choices = {"f32", "f16", "bf16", "e4m3", "i8"}});
   add_flag(command, "--pass", "forward, backward or both (the default)", a.pass,
            {.value = "NAME", .choices = {"forward", "backward", "both"}});
-  add_flag(command, "--with", "Optional tensors: bias,mask,slopes,sinks,dlse,state_in,state_out", a.with,
-           {.value = "LIST", .choices = {"bias", "mask", "slopes", "sinks", "dlse", "state_in", "state_out"}});
+  const std::vector<std::string> optional{"bias",      "mask",   "slopes", "sinks", "dlse",     "state_in",
+                                          "state_out", "scales", "qv",     "tree",  "positions"};
+  add_flag(command, "--with",
+           "Optional tensors: bias,mask,slopes,sinks,dlse,state_in,state_out, forward scales,qv,tree,positions", a.with,
+           {.value = "LIST", .choices = optional});
   add_flag(command, "--part-invariant", "The bits do not depend on how the problem is cut into calls",
            a.part_invariant);
   add_flag(command, "--segment-rows", "dK and dV as a tree over segments of so many queries", a.segment_rows,

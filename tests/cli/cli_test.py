@@ -305,8 +305,17 @@ class Commands(Case):
         self.assert_sentence(tessera(*part, "--device", "cuda"), 1,
                              "the call is a part (from a state, to a state, part-invariant in segments of 4096")
         self.assert_sentence(tessera("plan", "--sm-margin", "2"), 1, "only GPUs have multiprocessors")
+        cache = ["plan", *shape, "--type", "bf16", "--kv-type", "e4m3", "--with", "scales,qv,tree,positions"]
+        text = tessera(*cache, "--pass", "forward").stdout
+        for part in ("bf16, K e4m3, scales of K per sequence and head, V e4m3", "Qv", "a tree mask of", "positions"):
+            self.assertIn(part, text)
+        self.assert_sentence(tessera(*cache), 1, "qv: is given; there is no backward pass with it")
+        self.assert_sentence(tessera(*cache, "--pass", "forward", "--device", "cuda"), 1,
+                             "k or v has another type than q, or scales; GPU kernels take neither, cpu kernels both")
 
     def test_check(self):
+        caches, _ = self.load_json("check", "--suite", "random_caches", "--seed", "11", "--count", "2")
+        self.assertEqual((caches["passed"], caches["failed"], caches["seed"]), (2, 0, 11))
         report, text = self.load_json("check", "--suite", "random", "--seed", "11", "--count", "3")
         self.assertEqual((report["passed"], report["failed"], len(report["cases"])), (3, 0, 3))
         self.assertIn("3 passed, 0 failed", text)
