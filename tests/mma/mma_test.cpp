@@ -13,38 +13,14 @@
 #include "mma/algorithms.hpp"
 #include "mma/layout.hpp"
 #include "mma/tiles.hpp"
+#include "tests/support/fragments.hpp"
 
 namespace tessera::mma {
 namespace {
 
+using test::conflicts, test::loaded, test::Place, test::TileMemory;
+
 // --- fragments
-
-using Place = std::pair<int, int>;  // row and column of a tile
-
-// Shared memory of a tile of `rows` x `columns`, by the byte of each element.
-class Memory {
- public:
-  Memory(int rows, int columns) {
-    for (int row = 0; row < rows; ++row)
-      for (int column = 0; column < columns; ++column)
-        EXPECT_TRUE(cells.emplace(gpu::tile_byte(rows, row, column), Place{row, column}).second);
-  }
-  Place at(int byte) const { return cells.at(byte); }
-
- private:
-  std::map<int, Place> cells;
-};
-
-// What lane `lane` gets of matrix `matrix`, two numbers, if lane l names the byte address(l). "ldmatrix": a row's
-// numbers lie side by side; turned, rows and columns change places.
-template <class Address>
-std::pair<Place, Place> loaded(const Memory& memory, int lane, int matrix, bool turned, Address address) {
-  const auto number = [&](int e) {
-    const int row = turned ? lane % 4 * 2 + e : lane / 4, column = turned ? lane / 4 : lane % 4 * 2 + e;
-    return memory.at(address(8 * matrix + row) + 2 * column);
-  };
-  return {number(0), number(1)};
-}
 
 // The address that the kernel computes for columns 16 k and rows 16 j of a tile, from the lane's own.
 int kernel_address(int lane_at, int rows, int k, int j) {
@@ -57,7 +33,7 @@ class Fragments : public testing::TestWithParam<std::tuple<int, int>> {};
 // and the next; register r of b holds column g, terms 2 t + 8 r and the next.
 TEST_P(Fragments, AreWhatProductsExpect) {
   const auto& [rows, columns] = GetParam();
-  const Memory memory(rows, columns);
+  const TileMemory memory(rows, columns);
   for (int j = 0; j < rows / 16; ++j)
     for (int k = 0; k < columns / 16; ++k)
       for (int lane = 0; lane < 32; ++lane) {
@@ -92,21 +68,7 @@ TEST(Fragment, AnAccumulatorIsTheNextOperand) {
     }
 }
 
-// --- banks: 32 of 4 bytes
-
-// How many lanes of the fullest bank, of those whose accesses go together: `bytes` each, 128 at a time.
-template <class Address>
-int conflicts(int bytes, Address address) {
-  int most = 0;
-  const int together = 128 / bytes < 32 ? 128 / bytes : 32;
-  for (int first = 0; first < 32; first += together) {
-    std::map<int, std::set<int>> words;  // by bank: different words of one bank come one after another
-    for (int lane = first; lane < first + together; ++lane)
-      for (int word = address(lane) / 4; word < (address(lane) + bytes) / 4; ++word) words[word % 32].insert(word);
-    for (const auto& [bank, different] : words) most = std::max(most, static_cast<int>(different.size()));
-  }
-  return most;
-}
+// --- banks
 
 TEST(Banks, LoadsOfFragmentsHaveNoConflicts) {
   for (const int rows : {16, 32, 64, 128})

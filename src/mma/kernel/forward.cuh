@@ -6,8 +6,8 @@
 #include "gpu/kernel/accumulator.cuh"
 #include "gpu/kernel/scores.cuh"
 #include "mma/kernel/work.cuh"
-#include "mma/ptx/matrix.cuh"
 #include "mma/tile/copy.cuh"
+#include "mma/tile/product.cuh"
 #include "mma/tile/softmax.cuh"
 
 namespace tessera::mma {

@@ -2,11 +2,15 @@
 // and rows that the tensor lacks become 0, so that nothing beyond a sequence ever enters a product. Device code.
 #pragma once
 
+#include "gpu/kernel/copy.cuh"
 #include "mma/config.hpp"
 #include "mma/layout.hpp"
-#include "mma/ptx/copy.cuh"
 
 namespace tessera::mma {
+
+using gpu::commit_copies, gpu::copy_async, gpu::shared_address, gpu::wait_copies;
+using gpu::load_four, gpu::load_number, gpu::load_two, gpu::store_chunk, gpu::store_four, gpu::store_number,
+    gpu::store_pair;
 
 // One chunk of 16 bytes, of which the first `bytes` exist.
 template <auto config>

@@ -2,10 +2,12 @@
 // addresses are those that a lane gives to ldmatrix for the first 16 rows and columns (mma/layout.hpp). Device code.
 #pragma once
 
+#include "gpu/kernel/matrix.cuh"
 #include "mma/layout.hpp"
-#include "mma/ptx/matrix.cuh"
 
 namespace tessera::mma {
+
+using gpu::load_matrices, gpu::multiply, gpu::recomputed, gpu::turned;
 
 // S = a b^T, both along their rows, over columns 16 first to 16 end; a's tile has a_rows rows, b's has `columns`.
 template <auto config, int a_rows, int first, int end, int R, int values>

@@ -1,10 +1,10 @@
 // ldmatrix and mma.sync for 16-bit operands and f32 sums. Thin: one function, one instruction of the PTX ISA, whose
-// section each comment names; mma/layout.hpp says what lies where. Device code.
+// section each comment names; gpu/layout.hpp says what lies where. Device code.
 #pragma once
 
-#include "mma/config.hpp"
+#include "gpu/config.hpp"
 
-namespace tessera::mma {
+namespace tessera::gpu {
 
 // "ldmatrix": four matrices of 8 by 8, whose rows the lanes name. `turned`: each is transposed on its way.
 template <bool turned>
@@ -67,4 +67,4 @@ __device__ inline UInt32 turned(UInt32 address, int bits) {
   return y;
 }
 
-}  // namespace tessera::mma
+}  // namespace tessera::gpu

@@ -1,12 +1,12 @@
-// Stands in for src/mma/ptx/matrix.cuh on the host: fragments as the PTX ISA describes them for ldmatrix, mma.m16n8k16
-// and mma.m16n8k8. A load whose rows share banks of shared memory is an error: the kernels' layout is to have none.
+// Stands in for src/gpu/kernel/matrix.cuh on the host: fragments as the PTX ISA describes them for ldmatrix,
+// mma.m16n8k16 and mma.m16n8k8. A load whose rows share banks of shared memory is an error: the kernels' layout is to
+// have none.
 #pragma once
 
 #include "gpu/kernel/math.cuh"
-#include "mma/config.hpp"
 #include "tests/emulated/machine.hpp"
 
-namespace tessera::mma {
+namespace tessera::gpu {
 
 using emulated::Machine;
 
@@ -63,7 +63,7 @@ void multiply(float* c, const UInt32 (&a)[4], UInt32 b0, UInt32 b1) {
   static_assert(!turing || element == Element::f16, "sm_75 multiplies f16 only");
   const UInt32 registers[] = {a[0], a[1], a[2], a[3], b0, b1};
   Brought own;
-  for (int n = 0; n < 12; ++n) own.numbers[n] = gpu::unpacked<element>(registers[n / 2] >> n % 2 * 16 & 0xffff);
+  for (int n = 0; n < 12; ++n) own.numbers[n] = unpacked<element>(registers[n / 2] >> n % 2 * 16 & 0xffff);
   multiply_brought(c, own);
 }
 
@@ -73,4 +73,4 @@ inline int recomputed(int x) {
 }
 inline UInt32 turned(UInt32 address, int bits) { return address ^ UInt32(bits); }
 
-}  // namespace tessera::mma
+}  // namespace tessera::gpu

@@ -4,7 +4,7 @@
 
 #include "math/types.hpp"
 
-namespace tessera::mma {
+namespace tessera::gpu {
 
 __device__ inline UInt32 shared_address(const void* p) { return UInt32(__cvta_generic_to_shared(p)); }
 
@@ -68,4 +68,4 @@ __device__ inline float load_number(UInt32 from) {
   return x;
 }
 
-}  // namespace tessera::mma
+}  // namespace tessera::gpu

@@ -1,10 +1,10 @@
-// Stands in for src/mma/ptx/copy.cuh on the host: an asynchronous copy arrives as late as its wait allows. From the
+// Stands in for src/gpu/kernel/copy.cuh on the host: an asynchronous copy arrives as late as its wait allows. From the
 // moment it is issued until then its place holds NaN, so whoever reads too early, or still, is seen.
 #pragma once
 
 #include "tests/emulated/machine.hpp"
 
-namespace tessera::mma {
+namespace tessera::gpu {
 
 using emulated::Machine;
 
@@ -51,4 +51,4 @@ inline float load_number(UInt32 from) {
   return x;
 }
 
-}  // namespace tessera::mma
+}  // namespace tessera::gpu
