@@ -5,6 +5,7 @@
 
 #include "core/once.hpp"
 #include "cpu/kernels.hpp"
+#include "decode/algorithms.hpp"
 #include "gpu/backend.hpp"
 #include "ladder/ladder.hpp"
 #include "mma/algorithms.hpp"
@@ -18,6 +19,7 @@ std::span<const gpu::Algorithm> gpu_algorithms() {
   return list.get([] {
     std::vector<gpu::Algorithm> all = sm90::algorithms(ladder::add_bias_gradient);
     for (gpu::Algorithm& algorithm : mma::algorithms(ladder::add_bias_gradient)) all.push_back(std::move(algorithm));
+    for (gpu::Algorithm& algorithm : decode::algorithms()) all.push_back(std::move(algorithm));
     for (gpu::Algorithm& algorithm : ladder::algorithms()) all.push_back(std::move(algorithm));
     return all;
   });

@@ -88,8 +88,8 @@ class GpuPlan : public KernelPlan {
 Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
   if (p.device.type != DeviceType::cuda)
     return Steps::refused(text("device is ", name_of(p.device), "; this kernel runs on cuda"));
-  if (p.pages)
-    return Steps::refused("k and v are paged; GPU kernels take padded and packed ones, cpu kernels pages too");
+  if (p.pages && !algorithm.takes_pages)
+    return Steps::refused("k and v are paged; this kernel takes padded and packed ones");
   if (const std::string part = part_text(p); !part.empty())
     return Steps::refused(text("the call is a part (", part, "); GPU kernels take positions that all sequences share, ",
                                "cpu kernels parts of every kind"));

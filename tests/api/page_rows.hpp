@@ -42,8 +42,7 @@ inline const Row page_rows[] = {
        a.in.bias = a.in.mask = a.in.slopes = a.in.sinks = {};
        a.execution.kernel = "naive";
      },
-     "no kernel can run this: naive: k and v are paged; GPU kernels take padded and packed ones, cpu kernels pages too",
-     TESSERA_UNSUPPORTED},
+     "no kernel can run this: naive: k and v are paged; this kernel takes padded and packed ones", TESSERA_UNSUPPORTED},
     {"merge_status", Entry::merge, [](Arguments& a) { a.parts[1].status = a.rng; },
      "partials[1].status: is given; merging reports nothing"},
 

@@ -1,7 +1,7 @@
 // A multiprocessor on the host: the threads of a block as fibers, in random order, and what they do together: barriers,
 // exchanges within a warp, asynchronous copies, products of warps and warpgroups. Device code compiled by the host's
 // compiler runs on it; the headers beside this file stand in for those of the same name in src/. Included by the tests
-// in tests/sm90, tests/mma and tests/ladder that run a kernel's text.
+// in tests/sm90, tests/mma, tests/decode and tests/ladder that run a kernel's text.
 #pragma once
 
 #include <cstring>
@@ -299,6 +299,13 @@ inline void __syncwarp() {
 
 inline unsigned atomicAdd(unsigned* at, unsigned x) { return (*at += x) - x; }
 inline void atomicAdd(float* at, float x) { *at += x; }
+inline int atomicOr(int* at, int x) { return (*at |= x, *at); }
+// Blocks run one after another, and see what those before them wrote.
+inline void __threadfence() {}
+template <class Thing>
+inline Thing __ldcg(const Thing* at) {
+  return *at;
+}
 
 inline bool __any_sync(unsigned, bool x) {
   auto& m = tessera::emulated::Machine::here();

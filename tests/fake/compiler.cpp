@@ -5,6 +5,8 @@
 #include <string>
 
 #include "cuda/jit/nvrtc.hpp"
+#include "decode/config.hpp"
+#include "decode/params.hpp"
 #include "gpu/params.hpp"
 #include "mma/params.hpp"
 #include "sm90/one_pass_config.hpp"
@@ -51,6 +53,7 @@ std::size_t bytes_of(const std::string& type) {
   if (type == "tessera::mma::OnePassParams") return sizeof(mma::OnePassParams);
   if (type == "tessera::mma::PrepareParams") return sizeof(mma::PrepareParams);
   if (type == "tessera::mma::FinishParams") return sizeof(mma::FinishParams);
+  if (type == "tessera::decode::Params") return sizeof(decode::Params);
   if (type == "tessera::sm90::ForwardParams") return sizeof(sm90::ForwardParams);
   if (type == "tessera::sm90::BackwardParams") return sizeof(sm90::BackwardParams);
   if (type == "tessera::sm90::OnePassParams") return sizeof(sm90::OnePassParams);
@@ -68,6 +71,7 @@ int threads_of(const std::string& unit) {
   if (bound == "tessera::sm90::threads_of(config") return 128 * (1 + number(".warpgroups = "));
   const int warps_per_owner = behind(unit, ".paired = ", ",}") == "true" ? 2 : 1;
   if (bound == "tessera::mma::threads_of(config") return 32 * number(".warps = ") * warps_per_owner;
+  if (bound == "tessera::decode::threads") return decode::threads;
   if (bound == "tessera::sm90::one_pass_threads") return sm90::one_pass_threads;
   return std::stoi(bound);
 }

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "cases/buffer.hpp"
+#include "decode/config.hpp"
 #include "sm90/one_pass_config.hpp"
 
 namespace tessera::test {
@@ -148,8 +149,10 @@ void Addressed::part(const char* name, const void* data, std::int64_t bytes) {
 
 void Addressed::question(const gpu::Question& x) {
   tokens("q", x.q, call.in.q, x.B, x.Nq, x.Hq);
-  tokens("k", x.k, call.in.k, x.B, x.Nk, x.Hk);
-  tokens("v", x.v, call.in.v, x.B, x.Nk, x.Hk);
+  if (!call.paged()) {
+    tokens("k", x.k, call.in.k, x.B, x.Nk, x.Hk);
+    tokens("v", x.v, call.in.v, x.B, x.Nk, x.Hk);
+  }
   lengths("cu_seqlens_q", x.cu_seqlens_q, call.in.cu_seqlens_q, x.B + std::int64_t{1});
   lengths("cu_seqlens_k", x.cu_seqlens_k, call.in.cu_seqlens_k, x.B + std::int64_t{1});
   lengths("seqused_q", x.seqused_q, call.in.seqused_q, x.B);
@@ -255,6 +258,49 @@ void Addressed::mma_one_pass(const mma::OnePassParams& p) {
   if (!is_set("ordered")) begins_at_zero("sums");
 }
 
+void Addressed::pool(const char* name, const gpu::TokenRef& ref, const decode::PageTable& table, const Tensor& of,
+                     const Tensor& of_table) {
+  const std::int64_t size = of.shape[1], heads = of.shape[2], width = of.shape[3];
+  tensor(name, ref.data,
+         extent_of(ref.data, 2, {{table.pages, ref.batch}, {size, ref.token}, {heads, ref.head}, {width, 1}}), of);
+  const bool listed = of_table.ndim == 1;
+  tensor("a page table", table.entries,
+         extent_of(table.entries, sizeof(Int32),
+                   {{listed ? 1 : of_table.shape[0], table.sequence},
+                    {of_table.shape[static_cast<std::size_t>(of_table.ndim - 1)], table.entry}}),
+         of_table);
+}
+
+void Addressed::decode(const decode::Params& p) {
+  forward(p.call);
+  const gpu::Question& x = p.call.x;
+  if (call.paged()) {
+    const Tensor& of_k = call.in.page_indices ? call.in.page_indices : call.in.block_table;
+    pool("k", x.k, p.pages.k, call.in.k, of_k);
+    pool("v", x.v, p.pages.v, call.in.v, call.in.v_block_table ? call.in.v_block_table : of_k);
+    lengths("page_indptr", p.pages.indptr, call.in.page_indptr, x.B + std::int64_t{1});
+    lengths("leftpad_k", p.pages.leftpad, call.in.leftpad_k, x.B);
+    tensor("status", p.pages.status, extent_of(p.pages.status, sizeof(Int32), {{1, 0}}), call.out.status);
+    if (p.pages.size != call.in.k.shape[1]) fault("has pages of another size");
+  } else if (p.pages.k.entries || p.pages.v.entries || p.pages.status) {
+    fault("has pages that nobody gave");
+  }
+  const decode::Memory& m = p.memory;
+  const std::int64_t groups = std::int64_t{x.B} * x.Hk * p.tiles;
+  if (m.most_items != groups + m.most_slots) fault(text(m.most_items, " items for ", groups, " groups of rows"));
+  part("queue", m.queue, sizeof(decode::Queue));
+  part("items", m.items, std::int64_t{m.most_items} * static_cast<std::int64_t>(sizeof(decode::Item)));
+  part("counts", m.counts, 4 * std::int64_t{m.climbs} * m.most_slots);
+  if (p.D != width_of(call.in.q) || p.Dv != width_of(call.in.v)) fault("has other head dims than the tensors");
+  if (p.group * x.Hk != x.Hq) fault("has other groups of heads than the tensors");
+  if (launch->kernel->function != "attend") return;
+  if (p.D > setting("D") || p.Dv > setting("Dv")) fault("has tiles that are narrower than the tensors");
+  if (p.rows != setting("rows")) fault("has tiles of other rows than the schedule");
+  const std::int64_t state = std::int64_t{4} * decode::state_floats(p.rows, setting("Dv"));
+  part("stacks", m.stacks, launch->grid[0] * m.stack_levels * state);
+  part("states", m.states, m.most_slots * state);
+}
+
 void Addressed::hopper_forward(const sm90::ForwardParams& p) {
   forward(p.call);
   map("q", p.q, call.in.q), map("k", p.k, call.in.k), map("v", p.v, call.in.v);
@@ -308,6 +354,7 @@ void Addressed::check(const fake::Launch& given) {
     const auto p = params_of<mma::FinishParams>(given);
     return mma_sums(p.memory, p.call, {setting("D"), setting("queries"), setting("warps")});
   }
+  if (type == "tessera::decode::Params") return decode(params_of<decode::Params>(given));
   if (type == "tessera::sm90::ForwardParams") return hopper_forward(params_of<sm90::ForwardParams>(given));
   if (type == "tessera::sm90::BackwardParams") return hopper_backward(params_of<sm90::BackwardParams>(given));
   if (type == "tessera::sm90::RestartParams")

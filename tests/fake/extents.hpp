@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "decode/params.hpp"
 #include "mma/one_pass_config.hpp"
 #include "mma/params.hpp"
 #include "sm90/params.hpp"
@@ -44,6 +45,7 @@ struct FakeCall {
   Execution execution{};
 
   bool packed() const { return bool(in.cu_seqlens_q); }
+  bool paged() const { return in.block_table || in.page_indices; }
   Extent workspace() const {
     const auto begin = reinterpret_cast<std::uintptr_t>(execution.workspace);
     return {begin, begin + execution.workspace_bytes};
@@ -85,6 +87,9 @@ class Addressed {
   void mma_grid(const Params& p, std::int64_t tiles_per_head, std::int64_t heads_of_rows);
   void mma_sums(const mma::OnePassMemory& memory, const gpu::BackwardParams& p, const mma::QuerySums& sums);
   void mma_one_pass(const mma::OnePassParams& p);
+  void pool(const char* name, const gpu::TokenRef& ref, const decode::PageTable& table, const Tensor& of,
+            const Tensor& of_table);
+  void decode(const decode::Params& p);
   void hopper_forward(const sm90::ForwardParams& p);
   void hopper_backward(const sm90::BackwardParams& p);
   void one_pass(const sm90::OnePassMemory& memory, const gpu::BackwardParams& p);

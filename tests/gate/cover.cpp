@@ -24,7 +24,8 @@ bool is_off(const std::string& setting) {
 
 // Rungs that calls get only by name. The quick set holds their options, types and GPUs, but not every tile.
 bool only_by_name(const std::string& kernel) {
-  return kernel.starts_with("naive") || kernel.starts_with("tiled") || kernel.starts_with("warp");
+  return kernel.starts_with("naive") || kernel.starts_with("tiled") || kernel.starts_with("warp") ||
+         kernel.starts_with("decode");
 }
 bool is_tile(const std::string& setting) {
   return !is_option(setting) && !setting.starts_with("GPU = ") && setting.find("::Element::") == std::string::npos;

@@ -99,6 +99,13 @@ const Option options[] = {
     {"no dV", Concerns::backward, false, [](Problem& p) { p.dv.reset(); }},
     any_order,
     {"narrow", Concerns::all, true, [](Problem& p) { p.alignment = static_cast<int>(size_of(p.q_type)); }},
+    {"16 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 16; }},
+    {"32 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 32; }},
+    {"64 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 64; }},
+    {"pages", Concerns::forward, false,
+     [](Problem& p) {
+       p.pages = Pages{.count = 1000, .v_count = 1000, .size = 16, .entries = 256, .status = true};
+     }},
     {"f32 out", Concerns::sixteen_bit, true, [](Problem& p) { p.o_type = Type::f32, write_f32(p); }},
     {"accumulate", Concerns::backward, true, [](Problem& p) { p.options.accumulate = true, write_f32(p); }},
 };
@@ -130,12 +137,19 @@ const char* const mma_architectures[] = {"sm_75",   "sm_80",   "sm_86",   "sm_87
                                          "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"};
 const char* const mma_classes[] = {"sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a"};
 
+// What changes the code of `decode`, besides head dims and types: how many rows there are, and options.
+const char* const decode_rows[] = {"one query", "16 rows", "32 rows", "64 rows"};
+const char* const decode_options[] = {"softcap", "alibi", "pages", "f32 out"};
+const HeadDims decode_dims[] = {{40, 40}, {64, 64}, {128, 128}, {192, 128}, {256, 256}};
+const char* const decode_architectures[] = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
+
 // Whose kernels are looked at: those of every rung, of the one that a call gets, or of one family.
-enum class Rungs { all, best, hopper, mma };
+enum class Rungs { all, best, hopper, mma, decode };
 
 bool concerns(Rungs rungs, const api::GpuPlan& plan) {
   if (rungs == Rungs::hopper) return plan.family == "hopper";
   if (rungs == Rungs::mma) return plan.family == "mma";
+  if (rungs == Rungs::decode) return plan.family == "decode";
   return true;
 }
 
@@ -241,6 +255,13 @@ class Collector {
       mma(architecture, pass, type, dims, {"softcap", "alibi", "mask", "dropout", bias});
   }
 
+  // `decode`, which takes few rows in 16 bits up to D = 256.
+  void decode(const char* architecture, Type type, HeadDims dims, const std::vector<std::string>& names) {
+    std::vector<const Option*> chosen;
+    for (const std::string& name : names) chosen.push_back(option_named(name));
+    add(Rungs::decode, architecture, Pass::forward, type, dims, chosen);
+  }
+
   void hopper_subsets(Pass pass, Type type, HeadDims dims) {
     const std::vector<std::string> others{"softcap", "alibi", "mask", "dropout"};
     for (const char* bias : {"", "bias", "f32 bias"})
@@ -269,7 +290,7 @@ constexpr HeadDims usual{64, 64};
 
 // Asking the planners is cheap, so there are many: every class of head dims without options, with each of them and all
 // together, in every type, on every rung, for three generations of GPUs; pairs of options at one head dim; for `hopper`
-// every set of options, for `mma` pairs of them in every class.
+// every set of options, for `mma` pairs of them in every class; for `decode` every number of rows.
 UnitSet known_units() {
   Collector c;
   for (const Pass pass : passes) {
@@ -317,6 +338,14 @@ UnitSet known_units() {
             c.mma(architecture, pass, type, dims, {other});
         }
       }
+  for (const Type type : hopper_types)
+    for (const HeadDims dims : decode_dims)
+      for (const char* architecture : decode_architectures)
+        for (const std::string rows : decode_rows) {
+          c.decode(architecture, type, dims, {rows});
+          for (const std::string option : decode_options) c.decode(architecture, type, dims, {rows, option});
+          c.decode(architecture, type, dims, {rows, "softcap", "alibi", "pages"});
+        }
   return std::move(c.set);
 }
 

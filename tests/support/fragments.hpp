@@ -1,5 +1,5 @@
 // Tiles in shared memory without a GPU: what ldmatrix fetches of one, as the PTX ISA describes it, and how many lanes
-// meet in a bank. Included by the tests of layouts (tests/mma/mma_test.cpp).
+// meet in a bank. Included by the tests of layouts (tests/mma/mma_test.cpp, tests/decode/decode_test.cpp).
 #pragma once
 
 #include <gtest/gtest.h>

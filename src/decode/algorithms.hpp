@@ -1,0 +1,33 @@
+// `decode`: few queries over many keys, padded, packed or in pages, for NVIDIA GPUs from sm_80 on.
+// Included by src/api/kernels.cpp and the tests. docs/gpu_kernels.md, "decode".
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "decode/config.hpp"
+#include "decode/params.hpp"
+#include "gpu/step.hpp"
+
+namespace tessera::decode {
+
+std::vector<gpu::Algorithm> algorithms();
+
+// Rows of the problem's longest sequence: queries times the heads of a KV head.
+std::int64_t rows_of(const Problem& problem);
+
+// None: no tile of so many rows, or of fewer, fits into the GPU's shared memory.
+std::optional<Config> tile_of(const Problem& problem, const cuda::Target& target);
+
+std::string attend_unit_text(const Config& config);
+
+// What the plan's workspace holds, from upper bounds alone: at `base`, or anywhere. `bytes`: of all.
+struct Carved {
+  Memory memory;
+  std::int64_t blocks;  // of the attention kernel
+  std::int64_t bytes;
+};
+Carved carve(const Problem& problem, const cuda::Target& target, const Config& config, std::byte* base);
+
+}  // namespace tessera::decode

@@ -1,0 +1,109 @@
+// Which rows and keys a work item of the `decode` kernels has: lengths are read on the device, so that a captured graph
+// follows them. One thread finds it out and describes it in shared memory. Device code.
+#pragma once
+
+#include "decode/config.hpp"
+#include "decode/params.hpp"
+#include "gpu/kernel/common.cuh"
+
+namespace tessera::decode {
+
+// A sequence, and what page tables add to it. Keys count from 0 behind the left padding.
+struct PagedSequence {
+  gpu::DeviceSequence s;
+  Int64 leftpad;
+  Range listed;  // by indptr: its entries
+};
+
+__device__ inline PagedSequence sequence_of(const Params& p, Int32 b) {
+  const gpu::Question& x = p.call.x;
+  PagedSequence out{gpu::lengths_of(x, b), 0, {}};
+  gpu::DeviceSequence& s = out.s;
+  if (p.pages.indptr.data) {
+    out.listed = gpu::packed_rows(p.pages.indptr, b, p.pages.entries);
+    s.nk = lesser(s.nk, out.listed.size() * p.pages.size);
+  }
+  if (p.pages.leftpad.data) out.leftpad = clamp(p.pages.leftpad[b], 0, s.nk);
+  s.nk = lesser(s.nk - out.leftpad, p.most_keys);
+  s.nq = lesser(s.nq, p.most_queries);
+  gpu::set_band(x, s);
+  return out;
+}
+
+// Rows of a tile: row r is head r % group of query r / group of the sequence.
+struct RowTile {
+  Int32 first, count;
+  Range keys;   // that some of them see
+  Range whole;  // that all of them see
+};
+
+__device__ inline RowTile rows_of_tile(const Params& p, const gpu::DeviceSequence& s, Int32 tile) {
+  RowTile t{};
+  t.first = tile * p.rows;
+  t.count = Int32(clamp(s.nq * p.group - t.first, 0, p.rows));
+  if (t.count == 0) return t;
+  const Int64 first = t.first / p.group, last = (t.first + t.count - 1) / p.group;
+  t.keys = visible_keys(s.mask, {first, last + 1});
+  if (t.keys.empty()) t.keys = {};
+  t.whole = {visible_keys(s.mask, {last, last + 1}).begin, visible_keys(s.mask, {first, first + 1}).end};
+  return t;
+}
+
+// What is known of one row.
+struct alignas(column_bytes) Column {
+  Int64 origin;      // the key on the row's diagonal, which ALiBi measures distances from
+  Int32 begin, end;  // keys that it sees
+  float slope;
+};
+
+struct Work {
+  Item item;
+  Int32 level;
+  bool exists;     // false: the queue is empty
+  bool last_come;  // of the item's family
+  RowTile rows;
+  Nodes leaves;      // of the item
+  Int32 begin, end;  // keys of the item: of those leaves that some row sees
+  Int64 q_begin;     // of the sequence
+  Int64 k_first;     // where the sequence's keys begin: a token; paged: the left padding
+  Int64 k_entry;     // paged: the sequence's first entry of each table
+  Int64 v_entry;
+};
+static_assert(sizeof(Work) <= work_bytes);
+
+// Entry 0 of a sequence in a table.
+__device__ inline Int64 first_entry(const Params& p, const PagedSequence& s, const PageTable& table, Int32 b) {
+  return p.pages.indptr.data ? s.listed.begin * table.entry : b * table.sequence;
+}
+
+// The next item of the queue.
+__device__ inline void take_work(const Params& p, Work& w) {
+  const Queue& queue = *p.memory.queue;
+  const UInt32 number = atomicAdd(&p.memory.queue->taken, 1u);
+  w.exists = number < UInt32(queue.items);
+  if (!w.exists) return;
+  w.item = p.memory.items[number], w.level = queue.level;
+  const PagedSequence of = sequence_of(p, w.item.b);
+  w.rows = rows_of_tile(p, of.s, w.item.tile);
+  w.leaves = leaves_under(leaves_of(w.rows.keys), w.item.node, w.level);
+  w.begin = Int32(greater(w.rows.keys.begin, Int64(w.leaves.first) * leaf_keys));
+  w.end = Int32(lesser(w.rows.keys.end, Int64(w.leaves.end) * leaf_keys));
+  w.q_begin = of.s.q_begin;
+  w.k_first = p.pages.k.entries ? of.leftpad : of.s.k_begin;
+  w.k_entry = first_entry(p, of, p.pages.k, w.item.b), w.v_entry = first_entry(p, of, p.pages.v, w.item.b);
+}
+
+// Row r of the item's.
+__device__ inline Column column_of(const Params& p, const Work& w, int r) {
+  if (r >= w.rows.count) return {};
+  const gpu::Question& x = p.call.x;
+  const PagedSequence of = sequence_of(p, w.item.b);
+  const Int32 row = w.rows.first + r, i = row / p.group, h = w.item.kv * p.group + row % p.group;
+  const Range keys = visible_keys(of.s.mask, {i, i + 1});
+  return {.origin = i + of.s.shift,
+          .begin = Int32(keys.begin),
+          .end = Int32(keys.end),
+          .slope = x.slopes ? x.slopes[w.item.b * x.slope_batch + h * x.slope_head] : 0};
+}
+
+}  // namespace tessera::decode

@@ -1,0 +1,96 @@
+// What the `decode` kernels are given besides what every GPU kernel is given, and what the schedule leaves for the
+// attention kernel in the workspace. Shared by host and device code.
+// Included by src/decode and the tests; docs/gpu_kernels.md, "decode".
+#pragma once
+
+#include "decode/tree.hpp"
+#include "gpu/params.hpp"
+
+namespace tessera::decode {
+
+// Pages of K, or of V: entry n of sequence b is entries[b * sequence + n * entry]; listed by indptr, b * sequence is
+// indptr[b] * entry.
+struct PageTable {
+  const Int32* entries;  // null: no pages
+  Int64 sequence, entry;
+  Int64 pages;  // of the pool
+};
+
+struct PageTables {
+  PageTable k, v;
+  gpu::LengthRef indptr, leftpad;  // data null: none
+  Int64 entries;                   // listed by indptr: of all sequences
+  Int32 size;                      // keys of a page
+  Int32* status;                   // or null
+};
+
+// A work item: a node of the merge tree, of the rows `tile` of one KV head of one sequence.
+struct Item {
+  Int32 b, kv, tile;
+  Int32 node;
+  Nodes siblings;  // of it, itself included: with one there is nothing to merge
+  Int32 slot;      // of the first sibling's state; -1: none has any
+  Int32 unused;
+};
+static_assert(sizeof(Item) == 32);
+
+struct Queue {
+  Int32 level;  // of all nodes
+  Int32 items;
+  UInt32 taken;
+  Int32 unused;
+};
+
+struct Memory {
+  Queue* queue;
+  Item* items;     // [most_items]
+  UInt32* counts;  // [climbs][most_slots]: siblings that have arrived, by the slot of their family's first
+  float* stacks;   // [blocks][stack_levels] states
+  float* states;   // [most_slots] states
+  Int32 most_items, most_slots, climbs, stack_levels;
+};
+
+struct Params {
+  gpu::ForwardParams call;  // where there are pages, the batch stride of k and v is that of pages
+  PageTables pages;
+  Memory memory;
+  Int32 D, Dv;         // of the tensors
+  Int32 group;         // heads of a KV head
+  Int32 rows, tiles;   // of a work item; of a sequence, at most
+  Int32 most_queries;  // of a sequence; longer ones are cut, and so are keys:
+  Int32 most_keys;
+  Int32 workers;  // blocks that run at the same time
+};
+
+// --- the choice of the level
+
+// What it would mean to cut all sequences at one level.
+struct LevelCount {
+  Int64 items = 0, full = 0, slots = 0;  // full: with all of their leaves; slots: states to keep
+};
+struct Load {
+  Int64 leaves = 0, longest = 0;  // of all items together, of the longest sequence
+};
+
+// How long the slowest worker works, in leaves, at most: rounds of equal items, or a fair share and one item more.
+constexpr Int64 cost_of(const LevelCount& count, const Load& load, int level, Int64 workers) {
+  const Int64 item = lesser(Int64(1) << level, load.longest);
+  return lesser(ceil_div(count.items, workers) * item, ceil_div(load.leaves, workers) + item);
+}
+
+// The highest level whose cost is within 3 % of the least: fewer items, fewer merges. At the highest of all every
+// sequence is one item, which keeps no state.
+constexpr int chosen_level(const LevelCount* counts, int levels, const Load& load, Int64 workers, Int64 most_slots) {
+  Int64 least = 0;
+  for (int level = levels; level >= 0; --level) {
+    if (counts[level].slots > most_slots) continue;
+    const Int64 cost = cost_of(counts[level], load, level, workers);
+    if (level == levels || cost < least) least = cost;
+  }
+  for (int level = levels; level > 0; --level)
+    if (counts[level].slots <= most_slots && cost_of(counts[level], load, level, workers) * 100 <= least * 103)
+      return level;
+  return 0;
+}
+
+}  // namespace tessera::decode

@@ -1,0 +1,223 @@
+// Plans of the `decode` kernels: what they refuse, tiles, workspace, units and parameter blocks; see algorithms.hpp.
+#include <algorithm>
+
+#include "core/failure.hpp"
+#include "core/limits.hpp"
+#include "core/tensor.hpp"
+#include "decode/algorithms.hpp"
+#include "gpu/unit.hpp"
+
+namespace tessera::decode {
+namespace {
+
+using gpu::Given;
+using gpu::spelled;
+using gpu::Step;
+using gpu::Steps;
+
+constexpr std::int64_t most_positions = std::int64_t{1} << 30;  // of keys: they are counted in 32 bits
+constexpr std::int64_t most_groups = std::int64_t{1} << 26;     // of rows: each has a work item
+
+constexpr ScheduleConfig schedule_config{};
+
+std::string config_text(const Config& c) {
+  return text("tessera::decode::Config config{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
+              ", .o = ", spelled(c.o), ", .rows = ", c.rows, ", .tile_keys = ", c.tile_keys, ", .stages = ", c.stages,
+              ", .levels = ", c.levels, ", .blocks_per_sm = ", c.blocks_per_sm, ", .whole = ", spelled(c.whole),
+              ", .paged = ", spelled(c.paged), ", .halves_S = ", spelled(c.halves_S),
+              ", .options = ", spelled(c.options), "}");
+}
+
+std::string schedule_unit_text() {
+  return gpu::UnitText{
+      .file = "decode/kernel/schedule.cuh",
+      .function = "tessera::decode::schedule<config>",
+      .parameters = "tessera::decode::Params",
+      .config = text("tessera::decode::ScheduleConfig config{.threads = ", schedule_config.threads, "}"),
+      .launch_bounds = "config.threads, 1"}
+      .str();
+}
+
+std::string refusal(const Problem& p, const cuda::Target& target) {
+  if (p.pass != Pass::forward) return "pass is backward; this kernel is for the forward pass";
+  if (p.q_type != Type::f16 && p.q_type != Type::bf16)
+    return text("type is ", name_of(p.q_type), "; this kernel takes f16 and bf16");
+  if (target.major < 8) return text("the GPU is ", target.architecture(), "; this kernel runs on sm_80 and later");
+  if (rows_of(p) > most_rows)
+    return text("Nq is ", p.longest_q(), " and ", p.heads_per_kv(),
+                " heads share a KV head; this kernel takes at most ", most_rows, " rows of queries for each");
+  if (p.D > most_tile_dims || p.Dv > most_tile_dims)
+    return text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has tiles up to ", most_tile_dims);
+  if (p.alignment < 16)
+    return text("q, k and v are aligned to ", p.alignment, " bytes; this kernel copies 16 at a time");
+  if (p.bias || p.mask) return text("a ", p.bias ? "bias" : "mask", " is given; this kernel takes softcap and ALiBi");
+  if (p.score_options().dropout) return text("dropout is ", p.options.dropout, "; this kernel has none");
+  if (p.Nk > most_positions) return text("Nk is ", p.Nk, "; this kernel counts up to ", most_positions, " keys");
+  if (product({p.B, p.Hk, ceil_div(rows_of(p), 8)}) > most_groups)
+    return text("B is ", p.B, " and Hk is ", p.Hk, "; this kernel counts up to ", most_groups, " heads of sequences");
+  return "";
+}
+
+// As many rows as the problem has, in 8, 16, 32 or 64; fewer if shared memory demands it, or registers: S in two halves
+// has twice the accumulators.
+int rows_wanted(const Problem& p, bool halves_S) {
+  int rows = 8;
+  while (rows < rows_of(p) && rows < (halves_S ? most_rows / 2 : most_rows)) rows *= 2;
+  return rows;
+}
+
+// Two blocks on a multiprocessor, with more stages than two if they fit, else one; the rest is the stack's. Whether a
+// tile fits must not decide about its keys: rows would have other bits in other company.
+bool fit(Config& c, int shared_bytes) {
+  constexpr int reserved = 1024;  // of every block
+  for (const int blocks : {2, 1}) {
+    const int room = (shared_bytes + reserved) / blocks - reserved;
+    for (const int stages : {4, 3, 2}) {
+      c.blocks_per_sm = blocks, c.stages = stages, c.levels = 1;
+      if (layout_of(c).bytes > room) continue;
+      for (Config more = c; more.levels < 6 && layout_of(more).bytes <= room; ++more.levels) c = more;
+      return true;
+    }
+  }
+  return false;
+}
+
+gpu::TokenRef page_ref(const Tensor& t) { return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)}; }
+
+PageTables pages_of(const Problem& p, const Call& call) {
+  if (!p.pages) return {};
+  const Inputs& in = call.inputs;
+  const auto lengths = [](const Tensor& t) {
+    return t ? gpu::LengthRef{static_cast<const Int32*>(t.data), stride(t, 0)} : gpu::LengthRef{};
+  };
+  const auto table = [&](const Tensor& t, std::int64_t pages) {
+    return PageTable{.entries = static_cast<const Int32*>(t.data),
+                     .sequence = t.ndim == 2 ? stride(t, 0) : 0,
+                     .entry = stride(t, t.ndim - 1),
+                     .pages = pages};
+  };
+  const Tensor& of_k = p.pages->indptr ? in.page_indices : in.block_table;
+  return {.k = table(of_k, p.pages->count),
+          .v = table(p.pages->v_table ? in.v_block_table : of_k, p.pages->v_count),
+          .indptr = lengths(in.page_indptr),
+          .leftpad = lengths(in.leftpad_k),
+          .entries = p.pages->entries,
+          .size = static_cast<Int32>(p.pages->size),
+          .status = static_cast<Int32*>(call.outputs.status.data)};
+}
+
+Params params_of(const Problem& p, const cuda::Target& target, const Config& c, const Given& given) {
+  Params out{.call = given.forward(),
+             .pages = pages_of(p, given.call),
+             .memory = carve(p, target, c, given.own).memory,
+             .D = static_cast<Int32>(p.D),
+             .Dv = static_cast<Int32>(p.Dv),
+             .group = static_cast<Int32>(p.heads_per_kv()),
+             .rows = c.rows,
+             .tiles = static_cast<Int32>(ceil_div(rows_of(p), c.rows)),
+             .most_queries = static_cast<Int32>(p.longest_q()),
+             .most_keys = static_cast<Int32>(p.longest_k()),
+             .workers = target.multiprocessors * c.blocks_per_sm};
+  if (p.pages) out.call.x.k = page_ref(given.call.inputs.k), out.call.x.v = page_ref(given.call.inputs.v);
+  return out;
+}
+
+Steps decode_steps(const Problem& p, const cuda::Target& target) {
+  if (std::string reason = refusal(p, target); !reason.empty()) return Steps::refused(std::move(reason));
+  const std::optional<Config> c = tile_of(p, target);
+  if (!c) return Steps::refused(text("no tile fits the ", target.shared_bytes, " bytes of shared memory"));
+  Steps steps(p);
+  // What other GPUs' tensor cores lose has not been measured.
+  if (target.major == 9) steps.score_scale = gpu::corrected_scale(p, c->halves_S);
+  const Carved carved = carve(p, target, *c, nullptr);
+  if (!p.has_queries()) return steps;
+  steps.own_bytes = carved.bytes;
+  const auto params = [p, target, c = *c](const Given& given) { return params_of(p, target, c, given); };
+  Step schedule{.name = "decode_schedule",
+                .unit = schedule_unit_text(),
+                .blocks = 1,
+                .threads = schedule_config.threads,
+                .shared_bytes = schedule_bytes};
+  schedule.gives<Params>(params);
+  Step attend{.name = "decode_attend",
+              .unit = attend_unit_text(*c),
+              .blocks = carved.blocks,
+              .threads = threads,
+              .shared_bytes = layout_of(*c).bytes,
+              .tiles = text("tiles of ", c->rows, " rows x ", c->tile_keys, " keys")};
+  attend.gives<Params>(params);
+  steps.add(std::move(schedule));
+  steps.add(std::move(attend));
+  return steps;
+}
+
+}  // namespace
+
+std::int64_t rows_of(const Problem& p) { return product({p.longest_q(), p.heads_per_kv()}); }
+
+std::optional<Config> tile_of(const Problem& p, const cuda::Target& target) {
+  const auto padded = [](std::int64_t dims) { return static_cast<int>(round_up(dims, gpu::panel_columns)); };
+  constexpr int large = 160 << 10;  // of sm_80; sm_86, sm_89 and sm_120 have 99 KB
+  Config c{.D = padded(p.D), .Dv = padded(p.Dv), .element = gpu::element_of(p.q_type), .o = gpu::element_of(p.o_type)};
+  c.tile_keys = c.D + c.Dv > 256 && target.shared_bytes < large ? 32 : 64;
+  c.whole = c.D == p.D && c.Dv == p.Dv;
+  c.paged = p.pages.has_value();
+  c.halves_S = p.q_type == Type::f16 && p.D > 128;
+  c.options = gpu::score_config(p);
+  for (c.rows = rows_wanted(p, c.halves_S); c.rows >= 8; c.rows /= 2)
+    if (fit(c, target.shared_bytes)) return c;
+  return {};
+}
+
+Carved carve(const Problem& p, const cuda::Target& target, const Config& c, std::byte* base) {
+  constexpr std::int64_t most_state_bytes = 9 << 20;  // of partial results, about
+  const std::int64_t leaves = std::max<std::int64_t>(1, ceil_div(p.longest_k(), leaf_keys));
+  const std::int64_t groups = product({p.B, p.Hk, ceil_div(rows_of(p), c.rows)});
+  const std::int64_t state = state_floats(c.rows, static_cast<int>(c.Dv)) * std::int64_t{4};
+  // Enough for every multiprocessor to have several, and no more than there are leaves.
+  const std::int64_t slots =
+      leaves == 1
+          ? 0
+          : std::min(product({groups, leaves}),
+                     std::max<std::int64_t>(most_state_bytes / state, std::int64_t{4} * target.multiprocessors));
+  const std::int64_t blocks = std::min<std::int64_t>(target.multiprocessors * c.blocks_per_sm, groups + slots);
+  // Two neighbours may have no node above them but the root.
+  const auto climbs = static_cast<Int32>(ceil_div(levels_above(leaves), family_levels));
+  const int stack_levels = std::max(0, levels_above(leaves) - c.levels);
+
+  std::int64_t used = 0;
+  const auto take = [&](std::int64_t bytes) {
+    std::byte* at = base ? base + used : nullptr;
+    used = sum({used, rounded_up(bytes, 16)});
+    return at;
+  };
+  Carved out{};
+  out.memory.queue = reinterpret_cast<Queue*>(take(sizeof(Queue)));
+  out.memory.items = reinterpret_cast<Item*>(take(product({groups + slots, sizeof(Item)})));
+  out.memory.counts = reinterpret_cast<UInt32*>(take(product({climbs, slots, sizeof(UInt32)})));
+  out.memory.stacks = reinterpret_cast<float*>(take(product({blocks, stack_levels, state})));
+  out.memory.states = reinterpret_cast<float*>(take(product({slots, state})));
+  out.memory.most_items = static_cast<Int32>(groups + slots), out.memory.most_slots = static_cast<Int32>(slots);
+  out.memory.climbs = climbs, out.memory.stack_levels = stack_levels;
+  out.blocks = blocks, out.bytes = used;
+  return out;
+}
+
+std::string attend_unit_text(const Config& c) {
+  return gpu::UnitText{.file = "decode/kernel/attend.cuh",
+                       .function = "tessera::decode::attend<config>",
+                       .parameters = "tessera::decode::Params",
+                       .config = config_text(c),
+                       .launch_bounds = "tessera::decode::threads, config.blocks_per_sm"}
+      .str();
+}
+
+std::vector<gpu::Algorithm> algorithms() {
+  return {{.name = "decode",
+           .family = "decode",
+           .plan = decode_steps,
+           .by_name = "this kernel has not run on a GPU yet; a call gets it if it asks for it by name",
+           .takes_pages = true}};
+}
+
+}  // namespace tessera::decode

@@ -1,0 +1,194 @@
+// What the `decode` kernels' own text is run on without a GPU: small cases in groups, each for the tiles of one
+// architecture. Included by the test that runs them (decode_machine_test.cpp) and by the program that asks the planner
+// for their units (units_main.cpp).
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cases/case.hpp"
+#include "core/check.hpp"
+#include "cuda/device.hpp"
+#include "decode/algorithms.hpp"
+
+namespace tessera::decode {
+
+struct DecodeCase {
+  cases::Case spec;  // its name is that of its group
+  const char* architecture = "sm_90a";
+  double growth = 0;  // keys grow by this factor of their position: scores jump from tile to tile
+};
+
+inline constexpr std::int64_t lengths[] = {0, 1, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1100};
+
+class DecodeCases {
+ public:
+  std::vector<DecodeCase> all;
+
+  // In bf16, unless the case says otherwise.
+  void add(cases::Case c, const char* architecture = "sm_90a", double growth = 0) {
+    if (c.type == Type::f32) c.type = Type::bf16;
+    c.backward = false, c.seed = all.size() + 1;
+    all.push_back({std::move(c), architecture, growth});
+  }
+};
+
+// Queries and heads of a KV head that make so many rows.
+inline cases::Case with_rows(const char* name, std::int64_t Nq, std::int64_t group, std::int64_t Nk) {
+  return {.name = name, .Nq = Nq, .Nk = Nk, .Hq = group, .Hk = 1, .D = 64};
+}
+
+inline void add_shapes(DecodeCases& c) {
+  for (const std::int64_t Nk : lengths) c.add({.name = "Lengths", .Nq = 1, .Nk = Nk, .Hq = 3, .Hk = 1});
+  c.add({.name = "Lengths", .B = 4, .Nq = 1, .Nk = 600, .Hq = 2, .Hk = 1, .used_k = {600, 0, 1, 257}});
+
+  const std::pair<std::int64_t, std::int64_t> rows[] = {{1, 1}, {7, 1}, {2, 4}, {3, 3}, {17, 1}, {9, 7}, {8, 8}};
+  for (const auto& [Nq, group] : rows) {
+    cases::Case spec = with_rows("Rows", Nq, group, 300);
+    c.add(spec);
+    spec.options.causal = true, spec.Nk = 258 + Nq;
+    c.add(spec);
+  }
+
+  c.add({.name = "HeadDims", .Nq = 1, .Nk = 600, .Hq = 4, .Hk = 2, .D = 128});
+  c.add({.name = "HeadDims", .Nq = 1, .Nk = 300, .Hq = 4, .Hk = 2, .D = 40});
+  c.add({.name = "HeadDims", .Nq = 2, .Nk = 300, .Hq = 2, .Hk = 1, .D = 80, .Dv = 72});
+  c.add({.name = "HeadDims", .Nq = 1, .Nk = 300, .Hq = 2, .Hk = 1, .D = 192, .Dv = 128, .type = Type::f16});
+  for (const char* architecture : {"sm_89", "sm_80"})
+    c.add({.name = "HeadDims", .Nq = 2, .Nk = 300, .Hq = 2, .Hk = 1, .D = 256, .type = Type::f16}, architecture);
+  // No tile of 64 such rows fits: several tiles of fewer.
+  c.add({.name = "HeadDims", .Nq = 8, .Nk = 270, .Hq = 8, .Hk = 1, .D = 256}, "sm_89");
+}
+
+inline void add_masks(DecodeCases& c) {
+  for (const Alignment alignment : {Alignment::bottom_right, Alignment::top_left}) {
+    cases::Case spec = with_rows("Causal", 8, 2, 600);
+    spec.options.causal = true, spec.options.alignment = alignment;
+    c.add(spec);
+    spec.Nk = 5;  // most rows see nothing at the bottom right
+    c.add(spec);
+  }
+  cases::Case offset = with_rows("Causal", 8, 2, 600);
+  offset.options = {.causal = true, .alignment = Alignment::offset, .diagonal_offset = 254, .row0 = 3, .col0 = 1};
+  c.add(offset);
+
+  // The window's edge before, on and behind that of a leaf; leaves before it are never visited.
+  for (const std::int64_t left : {0, 1, 42, 43, 44, 299, 300, 301, 2000}) {
+    cases::Case spec = with_rows("Windows", 1, 3, 555);
+    spec.options.window_left = left, spec.options.causal = true;
+    c.add(spec);
+  }
+  for (const std::int64_t Nq : {8, 16}) {
+    cases::Case spec = with_rows("Windows", Nq, 1, 1500);
+    spec.options.window_left = 500, spec.options.window_right = 3;
+    c.add(spec);
+    spec.options.alignment = Alignment::top_left, spec.options.window_left = 5;
+    c.add(spec);
+  }
+  c.add({.name = "Packed",
+         .Hq = 4,
+         .Hk = 2,
+         .D = 64,
+         .options = {.causal = true, .max_seqlen_q = 4},
+         .packed_q = {1, 0, 4, 2},
+         .packed_k = {300, 10, 0, 513},
+         .front_q = 3,
+         .front_k = 5,
+         .tail_q = 2,
+         .tail_k = 7});
+  c.add({.name = "Packed",
+         .Hq = 2,
+         .Hk = 2,
+         .D = 64,
+         .options = {.max_seqlen_q = 8},
+         .packed_q = {8, 3, 8},
+         .packed_k = {100, 257, 30},
+         .used_q = {8, 2, 0},
+         .used_k = {99, 256, 30}});
+  c.add({.name = "UsedLengths",
+         .B = 3,
+         .Nq = 4,
+         .Nk = 400,
+         .Hq = 2,
+         .Hk = 1,
+         .D = 64,
+         .options = {.causal = true},
+         .used_q = {4, 1, 0},
+         .used_k = {400, 256, 7}});
+  for (const cases::Style style : {cases::Style::heads_first, cases::Style::broadcast})
+    c.add({.name = "Layouts", .B = 2, .Nq = 2, .Nk = 300, .Hq = 4, .Hk = 2, .D = 64, .style = style});
+}
+
+inline void add_scores(DecodeCases& c) {
+  const auto few = [](const char* name) {
+    return cases::Case{.name = name, .Nq = 2, .Nk = 400, .Hq = 4, .Hk = 2, .D = 64};
+  };
+  for (const double softcap : {0.0, 1.5})
+    for (const bool alibi : {false, true}) {
+      cases::Case spec = few("Options");
+      spec.options.softcap = softcap, spec.options.causal = alibi;
+      if (alibi) spec.B = 2, spec.slopes = cases::Slopes::per_batch_head, spec.options.col0 = 5;
+      spec.sinks = cases::Sinks::some_infinite;
+      c.add(spec);
+    }
+  cases::Case sinks = few("Options");
+  sinks.sinks = cases::Sinks::finite, sinks.Nk = 0;
+  c.add(sinks);
+  sinks.Nk = 300, sinks.sinks = cases::Sinks::high;
+  c.add(sinks);
+  for (const double scale : {0.0, -0.25}) {
+    cases::Case spec = few("Options");
+    spec.options.scale = scale;
+    c.add(spec);
+  }
+  cases::Case wide = few("Options");
+  wide.f32_o = wide.no_lse = true, wide.D = 64, wide.Dv = 72;
+  c.add(wide);
+
+  for (const auto distribution : {cases::Distribution::cold, cases::Distribution::huge, cases::Distribution::outlier,
+                                  cases::Distribution::structured}) {
+    cases::Case spec = few("ExtremeNumbers");
+    spec.distribution = distribution, spec.Nk = 700;
+    c.add(spec);
+    spec.type = Type::f16, spec.D = 192, spec.Dv = 128, spec.Hq = 2, spec.Hk = 1, spec.Nk = 270;
+    c.add(spec);
+  }
+  for (const double growth : {0.1, 3.0}) c.add(few("ExtremeNumbers"), "sm_90a", growth);
+}
+
+inline std::vector<DecodeCase> decode_cases() {
+  DecodeCases c;
+  add_shapes(c), add_masks(c), add_scores(c);
+  return c.all;
+}
+
+// Of a GPU with so many multiprocessors.
+inline cuda::Target target_of(const char* architecture, int multiprocessors) {
+  cuda::Target target = cuda::target_named(architecture);
+  target.multiprocessors = multiprocessors;
+  return target;
+}
+
+inline gpu::Steps steps_of(const Problem& problem, const cuda::Target& target) {
+  return algorithms().front().plan(problem, target);
+}
+
+// --- what invariance is tested on
+
+// One sequence of the tests of invariance: rows of a query and its heads, keys that end inside a leaf.
+inline cases::Case lone_sequence(std::int64_t Nq, std::int64_t group, bool options) {
+  cases::Case spec = with_rows("lone", Nq, group, 1111);
+  spec.type = Type::bf16, spec.backward = false, spec.seed = 99, spec.options.causal = true;
+  if (options) spec.options.softcap = 3, spec.sinks = cases::Sinks::finite, spec.options.window_left = 700;
+  return spec;
+}
+
+// Units beyond those of the cases: paged ones of these shapes, on these architectures.
+struct PagedShape {
+  std::int64_t Nq, group;
+  bool options;
+};
+inline constexpr PagedShape paged_shapes[] = {{1, 3, false}, {4, 3, false}};
+
+}  // namespace tessera::decode

@@ -1,0 +1,170 @@
+// The schedule kernel of `decode` on the emulated machine: the items that it writes against a model that counts leaf by
+// leaf, over lengths, masks and numbers of multiprocessors; and that it writes all that the attention kernel reads.
+// Links tessera_cases; its include path puts tests/emulated before src.
+#include "tests/decode/decode_run.hpp"
+
+#include "decode/kernel/schedule.cuh"
+
+namespace tessera::decode {
+alignas(1024) unsigned char memory[emulated::Machine::memory_bytes];
+
+namespace {
+
+constexpr ScheduleConfig config{};
+
+bool before(const Item& a, const Item& b) {
+  return std::tie(a.b, a.tile, a.kv, a.node) < std::tie(b.b, b.tile, b.kv, b.node);
+}
+
+// A question of lengths and masks, with room for a schedule of it. Sequences of all lengths, some without tokens.
+struct Question {
+  std::vector<Int32> used_q, used_k;
+  std::vector<Item> items;
+  std::vector<UInt32> counts;
+  Queue queue{-1, -1, 77, 0};
+  Params p{};
+
+  Question(std::mt19937& random, Int32 B, Int32 heads, Int32 group, Int32 rows, Int64 most_keys) {
+    const auto between = [&](Int64 least, Int64 most) { return least + Int64(random() % UInt64(most - least + 1)); };
+    gpu::Question& x = p.call.x;
+    x.B = B, x.Hk = heads, x.Hq = heads * group;
+    const Int64 most_queries = between(1, greater(1, 64 / group));
+    x.Nq = most_queries, x.Nk = most_keys;
+    x.causal = random() % 2, x.alignment = Int32(random() % 2);
+    x.window_left = random() % 3 == 0 ? between(0, most_keys / 2) : -1;
+    x.window_right = random() % 4 == 0 ? between(0, 300) : -1;
+    for (Int32 b = 0; b < B; ++b) {
+      used_q.push_back(random() % 5 == 0 ? 0 : Int32(between(1, most_queries)));
+      used_k.push_back(random() % 5 == 0 ? Int32(between(0, 1)) : Int32(between(1, most_keys)));
+    }
+    x.seqused_q = {used_q.data(), 1}, x.seqused_k = {used_k.data(), 1};
+    p.group = group, p.rows = rows, p.tiles = Int32(ceil_div(most_queries * group, rows));
+    p.most_queries = Int32(most_queries), p.most_keys = Int32(most_keys);
+    p.workers = Int32(between(1, 300));
+    const Int64 groups = Int64(B) * heads * p.tiles, leaves = greater(1, ceil_div(most_keys, leaf_keys));
+    p.memory.most_slots = Int32(lesser(groups * leaves, between(0, 400)));
+    p.memory.most_items = Int32(groups + p.memory.most_slots), p.memory.climbs = 2;
+    items.resize(std::size_t(p.memory.most_items));
+    std::memset(static_cast<void*>(items.data()), 0xff, items.size() * sizeof(Item));
+    counts.assign(2 * std::size_t(p.memory.most_slots), 0xffffffffu);
+    p.memory.queue = &queue, p.memory.items = items.data(), p.memory.counts = counts.data();
+  }
+
+  void run() {
+    emulated::Machine& machine = emulated::Machine::here();
+    machine.memory = memory;
+    machine.run(1, config.threads, 0, [&] { schedule<config>(p); });
+  }
+};
+
+// The level by the rule of the documents: the highest whose cost is within 3 % of the least, of those whose states have
+// room. `full`: how many of its items have all leaves.
+int model_level(const Params& p, const std::vector<ModelGroup>& groups, std::size_t& full) {
+  int levels = 0;
+  while (Int64(leaf_keys) << levels < p.most_keys) ++levels;
+  Int64 total = 0, longest = 0;
+  for (const ModelGroup& group : groups) {
+    total += Int64(group.leaves.size()) * p.call.x.Hk;
+    longest = std::max(longest, Int64(group.leaves.size()));
+  }
+  std::vector<double> costs;
+  std::vector<std::size_t> fulls;
+  for (int level = 0; level <= levels; ++level) {
+    std::size_t complete = 0;
+    for (const ModelGroup& group : groups) {
+      std::map<Int32, int> below;
+      for (const Int32 leaf : group.leaves) ++below[leaf >> level];
+      for (const auto& [node, leaves] : below) complete += leaves == 1 << level ? std::size_t(p.call.x.Hk) : 0;
+    }
+    const std::vector<Item> items = model_items(p, groups, level);
+    const Int64 slots = std::count_if(items.begin(), items.end(), [](const Item& item) { return item.slot >= 0; });
+    const Int64 item = std::min<Int64>(1 << level, longest), count = Int64(items.size());
+    const Int64 rounds = (count + p.workers - 1) / p.workers, share = (total + p.workers - 1) / p.workers;
+    costs.push_back(slots > p.memory.most_slots ? 1e18 : double(std::min(rounds * item, share + item)));
+    fulls.push_back(complete);
+  }
+  const double least = *std::min_element(costs.begin(), costs.end());
+  int level = levels;
+  while (level > 0 && costs[std::size_t(level)] > 1.03 * least + 1e-9) --level;
+  full = fulls[std::size_t(level)];
+  return level;
+}
+
+void expect_as_the_model(const Question& question) {
+  const Params& p = question.p;
+  const std::vector<ModelGroup> groups = model_groups(p);
+  std::size_t full = 0;
+  ASSERT_EQ(question.queue.level, model_level(p, groups, full));
+  EXPECT_EQ(question.queue.taken, 0U);
+  std::vector<Item> expected = model_items(p, groups, question.queue.level);
+  ASSERT_EQ(question.queue.items, Int32(expected.size()));
+  ASSERT_LE(question.queue.items, p.memory.most_items);
+  std::vector<Item> items(question.items.begin(), question.items.begin() + question.queue.items);
+  // Those with all leaves first.
+  for (std::size_t n = 0; n < items.size(); ++n) {
+    const PagedSequence of = sequence_of(p, items[n].b);
+    const Nodes leaves = leaves_of(rows_of_tile(p, of.s, items[n].tile).keys);
+    const bool whole = leaves_under(leaves, items[n].node, question.queue.level).count() == 1 << question.queue.level;
+    EXPECT_EQ(whole, n < full) << n;
+  }
+  std::sort(items.begin(), items.end(), before), std::sort(expected.begin(), expected.end(), before);
+  std::set<Int32> slots;
+  for (std::size_t n = 0; n < items.size(); ++n) {
+    const Item &item = items[n], &model = expected[n];
+    ASSERT_TRUE(item.b == model.b && item.tile == model.tile && item.kv == model.kv && item.node == model.node);
+    ASSERT_EQ(item.siblings, model.siblings);
+    ASSERT_EQ(item.slot < 0, model.slot < 0);
+    if (item.slot < 0) continue;
+    // Siblings share the first one's slot, and their own are nobody else's.
+    EXPECT_TRUE(slots.insert(item.slot + item.node - item.siblings.first).second);
+    EXPECT_LT(item.slot + item.siblings.count(), p.memory.most_slots + 1);
+  }
+  for (const UInt32 count : question.counts) ASSERT_EQ(count, 0U);
+  for (std::size_t n = items.size(); n < question.items.size(); ++n) ASSERT_EQ(question.items[n].b, -1);
+}
+
+TEST(DecodeSchedule, WritesWhatTheModelCounts) {
+  std::mt19937 random(21);
+  std::map<int, int> levels;
+  int rounds = 0, merged = 0;
+  for (const Int32 B : {1, 2, 5, 40})
+    for (const Int32 heads : {1, 3})
+      for (const Int32 group : {1, 4, 7})
+        for (const Int64 most_keys : {1, 256, 700, 3000})
+          for (int round = 0; round < (B < 40 ? 2 : 1); ++round) {
+            Question question(random, B, heads, group, 8 << random() % 4, most_keys);
+            SCOPED_TRACE(testing::Message() << "B " << B << " heads " << heads << " group " << group << " keys "
+                                            << most_keys << " round " << round);
+            question.run();
+            expect_as_the_model(question);
+            if (HasFailure()) return;
+            ++rounds, ++levels[question.queue.level];
+            for (Int32 n = 0; n < question.queue.items; ++n) merged += question.items[std::size_t(n)].slot >= 0;
+          }
+  EXPECT_EQ(rounds, (3 * 2 + 1) * 2 * 3 * 4);
+  EXPECT_GE(levels.size(), 4U);  // else nothing was chosen
+  EXPECT_GT(merged, 100);
+}
+
+// A few sequences of a call: cut as finely as leaves; many: each one item.
+TEST(DecodeSchedule, CutsFewSequencesAndLeavesManyWhole) {
+  std::mt19937 random(22);
+  const auto level = [&](Int32 B, Int64 keys) {
+    Question question(random, B, 8, 4, 8, keys);
+    for (Int32 b = 0; b < B; ++b) question.used_q[std::size_t(b)] = 1, question.used_k[std::size_t(b)] = Int32(keys);
+    gpu::Question& x = question.p.call.x;
+    x.causal = 0, x.window_left = x.window_right = -1;
+    question.p.workers = 132, question.p.memory.most_slots = 2000;
+    question.items.resize(std::size_t(question.p.memory.most_items = B * 8 * question.p.tiles + 2000));
+    question.counts.resize(4000);
+    question.p.memory.items = question.items.data(), question.p.memory.counts = question.counts.data();
+    question.run();
+    return question.queue.level;
+  };
+  EXPECT_EQ(level(1, 8192), 1);  // 32 leaves of 8 heads, two for each of 128 workers
+  EXPECT_EQ(level(1, 1024), 0);
+  EXPECT_EQ(level(132, 8192), 5);  // a head of a sequence for each, eight times
+}
+
+}  // namespace
+}  // namespace tessera::decode

@@ -1,0 +1,303 @@
+// The `decode` kernels without a GPU: what ldmatrix fetches for the column engine, and bank conflicts; the merge tree;
+// tiles, workspace and plans. Links tessera_cases.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+#include <string>
+
+#include "api/units.hpp"
+#include "decode/algorithms.hpp"
+#include "decode/layout.hpp"
+#include "tests/support/fragments.hpp"
+
+namespace tessera::decode {
+namespace {
+
+using test::conflicts, test::loaded, test::Place, test::TileMemory;
+
+// --- fragments and banks
+
+constexpr int all_rows[] = {8, 16, 32, 64}, all_keys[] = {32, 64};
+
+// "mma.m16n8k16": with g = lane / 4 and t = lane % 4, register r of a holds row g + 8 (r % 2), terms 2 t + 8 (r / 2)
+// and the next; register r of b holds column g, terms 2 t + 8 r and the next.
+TEST(Fragments, OfVHaveDimsAsRowsAndKeysAsTerms) {
+  for (const int keys : all_keys) {
+    const TileMemory memory(keys, 256);
+    for (int warp = 0; warp < warps; ++warp)
+      for (int v = 0; v < 4; ++v)
+        for (int j = 0; j < keys / 16; ++j) {
+          const auto address = [&](int lane) {
+            return (gpu::lane_byte(v_key(lane), v_dim(lane)) ^ gpu::column_turn(warp)) +
+                   v * keys * gpu::panel_row_bytes + j * gpu::bytes_of_16_rows;
+          };
+          EXPECT_EQ(conflicts(16, address), 1);
+          for (int lane = 0; lane < 32; ++lane)
+            for (int r = 0; r < 4; ++r) {
+              const int dim = 64 * v + 16 * warp + lane / 4 + 8 * (r % 2), key = 16 * j + lane % 4 * 2 + 8 * (r / 2);
+              ASSERT_EQ(loaded(memory, lane, r, true, address), std::pair(Place(key, dim), Place(key + 1, dim)));
+            }
+        }
+  }
+}
+
+TEST(Fragments, OfQHaveRowsAsColumns) {
+  for (const int rows : all_rows) {
+    const TileMemory memory(rows, 256);
+    for (int k = 0; k < 8; ++k)
+      for (int c = 0; c < rows / 8; ++c) {
+        const auto address = [&](int lane) {
+          return (gpu::tile_byte(rows, q_row(lane), q_dim(lane)) ^ q_turn(k)) + q_step(rows, k) +
+                 c * 8 * gpu::panel_row_bytes;
+        };
+        EXPECT_EQ(conflicts(16, address), 1);
+        for (int lane = 0; lane < 32; ++lane)
+          for (int r = 0; r < 4; ++r) {
+            const int row = 8 * c + lane / 4, dim = 32 * k + 16 * (r / 2) + 8 * (r % 2) + lane % 4 * 2;
+            ASSERT_EQ(loaded(memory, lane, r, false, address), std::pair(Place(row, dim), Place(row, dim + 1)));
+          }
+      }
+  }
+}
+
+// P is stored from accumulators of S^T, whose rows are keys, and loaded as the right operand of O^T.
+TEST(Fragments, OfPGoFromAccumulatorsToOperands) {
+  for (const int rows : all_rows)
+    for (const int keys : all_keys) {
+      const TileMemory memory(keys, rows, [&](int key, int row) { return p_byte(rows, key, row); });
+      for (int c = 0; c < rows / 8; ++c) {
+        for (int key = 0; key < keys; key += 8) {
+          const auto stored = [&](int lane) {
+            const int first = p_byte(rows, key / 16 * 16 + gpu::accumulator_row(lane, 0), lane % 4 * 2);
+            return (first ^ p_turn(c)) + key % 16 * rows * 2;
+          };
+          EXPECT_EQ(conflicts(4, stored), 1) << rows;
+          for (int lane = 0; lane < 32; ++lane)
+            EXPECT_EQ(memory.at(stored(lane)), Place(key + lane / 4, 8 * c + lane % 4 * 2));
+        }
+        for (int j = 0; j < keys / 32; ++j) {
+          const auto address = [&](int lane) { return (p_byte(rows, p_key(lane), 0) ^ p_turn(c)) + j * 32 * rows * 2; };
+          EXPECT_EQ(conflicts(16, address), 1) << rows;
+          for (int lane = 0; lane < 32; ++lane)
+            for (int r = 0; r < 4; ++r) {
+              const int key = 32 * j + 16 * (r / 2) + 8 * (r % 2) + lane % 4 * 2, row = 8 * c + lane / 4;
+              ASSERT_EQ(loaded(memory, lane, r, true, address), std::pair(Place(key, row), Place(key + 1, row)));
+            }
+        }
+      }
+    }
+}
+
+// O on its way to memory: value e of an accumulator, by dims and rows; then eight dims of a row by each thread.
+TEST(Banks, OfOutputsHaveNoConflicts) {
+  for (const int Dv : {64, 128, 192, 256})
+    for (int e = 0; e < 4; ++e)
+      EXPECT_EQ(
+          conflicts(4, [&](int lane) { return 4 * ((lane % 4 * 2 + e % 2) * out_pitch(Dv) + lane / 4 + e / 2 * 8); }),
+          1);
+}
+
+// --- the tree
+
+struct HostMath {
+  static float exp2(float x) { return std::exp2(x); }
+  static float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
+};
+
+bool same_bits(float a, float b) { return __builtin_bit_cast(UInt32, a) == __builtin_bit_cast(UInt32, b); }
+
+TEST(Merge, AnEmptySideChangesNoBit) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const RowState empty{-inf, 0};
+  for (const RowState state : {RowState{3, 7}, {-200, 1}, {-inf, nan}, {inf, 1}, empty})
+    for (const float o : {-0.0f, 0.0f, 1e-45f, -3.5f, nan}) {
+      const Merged before = merge<HostMath>(empty, state), behind = merge<HostMath>(state, empty);
+      for (const RowState& after : {before.state, behind.state})
+        EXPECT_TRUE(same_bits(after.m, state.m) && same_bits(after.l, state.l));
+      EXPECT_TRUE(same_bits(merged<HostMath>(behind.weights, o, nan), o));
+      if (!state.empty()) {
+        EXPECT_TRUE(same_bits(merged<HostMath>(before.weights, nan, o), o));
+      }
+    }
+}
+
+TEST(Merge, IsTheUnionOfTwoSetsOfKeys) {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<float> uniform(-30, 30);
+  for (int round = 0; round < 1000; ++round) {
+    const RowState a{uniform(random), 31 + uniform(random)}, b{uniform(random), 31 + uniform(random)};
+    const float oa = uniform(random), ob = uniform(random);
+    const Merged both = merge<HostMath>(a, b);
+    const double wa = std::exp2(double(a.m) - both.state.m), wb = std::exp2(double(b.m) - both.state.m);
+    EXPECT_EQ(both.state.m, std::max(a.m, b.m));
+    EXPECT_NEAR(both.state.l, a.l * wa + b.l * wb, 1e-6 * both.state.l);
+    EXPECT_NEAR(merged<HostMath>(both.weights, oa, ob), oa * wa + ob * wb, 1e-5);
+  }
+}
+
+// A NaN among the scores of one side leaves m as it was, but not l: it must not be taken for an empty side.
+TEST(Merge, KeepsNaN) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  for (const RowState other : {RowState{3, 7}, {-inf, nan}}) {
+    EXPECT_TRUE(std::isnan(merge<HostMath>({-inf, nan}, other).state.l));
+    EXPECT_TRUE(std::isnan(merge<HostMath>(other, {-inf, nan}).state.l));
+  }
+}
+
+TEST(Nodes, AreThoseAboveTheLeaves) {
+  for (Int32 first = 0; first < 40; ++first)
+    for (Int32 end = first + 1; end < 70; ++end)
+      for (int level = 0; level < 8; ++level) {
+        std::set<Int32> nodes;
+        for (Int32 leaf = first; leaf < end; ++leaf) nodes.insert(leaf >> level);
+        const Nodes above = Nodes{first, end}.above(level);
+        ASSERT_EQ(above, (Nodes{*nodes.begin(), *nodes.rbegin() + 1}));
+        Int32 leaves = 0;
+        for (Int32 node = above.first; node < above.end; ++node)
+          leaves += leaves_under({first, end}, node, level).count();
+        ASSERT_EQ(leaves, end - first);
+      }
+  EXPECT_EQ(leaves_of({}), (Nodes{0, 1}));
+  EXPECT_EQ(leaves_of({255, 257}), (Nodes{0, 2}));
+  EXPECT_EQ(leaves_of({256, 512}), (Nodes{1, 2}));
+  EXPECT_EQ(levels_above(1), 0);
+  EXPECT_EQ(levels_above(2), 1);
+  EXPECT_EQ(levels_above(33), 6);
+}
+
+// --- tiles and plans
+
+constexpr const char* architectures[] = {"sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
+
+Problem problem(std::int64_t Nq, std::int64_t group, api::HeadDims dims, Type type = Type::bf16) {
+  Problem p = api::plain_problem(Pass::forward, type, dims);
+  p.Nq = Nq, p.Hq = p.Hk * group;
+  return p;
+}
+
+gpu::Steps planned(const Problem& p, const char* architecture = "sm_90a") {
+  return algorithms().front().plan(p, cuda::target_named(architecture));
+}
+
+// Every number of rows has a tile, and how many keys it has depends on nothing but the GPU and the head dims.
+TEST(Tiles, FitAndHaveKeysByHeadDimsAlone) {
+  int tiles = 0;
+  for (const char* architecture : architectures) {
+    const cuda::Target target = cuda::target_named(architecture);
+    for (const std::int64_t D : {8, 64, 72, 128, 192, 256})
+      for (const std::int64_t Dv : {8, 64, 128, 256}) {
+        const int keys = tile_of(problem(1, 1, {D, Dv}), target)->tile_keys;
+        for (const Type type : {Type::f16, Type::bf16})
+          for (const std::int64_t rows : {1, 8, 9, 31, 33, 64})
+            for (const int change : {0, 1, 2, 3}) {
+              Problem p = problem(rows, 1, {D, Dv}, type);
+              if (change == 1) p.pages = Pages{.count = 7, .v_count = 7, .size = 1, .entries = 5};
+              if (change == 2) p.o_type = Type::f32, p.slopes = 1, p.options.softcap = 1;
+              if (change == 3) p.B = 1, p.Nk = 1 << 20;
+              const std::optional<Config> c = tile_of(p, target);
+              ASSERT_TRUE(c) << architecture << " " << D << " " << Dv << " " << rows;
+              EXPECT_EQ(c->tile_keys, keys);
+              EXPECT_EQ(leaf_keys % c->tile_keys, 0);
+              EXPECT_TRUE(c->D >= D && c->Dv >= Dv && c->stages >= 2 && c->levels >= 1);
+              constexpr int reserved = 1024;
+              EXPECT_LE((layout_of(*c).bytes + reserved) * c->blocks_per_sm, target.shared_bytes + reserved);
+              ++tiles;
+            }
+      }
+  }
+  EXPECT_EQ(tiles, 7 * 24 * 2 * 6 * 4);
+}
+
+TEST(Tiles, HaveAsManyRowsAsThereAre) {
+  const cuda::Target target = cuda::target_named("sm_90a");
+  const std::pair<std::int64_t, int> expected[] = {{1, 8}, {8, 8}, {9, 16}, {17, 32}, {33, 64}, {64, 64}};
+  for (const auto& [rows, tile] : expected) EXPECT_EQ(tile_of(problem(rows, 1, {128, 128}), target)->rows, tile);
+}
+
+TEST(Plans, AreTwoLaunches) {
+  for (const char* architecture : architectures) {
+    const gpu::Steps steps = planned(problem(1, 4, {128, 128}), architecture);
+    ASSERT_EQ(steps.reason, "");
+    ASSERT_EQ(steps.list.size(), 2U);
+    EXPECT_EQ(steps.list[0].name, "decode_schedule");
+    EXPECT_EQ(steps.list[1].name, "decode_attend");
+    EXPECT_EQ(steps.list[0].blocks, 1);
+    EXPECT_LE(steps.list[1].blocks, 2 * cuda::target_named(architecture).multiprocessors);
+  }
+  Problem none = problem(0, 1, {64, 64});
+  EXPECT_EQ(planned(none).reason, "");
+  EXPECT_TRUE(planned(none).list.empty());
+}
+
+TEST(Plans, SayWhatTheyRefuse) {
+  const auto reason = [](const Problem& p, const char* architecture = "sm_90a") {
+    return planned(p, architecture).reason;
+  };
+  Problem p = problem(1, 4, {64, 64});
+  EXPECT_EQ(reason(p), "");
+  EXPECT_EQ(reason(p, "sm_75"), "the GPU is sm_75; this kernel runs on sm_80 and later");
+  p.q_type = Type::f32;
+  EXPECT_EQ(reason(p), "type is f32; this kernel takes f16 and bf16");
+  EXPECT_EQ(reason(problem(17, 4, {64, 64})),
+            "Nq is 17 and 4 heads share a KV head; this kernel takes at most 64 rows of queries for each");
+  EXPECT_EQ(reason(problem(16, 4, {64, 64})), "");
+  EXPECT_EQ(reason(problem(1, 1, {264, 64})), "D is 264 and Dv is 64; this kernel has tiles up to 256");
+  p = problem(1, 4, {64, 64}), p.alignment = 8;
+  EXPECT_EQ(reason(p), "q, k and v are aligned to 8 bytes; this kernel copies 16 at a time");
+  p = problem(1, 4, {64, 64}), p.bias = Broadcast{Type::bf16, {1, 1, 1, 1}};
+  EXPECT_EQ(reason(p), "a bias is given; this kernel takes softcap and ALiBi");
+  p.bias.reset(), p.mask = Broadcast{Type::u8, {1, 1, 1, 1}};
+  EXPECT_EQ(reason(p), "a mask is given; this kernel takes softcap and ALiBi");
+  p.mask.reset(), p.options.dropout = 0.5;
+  EXPECT_EQ(reason(p), "dropout is 0.5; this kernel has none");
+  p = problem(1, 4, {64, 64}), p.Nk = (std::int64_t{1} << 30) + 1;
+  EXPECT_EQ(reason(p), "Nk is 1073741825; this kernel counts up to 1073741824 keys");
+  p = problem(1, 4, {64, 64}), p.B = std::int64_t{1} << 26, p.Hk = 2, p.Hq = 8;
+  EXPECT_EQ(reason(p), "B is 67108864 and Hk is 2; this kernel counts up to 67108864 heads of sequences");
+  EXPECT_EQ(planned(api::plain_problem(Pass::backward, Type::bf16, {64, 64})).reason,
+            "pass is backward; this kernel is for the forward pass");
+  // A packed batch may be of one long sequence, unless the caller says that it is not.
+  p = problem(65, 1, {64, 64}), p.packed = true;
+  EXPECT_NE(reason(p), "");
+  p.options.max_seqlen_q = 64;
+  EXPECT_EQ(reason(p), "");
+}
+
+// From upper bounds alone, and of a size that does not follow the batch.
+TEST(Plans, BoundTheWorkspace) {
+  constexpr std::int64_t MB = 1 << 20;
+  Problem p = problem(1, 4, {128, 128});
+  p.B = 64, p.Hk = 8, p.Hq = 32, p.Nk = 131072;
+  EXPECT_LT(planned(p).own_bytes, 24 * MB);
+  p.B = 4096;
+  EXPECT_LT(planned(p).own_bytes, 26 * MB);
+  p.B = 1, p.Nk = 256;  // one leaf: nothing to merge
+  EXPECT_LT(planned(p).own_bytes, 1024);
+  p.Nk = 257, p.Hk = 1, p.Hq = 4;
+  EXPECT_LT(planned(p).own_bytes, 20000);
+}
+
+// Whatever lengths turn out to be, every work item has a place, and every family a count.
+TEST(Plans, HoldTheWorkspaceThatLengthsCanAskFor) {
+  for (const std::int64_t B : {1, 3, 64})
+    for (const std::int64_t Nk : {1, 256, 257, 5000, 131072, 1 << 24})
+      for (const std::int64_t Nq : {1, 16, 64}) {
+        Problem p = problem(Nq, 1, {128, 128});
+        p.B = B, p.Nk = Nk;
+        const cuda::Target target = cuda::target_named("sm_90a");
+        const Config c = *tile_of(p, target);
+        const Carved carved = carve(p, target, c, nullptr);
+        const std::int64_t groups = p.B * p.Hk * ceil_div(Nq, c.rows);
+        EXPECT_EQ(carved.memory.most_items, groups + carved.memory.most_slots);
+        const int levels = levels_above(ceil_div(Nk, leaf_keys));
+        EXPECT_GE(carved.memory.climbs * family_levels, levels);
+        EXPECT_GE(carved.memory.stack_levels + c.levels, levels);
+        EXPECT_EQ(carved.memory.most_slots == 0, Nk <= leaf_keys);
+      }
+}
+
+}  // namespace
+}  // namespace tessera::decode

@@ -1,0 +1,241 @@
+// The `decode` kernels on a GPU: tables and random configurations with few queries against float64; the same bits 100
+// times, in any company, in pages as on contiguous keys, on a stream and in a graph; entries outside of the pool. Links
+// tessera_cases. tests/decode runs the kernels' text without a GPU; between blocks only a GPU can show what holds.
+#include <cstring>
+
+#include "cases/random.hpp"
+#include "tests/gpu/support.hpp"
+#include "tests/support/pages.hpp"
+
+namespace tessera::test {
+namespace {
+
+constexpr const char* decode_kernel = "decode";
+
+class Decode : public Gpu {
+ protected:
+  void SetUp() override {
+    Gpu::SetUp();
+    if (!IsSkipped() && cuda::properties(gpu.id).major < 8) GTEST_SKIP() << "no GPU to test: it is older than sm_80";
+  }
+};
+
+template <class Parameter>
+class DecodeWith : public Decode, public testing::WithParamInterface<Parameter> {};
+
+// The same case with as few queries as the kernel takes, in 16 bits, without what it refuses.
+Case few_queries(Case c) {
+  c.backward = c.options.accumulate = false;
+  if (c.type == Type::f32) c.type = Type::bf16;
+  c.style = c.style == Style::heads_first ? Style::heads_first : Style::contiguous;
+  c.bias = c.mask = c.rng = false, c.options.dropout = 0, c.options.seed = c.options.seed_offset = 0;
+  c.D = std::min<std::int64_t>((c.D + 7) / 8 * 8, 256), c.Dv = std::min<std::int64_t>((c.dim_v() + 7) / 8 * 8, 256);
+  const std::int64_t most = c.Hk > 0 && c.Hq > c.Hk ? std::max<std::int64_t>(1, 64 / (c.Hq / c.Hk)) : 64;
+  c.Nq = std::min(c.Nq, most);
+  for (auto* lengths : {&c.packed_q, &c.used_q})
+    for (auto& length : *lengths) length = std::min(length, static_cast<std::int32_t>(most));
+  if (c.packed()) c.options.max_seqlen_q = most;
+  return c;
+}
+
+constexpr std::size_t parts = 14;
+class GpuDecodeCases : public DecodeWith<std::size_t> {};
+
+TEST_P(GpuDecodeCases, AgreeWithFloat64) {
+  std::vector<Case> cases = suite("all");
+  for (const Case& c : random_cases(71'000, 400)) cases.push_back(c);
+  std::size_t ran = 0;
+  for (std::size_t n = GetParam(); n < cases.size(); n += parts) {
+    const CaseReport report = run_case(few_queries(cases[n]), Execution{.device = gpu, .kernel = decode_kernel});
+    expect_ok(report);
+    ran += !report.skipped;
+  }
+  EXPECT_GT(ran, 0U) << "a test in which everything was refused has shown nothing";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuDecodeCases, testing::Range(std::size_t{0}, parts));
+
+// Keys enough for many blocks, so that the order in which they finish varies.
+std::vector<Case> long_ones() {
+  std::vector<Case> all{
+      {.name = "one_token", .B = 1, .Nq = 1, .Nk = 8192, .Hq = 32, .Hk = 8, .D = 128},
+      {.name = "ragged", .B = 5, .Nq = 1, .Nk = 20000, .Hq = 8, .Hk = 2, .D = 128},
+      {.name = "draft", .B = 3, .Nq = 8, .Nk = 5001, .Hq = 16, .Hk = 2, .D = 64, .options = {.causal = true}},
+      {.name = "window", .B = 2, .Nq = 1, .Nk = 70000, .Hq = 4, .Hk = 1, .D = 64, .options = {.causal = true}},
+      {.name = "wide", .B = 2, .Nq = 2, .Nk = 3000, .Hq = 8, .Hk = 4, .D = 256, .type = Type::f16}};
+  all[1].used_k = {20000, 1, 0, 257, 12345};
+  all[3].options.window_left = 30000;
+  for (Case& c : all) {
+    if (c.type == Type::f32) c.type = Type::bf16;
+    c.backward = false;
+  }
+  return all;
+}
+
+class GpuDecodeRepetitions : public DecodeWith<std::size_t> {};
+
+TEST_P(GpuDecodeRepetitions, GiveTheSameBits) {
+  const Case spec = long_ones()[GetParam()];
+  CaseData first = build(spec), again = build(spec);
+  OnGpu on_first(first, decode_kernel), on_again(again, decode_kernel);
+  on_first.forward(), on_first.finish();
+  for (int run = 0; run < 100; ++run) {
+    on_again.upload();  // results of the run before become NaN again
+    on_again.forward(), on_again.finish();
+    expect_same_bits(first.o, again.o, "o"), expect_same_bits(first.lse, again.lse, "lse");
+    if (HasFatalFailure()) return;
+    again.o.restore(), again.lse.restore();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuDecodeRepetitions, testing::Range(std::size_t{0}, std::size_t{5}));
+
+// A sequence alone, and as one of 64 of all lengths: cut at other levels, with other tiles of rows.
+TEST_F(Decode, ASequenceHasTheSameBitsAloneAndInABatch) {
+  Case lone{.name = "lone", .Nq = 1, .Nk = 9000, .Hq = 8, .Hk = 2, .D = 128, .type = Type::bf16, .backward = false};
+  CaseData alone = build(lone);
+  OnGpu on(alone, decode_kernel);
+  on.forward(), on.finish();
+  for (const std::int64_t longest : {1, 4, 16}) {
+    Case spec = lone;
+    spec.B = 64, spec.Nq = longest, spec.seed = 7;
+    for (std::int32_t b = 0; b < 64; ++b) {
+      spec.used_q.push_back(b == 40 ? 1 : static_cast<std::int32_t>(longest));
+      spec.used_k.push_back(b == 40 ? 9000 : (b * 977) % 9000);
+    }
+    CaseData company = build(spec);
+    const auto copy = [](const Buffer& from, Buffer& to, std::int64_t row, std::int64_t rows, std::int64_t width) {
+      for (std::int64_t e = 0; e < rows * width; ++e) to.set(row * width + e, from.get(e));
+    };
+    const auto& s = company.sequences[40];
+    copy(alone.q, company.q, s.row_q, 1, 8 * 128);
+    copy(alone.k, company.k, s.row_k, 9000, 2 * 128), copy(alone.v, company.v, s.row_k, 9000, 2 * 128);
+    OnGpu among(company, decode_kernel);
+    among.forward(), among.finish();
+    for (std::int64_t e = 0; e < 8 * 128; ++e)
+      ASSERT_EQ(company.o.get(s.row_q * 8 * 128 + e), alone.o.get(e)) << "longest " << longest << " element " << e;
+  }
+}
+
+// A captured call follows the lengths: replayed with new ones, it has the bits of a call that was made for them.
+TEST_F(Decode, AGraphFollowsTheLengths) {
+  Case spec{.name = "graph", .B = 6, .Nq = 1, .Nk = 6000, .Hq = 8, .Hk = 2, .D = 128, .type = Type::bf16};
+  spec.backward = false, spec.used_k = {6000, 6000, 6000, 6000, 6000, 6000};
+  const Stream stream;
+  CaseData replayed = build(spec);
+  OnGpu in_graph(replayed, decode_kernel, stream);
+  const cuda::Driver& d = cuda::driver();
+  cuda::GraphHandle graph = nullptr;
+  cuda::GraphExecHandle exec = nullptr;
+  cuda::check(d.stream_begin_capture(stream, 0), "cuStreamBeginCapture");
+  in_graph.forward();
+  cuda::check(d.stream_end_capture(stream, &graph), "cuStreamEndCapture");
+  cuda::check(d.graph_instantiate(&exec, graph, 0), "cuGraphInstantiate");
+  for (std::int64_t round = 0; round < 20; ++round) {
+    CaseData eager = build(spec);
+    for (std::int64_t b = 0; b < 6; ++b)
+      for (CaseData* data : {&eager, &replayed})
+        data->used_k.set(b, double(round == 3 ? 0 : (round * 613 + b * 1999) % 6001));
+    OnGpu on(eager, decode_kernel);
+    on.forward(), on.finish();
+    replayed.o.restore(), replayed.lse.restore();
+    in_graph.upload();
+    cuda::check(d.graph_launch(exec, stream), "cuGraphLaunch");
+    in_graph.finish();
+    expect_same_bits(eager.o, replayed.o, "o"), expect_same_bits(eager.lse, replayed.lse, "lse");
+    if (HasFatalFailure()) break;
+  }
+  d.graph_exec_destroy(exec);
+  d.graph_destroy(graph);
+}
+
+// --- pages: tensors of a paged case on the GPU
+
+class PagedOnGpu {
+ public:
+  PagedOnGpu(CaseData& data, const PagedCase& paged) : data(data), placed(data, gpu), in(placed.inputs()) {
+    place(in.k, paged.in.k, paged.memory.data(), paged.memory.size());
+    const auto offset = static_cast<std::byte*>(paged.in.v.data) - paged.memory.data();
+    in.v = paged.in.v, in.v.data = static_cast<std::byte*>(in.k.data) + offset, in.v.device = gpu;
+    in.cu_seqlens_k = {};
+    place(in.seqused_k, paged.in.seqused_k), place(in.leftpad_k, paged.in.leftpad_k);
+    place(in.block_table, paged.in.block_table), place(in.v_block_table, paged.in.v_block_table);
+    place(in.page_indptr, paged.in.page_indptr), place(in.page_indices, paged.in.page_indices);
+    out = placed.outputs();
+    place(out.status, Tensor(&status, Type::i32, {1}));
+    placed.upload();
+  }
+  // Returns the status word, which was 4.
+  std::int32_t run() {
+    const Plan plan = Plan::forward(in, out, data.options(), execution);
+    DeviceMemory workspace(gpu, plan.workspace_size());
+    workspace.fill(std::byte{0xFF});
+    execution.workspace = workspace.data(), execution.workspace_bytes = plan.workspace_size();
+    plan.run(in, out, data.options(), execution);
+    wait_for(nullptr);
+    placed.download();
+    held.back()->read(reinterpret_cast<std::byte*>(&status), sizeof(status));
+    return status;
+  }
+
+ private:
+  void place(Tensor& to, const Tensor& from, const std::byte* bytes = nullptr, std::size_t count = 0) {
+    to = from;
+    if (!from) return;
+    if (!bytes) bytes = static_cast<const std::byte*>(from.data), count = static_cast<std::size_t>(from.elements()) * 4;
+    held.push_back(std::make_unique<DeviceMemory>(gpu, count));
+    held.back()->write(bytes, count);
+    to.data = held.back()->data(), to.device = gpu;
+  }
+
+  CaseData& data;
+  Placed placed;
+  Inputs in;
+  Outputs out;
+  std::int32_t status = 4;
+  Execution execution{.device = gpu, .kernel = decode_kernel};
+  std::vector<std::unique_ptr<DeviceMemory>> held;
+};
+
+class GpuDecodePages : public DecodeWith<std::int64_t> {};
+
+TEST_P(GpuDecodePages, HaveTheBitsOfContiguousKeys) {
+  const std::int64_t P = GetParam();
+  Case spec{.name = "paged", .B = 5, .Nq = 2, .Nk = 8193, .Hq = 8, .Hk = 2, .D = 64, .type = Type::bf16};
+  spec.backward = false, spec.options.causal = true, spec.used_k = {0, 1, 257, 4000, 8193};
+  CaseData expected = build(spec);
+  OnGpu on(expected, decode_kernel);
+  on.forward(), on.finish();
+  std::size_t turn = 0;
+  for (const Cache cache : caches)
+    for (const Table table : tables) {
+      Paging paging{.page_size = P, .cache = cache, .table = table, .seed = ++turn};
+      if (turn % 2) paging.leftpad = {0, 3, 1, static_cast<std::int32_t>(P), 40};
+      SCOPED_TRACE(describe(paging));
+      CaseData data = build(spec);
+      const PagedCase paged(expected, paging);
+      PagedOnGpu on_pages(data, paged);
+      EXPECT_EQ(on_pages.run(), 4);
+      expect_same_bits(expected.o, data.o, "o"), expect_same_bits(expected.lse, data.lse, "lse");
+      if (HasFatalFailure()) return;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, GpuDecodePages, testing::Values(1, 3, 16, 48, 64, 256, 528));
+
+TEST_F(Decode, EntriesOutsideThePoolAreReported) {
+  Case spec{.name = "bad", .B = 2, .Nq = 1, .Nk = 300, .Hq = 4, .Hk = 1, .D = 64, .type = Type::bf16};
+  spec.backward = false;
+  for (const std::int32_t bad : {-1, 1 << 30}) {
+    CaseData data = build(spec), again = build(spec);
+    PagedCase good(data, {.page_size = 16}), paged(data, {.page_size = 16});
+    paged.entry(1, 100) = bad;
+    PagedOnGpu on_good(data, good), on_bad(again, paged);
+    EXPECT_EQ(on_good.run(), 4);
+    EXPECT_EQ(on_bad.run(), 4 | page_outside_pool);
+    for (std::int64_t e = 0; e < 4 * 64; ++e) ASSERT_EQ(again.o.get(e), data.o.get(e)) << "of the other sequence";
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
