@@ -23,5 +23,6 @@ Action add_bench(CLI::App& program);
 Action add_plan(CLI::App& program);
 Action add_info(CLI::App& program);
 Action add_pack(CLI::App& program);
+Action add_dist(CLI::App& program);
 
 }  // namespace tessera::cli

@@ -98,7 +98,7 @@ int run(int argc, char** argv) {
       "  tessera COMMAND --help                          every option of a command");
 
   std::vector<std::pair<CLI::App*, Action>> actions;
-  for (auto add : {add_demo, add_run, add_check, add_bench, add_plan, add_info, add_pack}) {
+  for (auto add : {add_demo, add_run, add_check, add_bench, add_plan, add_info, add_pack, add_dist}) {
     Action action = add(program);
     actions.emplace_back(program.get_subcommands({}).back(), std::move(action));
   }

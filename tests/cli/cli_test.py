@@ -244,7 +244,7 @@ class Errors(Case):
 class Commands(Case):
     def test_help(self):
         self.assertIn("Examples:", tessera("--help").stdout)
-        for command in ("demo", "run", "check", "bench", "plan", "info", "pack"):
+        for command in ("demo", "run", "check", "bench", "plan", "info", "pack", "dist"):
             result = tessera(command, "--help")
             self.assertEqual(result.returncode, 0)
             self.assertIn("Examples:", result.stdout)

@@ -20,6 +20,10 @@ if(TARGET tessera_cli)
       ENVIRONMENT "TESSERA_SANITIZE=${TESSERA_SANITIZE}" TIMEOUT ${test_timeout} SKIP_RETURN_CODE 77)
   endforeach()
 
+  add_test(NAME cli_dist_test
+           COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_dist_test.py $<TARGET_FILE:tessera_cli>)
+  set_tests_properties(cli_dist_test PROPERTIES TIMEOUT ${test_timeout} LABELS dist)
+
   # A sanitizer's library would have to be loaded before the failing calls, and not into a privileged program.
   add_library(failing_calls MODULE support/failing_calls.c)
   target_compile_options(failing_calls PRIVATE -fvisibility=default)

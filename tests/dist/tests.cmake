@@ -3,7 +3,12 @@ add_custom_target(dist_tests)
 tessera_test(NAME dist_schedule_test SOURCES dist/schedule_test.cpp LIBRARIES tessera_static LABELS dist)
 tessera_test(NAME dist_attention_test SOURCES dist/attention_test.cpp LIBRARIES tessera_static LABELS dist threads)
 tessera_test(NAME dist_fault_test SOURCES dist/fault_test.cpp LIBRARIES tessera_static LABELS dist threads)
-add_dependencies(dist_tests dist_schedule_test dist_attention_test dist_fault_test)
+tessera_test(NAME dist_simulate_test SOURCES dist/simulate_test.cpp LIBRARIES tessera_static LABELS dist)
+add_dependencies(dist_tests dist_simulate_test dist_schedule_test dist_attention_test dist_fault_test)
+
+if(TARGET tessera_cli)  # for cli_dist_test
+  add_dependencies(dist_tests tessera_cli)
+endif()
 
 # Processes under mpirun. Without MPI there is no program, and the tests are skipped where ctest shows it.
 if(TARGET tessera_mpi)
@@ -17,6 +22,6 @@ if(NOT TESSERA_SANITIZE)  # whose reports MPI's own libraries would fill
   foreach(mode check faults)
     add_test(NAME dist_mpi_${mode}
              COMMAND python3 -B ${PROJECT_SOURCE_DIR}/tests/dist/mpi_test.py ${CMAKE_CURRENT_BINARY_DIR}/dist_mpi_ranks ${mode})
-    set_tests_properties(dist_mpi_${mode} PROPERTIES TIMEOUT ${test_timeout} LABELS "dist;mpi" SKIP_RETURN_CODE 77 RUN_SERIAL ON)
+    set_tests_properties(dist_mpi_${mode} PROPERTIES TIMEOUT ${test_timeout} LABELS "dist;mpi" SKIP_RETURN_CODE 77)
   endforeach()
 endif()

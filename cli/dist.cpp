@@ -1,0 +1,242 @@
+// `tessera dist`: several ranks without a network. `check` judges schedules, `bits` runs ranks as threads and compares
+// their results bit by bit, `simulate` times schedules on a machine given in numbers. Implements docs/scale_out.md.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cli/command.hpp"
+#include "cli/failure.hpp"
+#include "cli/flags.hpp"
+#include "cli/options.hpp"
+#include "cli/report.hpp"
+#include "dist/attention.hpp"
+#include "dist/simulate.hpp"
+#include "dist/threads.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using namespace tessera::dist;
+
+struct Arguments {
+  std::string what, scheme = "gather", json;
+  std::vector<std::int64_t> ranks, tokens;
+  std::int64_t heads = 32, kv_heads = 8, dim = 128, slices = 8, segment = 192, align = 128;
+  double forward = 700, backward = 600, call = 15, link = 50, node_link = 450, latency = 5;
+};
+
+Scheme scheme_of(const Arguments& a) { return a.scheme == "ring" ? Scheme::ring : Scheme::gather; }
+
+int check(const Arguments& a, Json& rows) {
+  int wrong = 0;
+  for (const std::int64_t n : a.ranks.empty() ? std::vector<std::int64_t>{2, 3, 4, 8, 64, 512} : a.ranks) {
+    const std::vector<Int64> lengths{a.tokens.empty() ? 2 * n * a.align : a.tokens[0]};
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const Schedule s = make_schedule(lengths, {.causal = true}, zigzag(lengths, static_cast<int>(n), a.align),
+                                       {scheme_of(a), pass, 0});
+      const Judgement judgement = check_schedule(s, a.align);
+      std::printf("%s, %s, %lld ranks: %s, balance %.3f\n", a.scheme.c_str(),
+                  pass == Pass::forward ? "forward" : "backward", static_cast<long long>(n),
+                  judgement.fault.empty() ? "covered once, matched, slots safe" : judgement.fault.c_str(),
+                  judgement.balance);
+      wrong += !judgement.fault.empty();
+      rows.push_back({{"scheme", a.scheme},
+                      {"pass", pass == Pass::forward ? "forward" : "backward"},
+                      {"ranks", n},
+                      {"fault", judgement.fault},
+                      {"balance", judgement.balance}});
+    }
+  }
+  return wrong != 0;
+}
+
+// --- bits
+
+// Rows of all tokens, or of one rank: [rows][heads][width] in f32.
+struct Numbers {
+  std::vector<float> values;
+  Int64 row = 0;  // numbers of one
+};
+
+struct Run {
+  Problem problem;
+  std::map<std::string, Numbers> of;
+
+  explicit Run(const Arguments& a) {
+    const Int64 tokens = a.tokens.empty() ? 16 * a.segment : a.tokens[0];
+    problem = {{tokens}, 8, 8, 64, 64, Type::f32, {.causal = true}};
+    for (const char* name : {"q", "k", "v", "dO", "O", "dQ", "dK", "dV"}) of[name].row = 8 * 64;
+    of["LSE"].row = 8;
+    std::mt19937 engine(1);
+    std::normal_distribution<float> normal;
+    for (auto& [name, x] : of) x.values.resize(static_cast<std::size_t>(tokens * x.row));
+    for (const char* name : {"q", "k", "v", "dO"})
+      for (float& x : of[name].values) x = normal(engine);
+  }
+
+  void rank(std::shared_ptr<Communicator> communicator, const Sharing& sharing) {
+    const int r = communicator->rank();
+    const Int64 n = sharing.partition.rows(r);
+    std::map<std::string, std::vector<float>> mine;
+    const auto copy = [&](bool in) {
+      for (auto& [name, x] : of) {
+        std::vector<float>& part = mine[name];
+        part.resize(static_cast<std::size_t>(n * x.row));
+        Int64 at = 0;
+        for (const Span& span : sharing.partition.of[static_cast<std::size_t>(r)]) {
+          float *global = x.values.data() + span.begin * x.row, *local = part.data() + at * x.row;
+          std::memcpy(in ? local : global, in ? global : local,
+                      static_cast<std::size_t>(span.rows() * x.row) * sizeof(float));
+          at += span.rows();
+        }
+      }
+    };
+    copy(true);
+    const auto tokens = [&](const char* name) { return Tensor(mine[name].data(), Type::f32, {n, 8, 64}); };
+    const Tensor lse = Tensor(mine["LSE"].data(), Type::f32, {n, 8}).transposed(0, 1);
+    Inputs in;
+    in.q = tokens("q"), in.k = tokens("k"), in.v = tokens("v");
+    Outputs out;
+    out.o = tokens("O"), out.lse = lse;
+    dist::Plan plan(communicator, problem, sharing);
+    plan.forward(in, out);
+    plan.backward(in, {out.o, lse, tokens("dO"), {}}, {tokens("dQ"), tokens("dK"), tokens("dV"), {}, {}});
+    copy(false);
+  }
+
+  UInt64 hash(const char* name) const {
+    UInt64 h = 1469598103934665603u;
+    for (const float x : of.at(name).values) h = (h ^ __builtin_bit_cast(UInt32, x)) * 1099511628211u;
+    return h;
+  }
+};
+
+int bits(const Arguments& a, Json& rows) {
+  const char* const names[] = {"O", "LSE", "dQ", "dK", "dV"};
+  std::vector<UInt64> first;
+  bool same = true;
+  for (const std::int64_t ranks : a.ranks.empty() ? std::vector<std::int64_t>{1, 2, 4, 8} : a.ranks)
+    for (const bool heads : {false, true}) {
+      if (heads && (ranks == 1 || a.scheme == "ring")) continue;
+      Run run(a);
+      const int slices = heads ? static_cast<int>(ranks) : 1;
+      const Sharing sharing{
+          .partition = two_level(zigzag(run.problem.lengths, static_cast<int>(ranks) / slices, a.segment), slices, 1),
+          .scheme = scheme_of(a),
+          .segment = a.scheme == "ring" ? 0 : a.segment,
+          .timeout = 300,
+          .threads = 1};
+      std::vector<std::string> faults(static_cast<std::size_t>(ranks));
+      run_ranks(static_cast<int>(ranks), [&](int r, std::shared_ptr<Communicator> communicator) {
+        try {
+          run.rank(std::move(communicator), sharing);
+        } catch (const std::exception& error) {
+          faults[static_cast<std::size_t>(r)] = error.what();
+        }
+      });
+      for (const std::string& fault : faults)
+        if (!fault.empty()) throw Failure(fault + ".");
+      std::vector<UInt64> hashes;
+      std::printf("%2lld ranks, %-7s", static_cast<long long>(ranks), heads ? "Ulysses" : a.scheme.c_str());
+      for (const char* name : names) hashes.push_back(run.hash(name)), std::printf("  %s %016llx", name, hashes.back());
+      std::printf("\n");
+      rows.push_back({{"ranks", ranks}, {"scheme", heads ? std::string("Ulysses") : a.scheme}, {"hashes", hashes}});
+      if (first.empty()) first = hashes;
+      same &= hashes == first;
+    }
+  std::printf("O LSE dQ dK dV: %s\n", same ? "same" : a.scheme == "ring" ? "differ (expected of a ring)" : "differ");
+  return !same && a.scheme != "ring";
+}
+
+// --- simulate
+
+int simulate(const Arguments& a, Json& rows) {
+  const Shape shape{a.heads, a.kv_heads, a.dim, a.dim, 2};
+  const Machine machine{a.forward * 1e12,  a.backward * 1e12, a.call * 1e-6, a.link * 1e9,
+                        a.node_link * 1e9, a.latency * 1e-6,  true};
+  std::printf(
+      "Simulated, not measured: %g and %g TFLOP/s inside a call, %g us a call, %g GB/s between nodes, %g inside.\n",
+      a.forward, a.backward, a.call, a.link, a.node_link);
+  std::printf("%10s %6s %-16s %12s %12s %6s %8s\n", "tokens", "ranks", "scheme", "forward", "backward", "calls", "K/V");
+  for (const std::int64_t tokens : a.tokens.empty() ? std::vector<std::int64_t>{1 << 20} : a.tokens)
+    for (const std::int64_t ranks : a.ranks.empty() ? std::vector<std::int64_t>{8, 64, 512} : a.ranks)
+      for (const int slices : {1, static_cast<int>(a.slices)})
+        for (const Scheme scheme : {Scheme::ring, Scheme::gather}) {
+          if (ranks % slices != 0 || slices > a.kv_heads) continue;
+          const std::vector<Int64> lengths{tokens};
+          const Partition partition = two_level(zigzag(lengths, static_cast<int>(ranks) / slices, a.align), slices, 1);
+          Simulated passes[2];
+          for (const Pass pass : {Pass::forward, Pass::backward})
+            passes[pass == Pass::backward] =
+                simulate(make_schedule(lengths, {.causal = true}, partition, {scheme, pass, 0}), shape, machine);
+          const std::string name =
+              (slices > 1 ? std::to_string(slices) + " slices x " : "") + (scheme == Scheme::ring ? "ring" : "gather");
+          rows.push_back({{"tokens", tokens},
+                          {"ranks", ranks},
+                          {"scheme", name},
+                          {"forward_seconds", passes[0].seconds},
+                          {"forward_efficiency", passes[0].efficiency()},
+                          {"backward_seconds", passes[1].seconds},
+                          {"backward_efficiency", passes[1].efficiency()},
+                          {"calls", passes[0].calls},
+                          {"key_bytes", passes[0].key_bytes}});
+          std::printf("%10lld %6lld %-16s %7.4f %3.0f%% %7.4f %3.0f%% %6lld %5.2f GB\n", static_cast<long long>(tokens),
+                      static_cast<long long>(ranks), name.c_str(), passes[0].seconds, 100 * passes[0].efficiency(),
+                      passes[1].seconds, 100 * passes[1].efficiency(), passes[0].calls, passes[0].key_bytes * 1e-9);
+        }
+  return 0;
+}
+
+int run(const Arguments& a) {
+  const auto positive = [](const char* flag, const std::vector<std::int64_t>& values) {
+    for (const std::int64_t x : values)
+      if (x < 1) throw Failure(std::string(flag) + ": is " + std::to_string(x) + "; must be positive.");
+  };
+  positive("--ranks", a.ranks), positive("--tokens", a.tokens);
+  positive("--segment, --align and --slices", {a.segment, a.align, a.slices});
+  Json rows = Json::array();
+  const int status = a.what == "check" ? check(a, rows) : a.what == "bits" ? bits(a, rows) : simulate(a, rows);
+  if (!a.json.empty()) save_json(a.json, {{"command", "dist " + a.what}, {"rows", rows}});
+  return status;
+}
+
+}  // namespace
+
+Action add_dist(CLI::App& program) {
+  auto arguments = std::make_shared<Arguments>();
+  Arguments& a = *arguments;
+  CLI::App& command = add_command(program, "dist", "Several ranks: check schedules, compare bits, simulate machines",
+                                  "Examples:\n"
+                                  "  tessera dist check --ranks 2,64,512\n"
+                                  "  tessera dist bits --ranks 1,2,4,8\n"
+                                  "  tessera dist simulate --tokens 1048576,10485760 --ranks 8,64,512");
+  add_flag(command, "what", "check, bits or simulate", a.what,
+           {.value = "WHAT", .choices = {"check", "bits", "simulate"}, .required = true});
+  add_flag(command, "--ranks", "Numbers of ranks", a.ranks, {.value = "LIST"});
+  add_flag(command, "--tokens", "Lengths of the sequence (check and bits: the first)", a.tokens, {.value = "LIST"});
+  add_flag(command, "--scheme", "gather (the default) or ring, for check and bits", a.scheme,
+           {.value = "NAME", .choices = {"gather", "ring"}});
+  add_flag(command, "--segment", "bits: rows of a segment (default: 192)", a.segment, {.value = "N"});
+  add_flag(command, "--align", "Cuts lie on multiples of so many rows (default: 128)", a.align, {.value = "N"});
+  add_json_flag(command, a.json);
+  const FlagStyle machine{.value = "X", .group = "Simulated machine"},
+      number{.value = "N", .group = "Simulated machine"};
+  add_flag(command, "--heads", "Query heads (default: 32)", a.heads, number);
+  add_flag(command, "--kv-heads", "Key and value heads (default: 8)", a.kv_heads, number);
+  add_flag(command, "--dim", "Head dimension (default: 128)", a.dim, number);
+  add_flag(command, "--slices", "Ranks of a node, which share its heads out (default: 8)", a.slices, number);
+  add_flag(command, "--forward", "TFLOP/s of a rank in a forward call (default: 700)", a.forward, machine);
+  add_flag(command, "--backward", "The same in a backward call (default: 600)", a.backward, machine);
+  add_flag(command, "--call", "Fixed microseconds of a call (default: 15)", a.call, machine);
+  add_flag(command, "--link", "GB/s of a rank between nodes, each way (default: 50)", a.link, machine);
+  add_flag(command, "--node-link", "The same inside a node (default: 450)", a.node_link, machine);
+  add_flag(command, "--latency", "Microseconds of a step's messages (default: 5)", a.latency, machine);
+  return [arguments] { return run(*arguments); };
+}
+
+}  // namespace tessera::cli

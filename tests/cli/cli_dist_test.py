@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+# cli_dist_test.py TESSERA: `tessera dist` from outside: schedules checked, bits of ranks as threads, simulated machines.
+# Run by ctest.
+import json
+import re
+import sys
+import unittest
+
+from cli_case import Case, tessera
+
+
+class Dist(Case):
+    def test_check(self):
+        for scheme in ("gather", "ring"):
+            result = tessera("dist", "check", "--ranks", "2,3,16", "--scheme", scheme)
+            self.assertEqual(result.returncode, 0, result)
+            lines = result.stdout.splitlines()
+            self.assertEqual(len(lines), 6)
+            for line in lines:
+                self.assertRegex(line, rf"^{scheme}, (for|back)ward, \d+ ranks: covered once, matched, slots safe, "
+                                       r"balance (1\.000|0\.99\d)$")
+
+    def test_bits(self):
+        result = tessera("dist", "bits", "--ranks", "1,2,4", "--tokens", 256, "--segment", 32)
+        self.assertEqual(result.returncode, 0, result)
+        self.assertTrue(result.stdout.endswith("O LSE dQ dK dV: same\n"), result.stdout)
+        hashes = {tuple(re.findall(r"\w{16}", line)) for line in result.stdout.splitlines()[:-1]}
+        self.assertEqual(len(hashes), 1)
+        self.assertEqual(len(hashes.pop()), 5)
+        ring = tessera("dist", "bits", "--ranks", "1,2", "--tokens", 256, "--segment", 32, "--scheme", "ring")
+        self.assertEqual(ring.returncode, 0, ring)
+        self.assertTrue(ring.stdout.endswith("differ (expected of a ring)\n"), ring.stdout)
+
+    def test_simulate(self):
+        path = self.path("rows.json")
+        result = tessera("dist", "simulate", "--tokens", 65536, "--ranks", "8,16", "--json", path)
+        self.assertEqual(result.returncode, 0, result)
+        self.assertTrue(result.stdout.startswith("Simulated, not measured: "), result.stdout)
+        with open(path) as file:
+            rows = json.load(file)["rows"]
+        self.assertEqual(len(rows), 8)  # one or eight slices, ring or gather
+        for row in rows:
+            self.assertGreater(row["forward_efficiency"], 0)
+            self.assertLessEqual(row["forward_efficiency"], 1)
+
+    def test_refusals(self):
+        self.assert_sentence(tessera("dist"), 2, "--help")
+        self.assert_sentence(tessera("dist", "dance"), 2, "--help")
+        self.assert_sentence(tessera("dist", "check", "--ranks", "0"), 1, "--ranks: is 0; must be positive.")
+
+
+if __name__ == "__main__":
+    del sys.argv[1:2]  # read by cli_case
+    unittest.main()
