@@ -132,9 +132,10 @@ def _buffers(items: Any, device_type: int, device_id: int) -> list[View]:
 
 
 def _tell_metadata(frame: Any, extension: int) -> None:
-    """XLA asks which API a handler was built for: the runtime's own where we know it, else ours, and it refuses."""
+    """XLA asks which API a handler was built for: the runtime's own where we know it, else our newest, which XLA may
+    still support. Runtimes that do not say theirs here are the oldest."""
     metadata = ctypes.cast(extension, POINTER(_MetadataExtension)).contents.metadata.contents
-    metadata.version.major, metadata.version.minor = MAJOR, MINORS[-1]
+    metadata.version.major, metadata.version.minor = MAJOR, MINORS[-1] if frame.api else MINORS[0]
     if frame.api:
         runtime = frame.api.contents.version
         if runtime.major == MAJOR and runtime.minor in MINORS:

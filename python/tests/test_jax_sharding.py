@@ -7,6 +7,7 @@ from conftest import assert_close
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
+from jax import export  # noqa: E402
 from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
@@ -159,6 +160,6 @@ def test_export():
     """For one device, from a process that has several."""
     given = arrays()
     function = jax.jit(lambda x: attention(**x, causal=True))
-    checks = [jax.export.DisabledSafetyCheck.custom_call("tessera_attention")]
-    exported = jax.export.export(function, disabled_checks=checks)(given)
+    checks = [export.DisabledSafetyCheck.custom_call("tessera_attention")]
+    exported = export.export(function, disabled_checks=checks)(given)
     np.testing.assert_array_equal(jax.jit(exported.call)(given), function(given))
