@@ -9,8 +9,9 @@ tessera.transformers registers an attention implementation with Hugging Face tra
 from ._abi import version as _version
 from ._api import (PAGE_OUTSIDE_POOL, Gradients, Plan, attention, backward, dropout_mask, forward, info, merge,
                    plan)
+from ._append import append
 from ._options import AttentionOptions
 
 __version__ = _version()
-__all__ = ["PAGE_OUTSIDE_POOL", "AttentionOptions", "Gradients", "Plan", "attention", "backward", "dropout_mask",
-           "forward", "info", "merge", "plan"]
+__all__ = ["PAGE_OUTSIDE_POOL", "AttentionOptions", "Gradients", "Plan", "append", "attention", "backward",
+           "dropout_mask", "forward", "info", "merge", "plan"]

@@ -43,6 +43,12 @@ class Outputs(_Tensors):
     _fields_ = _pointers("o lse status state_o state_m state_l")
 
 
+class AppendArgs(_Tensors):
+    _fields_ = [*_pointers("k_new v_new k v cu_seqlens_new seqused_k block_table v_block_table page_indptr page_indices "
+                           "slots rotary_cos rotary_sin positions q q_out q_positions status"),
+                ("interleaved", c_int32), ("reserved", c_int32)]
+
+
 class Saved(_Tensors):
     _fields_ = _pointers("o lse d_o d_lse")
 
@@ -67,7 +73,7 @@ class Execution(ctypes.Structure):
                 ("workspace_bytes", c_size_t), ("kernel", c_char_p)]
 
 
-_STRUCTS = {Tensor: "tensor", Inputs: "inputs", Outputs: "outputs", Saved: "saved", Gradients: "gradients",
+_STRUCTS = {Tensor: "tensor", Inputs: "inputs", Outputs: "outputs", AppendArgs: "append_args", Saved: "saved", Gradients: "gradients",
             Options: "options", Execution: "execution"}
 
 
@@ -102,7 +108,8 @@ for _name, _result, _arguments in [
         ("plan_workspace_size", c_size_t, [c_void_p]), ("plan_destroy", None, [c_void_p]),
         ("plan_forward", c_int, [c_void_p] * 5), ("plan_backward", c_int, [c_void_p] * 6),
         ("plan_run_forward", c_int, [c_void_p] * 5), ("plan_run_backward", c_int, [c_void_p] * 6),
-        ("merge", c_int, [c_void_p, c_int64, c_void_p, c_void_p]), ("dropout_mask", c_int, [c_void_p] * 4)]:
+        ("merge", c_int, [c_void_p, c_int64, c_void_p, c_void_p]), ("dropout_mask", c_int, [c_void_p] * 4),
+        ("append", c_int, [c_void_p] * 2)]:
     _function = getattr(lib, "tessera_" + _name)
     _function.restype, _function.argtypes = _result, _arguments
 _DEFAULTS = _read_defaults()

@@ -1,6 +1,6 @@
 """What is harmless to convert before a call, and what is not: types and shapes of the optional arrays, rows in memory.
 
-The rules are here once, by names of types, for arrays of any library. Used by _api.py, torch.py and jax.py.
+The rules are here once, by names of types, for arrays of any library. Used by _api.py, _append.py, torch.py and jax.py.
 """
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Optional
 from ._options import KEYWORDS
 
 _LENGTHS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "v_block_table", "page_indptr",
-            "page_indices", "leftpad_k"}
+            "page_indices", "leftpad_k", "cu_seqlens_new", "positions", "q_positions"}
 _FLOATS = {"float64", "float32", "float16", "bfloat16"}
-_ROWS = {"q", "k", "v", "o", "d_o"}  # read row by row: the numbers of each lie side by side
+_ROWS = {"q", "k", "v", "o", "d_o", "k_new", "v_new"}  # read row by row: the numbers of each lie side by side
 
 
 def refuse_masked(name: str, array: Any) -> None:

@@ -1,14 +1,32 @@
-"""What flash_attn_with_kvcache does around the attention: lengths, tables, rotary embedding, appending. PyTorch only.
+"""What flash_attn_with_kvcache does around the attention: lengths, tables, appending with rotary embedding.
 
-Used by flash_attn.py.
+Used by the package flash_attn. PyTorch only.
 """
 from __future__ import annotations
 
 import operator
-from typing import Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
+
+from ._abi import renamed
+from ._torch_append import append as append_by_library
+
+
+# What the library calls the arguments of flash_attn_with_kvcache.
+_NAMES = {"k": "k_cache", "v": "v_cache", "k_new": "k", "v_new": "v", "q_out": "q", "q_positions": "cache_seqlens",
+          "seqused_k": "cache_seqlens", "leftpad_k": "cache_leftpad", "scale": "softmax_scale",
+          "slopes": "alibi_slopes", "window": "window_size", "window_left": "window_size",
+          "window_right": "window_size"}
+
+
+def named(by_index: bool, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """The call, whose errors have the names of the caller's arguments."""
+    try:
+        return function(*arguments, **options)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise renamed(error, {**_NAMES, "block_table": "cache_batch_idx"} if by_index else _NAMES) from None
 
 
 def lengths(q: Tensor, k_cache: Tensor, cache_seqlens: Optional[Union[int, Tensor]], block_table: Optional[Tensor],
@@ -46,28 +64,6 @@ def table(k_cache: Tensor, seqused: Tensor, cache_batch_idx: Optional[Tensor], l
     return None
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, seqused: Tensor, interleaved: bool, ordered: bool) -> Tensor:
-    """Rotary embedding of [B,n,H,D] in f32, of the first 2 * cos.shape[1] dims.
-
-    Token t of sequence b has position seqused[b] + t, or seqused[b] where the tokens have no order. Pairs are
-    neighbours (interleaved) or lie half of those dims apart (NeoX).
-    """
-    half = cos.shape[-1]
-    if cos.dim() != 2 or cos.shape != sin.shape or 2 * half > x.shape[-1]:
-        raise ValueError(f"rotary_cos: has shape {list(cos.shape)} and rotary_sin {list(sin.shape)}; both must be "
-                         f"[positions, dims], with at most {x.shape[-1] // 2} dims")
-    places = torch.arange(x.shape[1], device=x.device) * int(ordered)
-    positions = seqused.long()[:, None] + places
-    if not x.is_cuda and positions.numel() and int(positions.max()) >= cos.shape[0]:
-        raise ValueError(f"rotary_cos: has {cos.shape[0]} positions but position {int(positions.max())} is needed")
-    c, s = (t[positions].float()[:, :, None] for t in (cos, sin))  # [B,n,1,half]
-    turned = x[..., :2 * half].float()
-    a, b = turned.unflatten(-1, (half, 2)).unbind(-1) if interleaved else turned.split(half, -1)
-    pair = a * c - b * s, a * s + b * c
-    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    return torch.cat((turned.to(x.dtype), x[..., 2 * half:]), -1)
-
-
 def _check_new(name: str, new: Tensor, cache: Tensor, shape: list[int]) -> None:
     if not isinstance(new, Tensor):
         raise TypeError(f"{name}: is a {type(new).__name__}; must be a PyTorch tensor")
@@ -79,7 +75,7 @@ def _check_new(name: str, new: Tensor, cache: Tensor, shape: list[int]) -> None:
                          "both must hold real numbers on one device")
     if any(step == 0 and count > 1 for step, count in zip(cache.stride(), cache.shape)):
         raise ValueError(f"{name}_cache: has strides {cache.stride()}; places that are written must lie apart")
-    if cache.is_inference() and not torch.is_inference_mode_enabled():
+    if not torch.compiler.is_compiling() and cache.is_inference() and not torch.is_inference_mode_enabled():
         raise ValueError(f"{name}_cache: is a tensor of inference mode; it can be written in that mode only")
 
 
@@ -113,13 +109,59 @@ def _new_places(new: Tensor, cache: Tensor, seqused: Tensor, table: Optional[Ten
     return pages, places % size
 
 
-def append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, seqused: Tensor, table: Optional[Tensor],
-           leftpad: Optional[Tensor]) -> None:
-    """k and v go to the places behind those in use, in the caches' types.
+class Rotary(NamedTuple):
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+    ordered: bool  # query i is at position cache_seqlens + i; else all are at cache_seqlens
+
+
+def check_rotary(x: Tensor, rotary: Rotary) -> None:
+    cos, sin = rotary.cos, rotary.sin
+    if cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[-1]:
+        raise ValueError(f"rotary_cos: has shape {list(cos.shape)} and rotary_sin {list(sin.shape)}; both must be "
+                         f"[positions, dims], with at most {x.shape[-1] // 2} dims")
+
+
+def _rotate(x: Tensor, rotary: Rotary, seqused: Tensor, ordered: bool) -> Tensor:
+    """[B,n,H,D], in f32, by PyTorch."""
+    places = seqused.long()[:, None] + torch.arange(x.shape[1], device=x.device) * int(ordered)
+    c, s = (t[places].float()[:, :, None] for t in (rotary.cos, rotary.sin))  # [B,n,1,half]
+    half = c.shape[-1]
+    turned = x[..., :2 * half].float()
+    a, b = turned.unflatten(-1, (half, 2)).unbind(-1) if rotary.interleaved else turned.split(half, -1)
+    pair = a * c - b * s, a * s + b * c
+    turned = torch.stack(pair, -1).flatten(-2) if rotary.interleaved else torch.cat(pair, -1)
+    return torch.cat((turned.to(x.dtype), x[..., 2 * half:]), -1)
+
+
+def append_by_torch(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, seqused: Tensor,
+                    table: Optional[Tensor], rotary: Optional[Rotary]) -> Tensor:
+    """What the library does for tensors on the CPU, for those on a GPU."""
+    where = _new_places(k, k_cache, seqused, table)
+    if rotary is not None:
+        q, k = _rotate(q, rotary, seqused, rotary.ordered), _rotate(k, rotary, seqused, True)
+    k_cache[where], v_cache[where] = k.to(k_cache.dtype), v.to(v_cache.dtype)
+    return q
+
+
+def append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, seqused: Tensor, used: Tensor,
+           table: Optional[Tensor], leftpad: Optional[Tensor], rotary: Optional[Rotary], by_index: bool) -> Tensor:
+    """k, rotated, and v go to the places behind those in use, in the caches' types; returns q, rotated.
 
     Checks the numbers of lengths and tables before it writes; the rest has been checked.
     """
-    if leftpad is not None:
-        _check_leftpad(leftpad, seqused + k.shape[1])
-    where = _new_places(k, k_cache, seqused, table)
-    k_cache[where], v_cache[where] = k.to(k_cache.dtype), v.to(v_cache.dtype)
+    if q.is_cuda:
+        return append_by_torch(q, k_cache, v_cache, k, v, seqused, table, rotary)
+    if not torch.compiler.is_compiling():  # what they say of numbers; the library checks them again
+        if leftpad is not None:
+            _check_leftpad(leftpad, used)
+        _new_places(k, k_cache, seqused, table)
+    options: dict[str, Any] = {}
+    if rotary is not None:
+        options = {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "interleaved": rotary.interleaved, "q": q}
+        if not rotary.ordered:
+            options["q_positions"] = seqused[:, None].expand(q.shape[0], q.shape[1])
+    rotated = named(by_index, append_by_library, k, v, k_cache, v_cache, seqused_k=used, block_table=table,
+                    **options)
+    return q if rotated is None else rotated

@@ -211,7 +211,7 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tenso
     return o, lse
 
 
-def _require_one_device(names: Sequence[str], tensors: Sequence[Optional[Tensor]]) -> None:
+def require_one_device(names: Sequence[str], tensors: Sequence[Optional[Tensor]]) -> None:
     """For fake tensors, which no plan sees. PyTorch takes a call with a single one on `meta` for fake, and what is made
     for the others would never be filled in."""
     device = tensors[0].device  # type: ignore[union-attr]
@@ -222,7 +222,7 @@ def _require_one_device(names: Sequence[str], tensors: Sequence[Optional[Tensor]
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     optional = sort_arguments(arguments)[0]
-    _require_one_device(INPUTS, (q, k, v, *optional))
+    require_one_device(INPUTS, (q, k, v, *optional))
     return outputs(q, v, optional).make(q)
 
 
@@ -260,7 +260,7 @@ def run_backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, w
 def _backward_fake(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: Sequence[bool], q: Tensor,
                    k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
     inputs = q, k, v, *sort_arguments(arguments)[0]
-    _require_one_device((*INPUTS[:len(inputs)], *RESULTS, "d_o", "d_lse"), (*inputs, o, lse, d_o, d_lse))
+    require_one_device((*INPUTS[:len(inputs)], *RESULTS, "d_o", "d_lse"), (*inputs, o, lse, d_o, d_lse))
     gradients = _empty_gradients(inputs, wanted)
     return [gradient for gradient in gradients if gradient is not None]
 

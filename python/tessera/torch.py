@@ -1,7 +1,7 @@
 """Attention for PyTorch: differentiable in q, k, v, bias, sinks and through LSE; with torch.compile and autocast.
 
-`attention` is the function to call, or `scaled_dot_product_attention` in place of PyTorch's. The operators that
-torch.compile and the profiler see are in _torch_ops.py.
+`attention` is the function to call, or `scaled_dot_product_attention` in place of PyTorch's; `append` writes to a cache
+of keys and values. The operators that torch.compile and the profiler see are in _torch_ops.py and _torch_append.py.
 """
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from . import _torch_rules  # noqa: F401  registers them
 from ._abi import renamed
 from ._convert import optional, type_name
 from ._options import KEYWORDS, flag, sort, swaps_heads
+from ._torch_append import append  # noqa: F401  a function to call
 from ._torch_shapes import Arranged, pack, require_tensors, unpack
 
 if TYPE_CHECKING:

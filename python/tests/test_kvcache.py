@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 import eager  # noqa: E402
 from conftest import assert_close  # noqa: E402
 
-from tessera import _call  # noqa: E402
+from tessera import _call, _kvcache  # noqa: E402
 from tessera.flash_attn import (flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_kvpacked_func,  # noqa: E402
                                 flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache)
 
@@ -164,14 +164,14 @@ def refused_calls():
         "v elsewhere": ({"v": k.to("meta")}, ValueError, "v: is torch.float32 on meta"),
         "v of NumPy": ({"v": k.numpy()}, TypeError, "v: is a ndarray; must be a PyTorch tensor"),
         "v_cache of another type": ({"v_cache": torch.zeros(B * CAPACITY // P + 2, P, HK, D).double()}, ValueError,
-                                    "v: has type"),
-        "v_cache with fewer pages": ({"v_cache": torch.zeros(3, P, HK, D)}, ValueError, "v: has 3 pages"),
+                                    "v_cache: has type"),
+        "v_cache with fewer pages": ({"v_cache": torch.zeros(3, P, HK, D)}, ValueError, "v_cache: has 3 pages"),
         "v_cache in one place": ({"v_cache": torch.zeros(1, P, HK, D).expand(B * CAPACITY // P + 2, P, HK, D)},
                                  ValueError, "v_cache: has strides"),
         "v_cache of inference mode": ({"v_cache": of_inference}, ValueError, "v_cache: is a tensor of inference mode"),
-        "lengths of another type": ({"cache_seqlens": LENGTHS.float()}, ValueError, "seqused_k: has type f32"),
-        "lengths of another batch": ({"cache_seqlens": LENGTHS[:2]}, ValueError, "seqused_k"),
-        "lengths elsewhere": ({"cache_seqlens": LENGTHS.to("meta")}, TypeError, "seqused_k: is on meta"),
+        "lengths of another type": ({"cache_seqlens": LENGTHS.float()}, ValueError, "cache_seqlens: has type f32"),
+        "lengths of another batch": ({"cache_seqlens": LENGTHS[:2]}, ValueError, "cache_seqlens: has shape"),
+        "lengths elsewhere": ({"cache_seqlens": LENGTHS.to("meta")}, TypeError, "cache_seqlens: is on meta"),
         "lengths below 0": ({"cache_seqlens": LENGTHS - 1}, ValueError, "cache_seqlens: places -1 to"),
         "a length of halves": ({"cache_seqlens": 2.5}, TypeError, "cache_seqlens: is 2.5; must be a whole"),
         "a length of text": ({"cache_seqlens": "3"}, TypeError, "cache_seqlens: is '3'; must be a whole"),
@@ -180,20 +180,20 @@ def refused_calls():
         "lengths beyond the cache": ({"cache_seqlens": LENGTHS + 8}, ValueError, "cache_seqlens: places 8 to 50"),
         "padding beyond the lengths": ({"cache_leftpad": LENGTHS + NEW + 1}, ValueError, "cache_leftpad: is"),
         "padding below 0": ({"cache_leftpad": LENGTHS - 1}, ValueError, "cache_leftpad: is"),
-        "padding of another type": ({"cache_leftpad": LENGTHS.float()}, ValueError, "leftpad_k: has type f32"),
+        "padding of another type": ({"cache_leftpad": LENGTHS.float()}, ValueError, "cache_leftpad: has type f32"),
         "a table of another type": ({"block_table": torch.zeros(B, CAPACITY // P)}, ValueError,
                                     "block_table: has type f32"),
         "a table of another batch": ({"block_table": torch.zeros(B + 1, CAPACITY // P).int()}, ValueError,
                                      "block_table: has shape"),
         "a table of other pages": ({"block_table": torch.full((B, CAPACITY // P), 99, dtype=torch.int32)}, ValueError,
                                    "block_table: names pages 99"),
-        "a scale": ({"softmax_scale": float("nan")}, ValueError, "scale"),
+        "a scale": ({"softmax_scale": float("nan")}, ValueError, "softmax_scale: is nan"),
         "a softcap": ({"softcap": -1.0}, ValueError, "softcap"),
         "a softcap of text": ({"softcap": "1"}, TypeError, "softcap"),
-        "a window": ({"window_size": (-2, 0)}, ValueError, "window's left"),
-        "a window of three": ({"window_size": (1, 2, 3)}, TypeError, "window"),
-        "slopes": ({"alibi_slopes": torch.ones(HQ + 1)}, ValueError, "slopes: has shape"),
-        "slopes of NumPy": ({"alibi_slopes": torch.ones(HQ).numpy()}, TypeError, "slopes: is a ndarray"),
+        "a window": ({"window_size": (-2, 0)}, ValueError, "window_size's left: is -2"),
+        "a window of three": ({"window_size": (1, 2, 3)}, TypeError, "window_size: is"),
+        "slopes": ({"alibi_slopes": torch.ones(HQ + 1)}, ValueError, "alibi_slopes: has shape"),
+        "slopes of NumPy": ({"alibi_slopes": torch.ones(HQ).numpy()}, TypeError, "alibi_slopes: is a ndarray"),
         "rotary and a softcap": ({**rotary, "softcap": -1.0}, ValueError, "softcap"),
         "rotary and padding": ({**rotary, "cache_leftpad": LENGTHS - 1}, ValueError, "cache_leftpad: is"),
         "rotary of few positions": ({"rotary_cos": cos[:9], "rotary_sin": cos[:9]}, ValueError, "rotary_cos: has 9"),
@@ -215,6 +215,39 @@ def test_a_refused_call_leaves_the_caches_as_they_were(name):
     assert all(torch.equal(cache, old) for cache, old in zip(caches, before))
 
 
+def test_names_of_batch_indices_and_of_calls_that_append_nothing():
+    k_cache, v_cache, _, _ = make_cache(False)
+    q, k = torch.randn(2, 1, HQ, D), torch.randn(2, 1, HK, D)
+    with pytest.raises(ValueError, match="cache_batch_idx: tokens 0 and 1 both go to one row of the cache"):
+        flash_attn_with_kvcache(q, k_cache, v_cache, k, k, cache_seqlens=4, cache_batch_idx=torch.tensor([1, 1]).int())
+    with pytest.raises(ValueError, match="cache_seqlens: entry 0 is 49"):
+        flash_attn_with_kvcache(q, k_cache[:2], v_cache[:2], cache_seqlens=CAPACITY + 1)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("paged", [False, True])
+def test_the_way_of_gpus_gives_the_same_numbers(interleaved, ordered, paged):
+    """PyTorch appends what lies on a GPU. Here it does so on the CPU, beside the library."""
+    cos, sin = torch.rand(2, CAPACITY, 8)
+    rotary = _kvcache.Rotary(cos, sin, interleaved, ordered)
+    q, k, v = torch.randn(B, NEW, HQ, D), torch.randn(B, NEW, HK, D), torch.randn(B, NEW, HK, D)
+    results = []
+    for way in ("library", "torch"):
+        k_cache, v_cache, table, _ = make_cache(paged)
+        k_cache, v_cache = k_cache.bfloat16(), v_cache.bfloat16()
+        if way == "torch":
+            turned_q = _kvcache.append_by_torch(q, k_cache, v_cache, k, v, LENGTHS, table, rotary)
+        else:
+            turned_q = _kvcache.append(q, k_cache, v_cache, k, v, LENGTHS, LENGTHS + NEW, table, None, rotary, False)
+        results.append((turned_q, k_cache, v_cache))
+    # The one rounds each product, the other may fuse a product and the sum.
+    assert_close(results[0][0], results[1][0])
+    for ours, theirs in zip(results[0][1:], results[1][1:]):
+        assert_close(ours.float(), theirs.float(), "bfloat16", 0.1)
+    assert torch.equal(results[0][2], results[1][2])
+
+
 def test_an_appending_call_plans_once():
     """What checks the call leaves its plan to the call."""
     k_cache, v_cache, table, _ = make_cache(True)
@@ -222,6 +255,20 @@ def test_an_appending_call_plans_once():
     with unittest.mock.patch.object(_call, "plan", wraps=_call.plan) as plan:
         flash_attn_with_kvcache(q, k_cache, v_cache, new, new, cache_seqlens=LENGTHS, block_table=table, softcap=7.25)
     assert plan.call_count == 1
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_compiles_without_a_break(paged):
+    k_cache, v_cache, table, _ = make_cache(paged)
+    caches = k_cache.clone(), v_cache.clone()
+    q, new = torch.randn(B, NEW, HQ, D), torch.randn(B, NEW, HK, D)
+    cos, sin = torch.rand(2, CAPACITY, 8)
+
+    def step(q, k_cache, v_cache):
+        return flash_attn_with_kvcache(q, k_cache, v_cache, new, new, cos, sin, LENGTHS, block_table=table, causal=True)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(q, k_cache, v_cache)
+    assert torch.equal(compiled, step(q, *caches)) and torch.equal(k_cache, caches[0])
 
 
 def test_refusals():
@@ -234,7 +281,7 @@ def test_refusals():
             "cache_batch_idx: is given with block_table": {"cache_batch_idx": LENGTHS, "cache_seqlens": 3,
                                                            "block_table": table},
             "rotary_cos: goes with rotary_sin, k and v": {"rotary_cos": cos, "rotary_sin": cos, "block_table": table},
-            "rotary_cos: has 10 positions but position 40": {"rotary_cos": cos, "rotary_sin": cos, "k": k, "v": k,
+            "rotary_cos: has 10 positions but token 1 is at 13": {"rotary_cos": cos, "rotary_sin": cos, "k": k, "v": k,
                                                              "cache_seqlens": LENGTHS, "block_table": table},
             "rotary_cos: has shape": {"rotary_cos": torch.ones(50, 17), "rotary_sin": torch.ones(50, 17), "k": k,
                                       "v": k, "cache_seqlens": LENGTHS, "block_table": table},

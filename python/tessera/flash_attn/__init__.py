@@ -10,9 +10,9 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from . import _kvcache
-from ._abi import renamed
-from .torch import attention, check
+from .. import _kvcache
+from .._abi import renamed
+from ..torch import attention, check
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: Optional[float], causal: bool,
@@ -122,25 +122,36 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     depends on their number alone. A call that is refused leaves the caches as they were.
     """
     with torch.no_grad():
-        seqused = _kvcache.lengths(q, k_cache, cache_seqlens, block_table, appends=k is not None)
-        table = _kvcache.table(k_cache, seqused, cache_batch_idx, cache_leftpad, block_table)
-        if (rotary_cos is None) != (rotary_sin is None) or (rotary_cos is not None and k is None):
-            raise ValueError("rotary_cos: goes with rotary_sin, k and v; rotating without appending is not defined")
-        if k is not None:
-            if v is None:
-                raise ValueError("v: is missing; k and v are appended together")
-            _kvcache.check_new(q, k_cache, v_cache, k, v)
-            if rotary_cos is not None and rotary_sin is not None:
-                ordered = causal or tuple(window_size) != (-1, -1)
-                q = _kvcache.rotate(q, rotary_cos, rotary_sin, seqused, rotary_interleaved, ordered)
-                k = _kvcache.rotate(k, rotary_cos, rotary_sin, seqused, rotary_interleaved, True)
-        used = seqused if k is None else seqused + k.shape[1]
-        options = {"scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap,
-                   "alibi_slopes": alibi_slopes, "seqused_k": used,
-                   **({} if table is None else {"block_table": table, "leftpad_k": cache_leftpad})}
-        if k is not None and v is not None:
-            if not torch.compiler.is_compiling():  # a plan cannot be traced
-                check(q, k_cache, v_cache, **options)
-            _kvcache.append(k_cache, v_cache, k, v, seqused, table, cache_leftpad)
-        o, lse = attention(q, k_cache, v_cache, return_lse=True, **options)
+        o, lse = _with_kvcache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+                               cache_leftpad, block_table, rotary_interleaved, scale=softmax_scale, causal=causal,
+                               window=window_size, softcap=softcap, alibi_slopes=alibi_slopes)
     return (o, lse) if return_softmax_lse else o
+
+
+def _with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor], v: Optional[Tensor],
+                  rotary_cos: Optional[Tensor], rotary_sin: Optional[Tensor],
+                  cache_seqlens: Optional[Union[int, Tensor]], cache_batch_idx: Optional[Tensor],
+                  cache_leftpad: Optional[Tensor], block_table: Optional[Tensor], interleaved: bool,
+                  **options: Any) -> tuple[Tensor, Tensor]:
+    seqused = _kvcache.lengths(q, k_cache, cache_seqlens, block_table, appends=k is not None)
+    table = _kvcache.table(k_cache, seqused, cache_batch_idx, cache_leftpad, block_table)
+    if (rotary_cos is None) != (rotary_sin is None) or (rotary_cos is not None and k is None):
+        raise ValueError("rotary_cos: goes with rotary_sin, k and v; rotating without appending is not defined")
+    used, by_index = seqused, cache_batch_idx is not None
+    if table is not None:
+        options = {**options, "block_table": table, "leftpad_k": cache_leftpad}
+    if k is not None:
+        if v is None:
+            raise ValueError("v: is missing; k and v are appended together")
+        _kvcache.check_new(q, k_cache, v_cache, k, v)
+        used = seqused + k.shape[1]
+        rotary = None
+        if rotary_cos is not None and rotary_sin is not None:
+            ordered = options["causal"] or tuple(options["window"]) != (-1, -1)
+            rotary = _kvcache.Rotary(rotary_cos, rotary_sin, interleaved, ordered)
+            _kvcache.check_rotary(k, rotary)
+        if not torch.compiler.is_compiling():  # a plan cannot be traced
+            _kvcache.named(by_index, check, q, k_cache, v_cache, seqused_k=used, **options)
+        q = _kvcache.append(q, k_cache, v_cache, k, v, seqused, used, table, cache_leftpad, rotary, by_index)
+    o, lse = _kvcache.named(by_index, attention, q, k_cache, v_cache, return_lse=True, seqused_k=used, **options)
+    return o, lse

@@ -1,0 +1,1 @@
+"""What flash_attn.layers holds that people import: rotary."""
