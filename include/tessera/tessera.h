@@ -145,9 +145,9 @@ typedef struct tessera_outputs {
  * then [B,capacity,Hk,D] and [B,capacity,Hk,Dv]. */
 typedef struct tessera_append_args {
   size_t size;
-  const tessera_tensor* k_new;          /* [B,n,Hk,D], or packed [T,Hk,D]; f32, f16, bf16 or f64, like all four */
+  const tessera_tensor* k_new;          /* [B,n,Hk,D], or packed [T,Hk,D]; f32, f16, bf16 or f64, like v_new */
   const tessera_tensor* v_new;          /* [B,n,Hk,Dv], or packed [T,Hk,Dv] */
-  const tessera_tensor* k;              /* written: the cache, [pages,page_size,Hk,D] */
+  const tessera_tensor* k;              /* written: the cache, [pages,page_size,Hk,D]; these types, e4m3 or i8 */
   const tessera_tensor* v;              /* written: [pages,page_size,Hk,Dv] */
   const tessera_tensor* cu_seqlens_new; /* i32 [B+1]: packed tokens without slots */
   const tessera_tensor* seqused_k;      /* i32 [B]: places in use after the call */
@@ -165,6 +165,8 @@ typedef struct tessera_append_args {
   const tessera_tensor* status;      /* written: i32 [1], beside a page table or slots, as in tessera_outputs */
   int32_t interleaved;               /* 1: pairs are neighbours. 0: half of rotary_dim apart (NeoX) */
   int32_t reserved;
+  const tessera_tensor* k_scale; /* f32: numbers are divided by it before they are stored. [1], [Hk], [B,Hk]: read. */
+  const tessera_tensor* v_scale; /* [pages,page_size,Hk] or [B,capacity,Hk], of e4m3 and i8: written */
 } tessera_append_args;
 
 /* What the backward pass reads besides the inputs. */

@@ -93,13 +93,14 @@ struct COutputs {
 
 struct CAppendArgs {
   CTensor k_new, v_new, k, v, cu_seqlens_new, seqused_k, block_table, v_block_table, page_indptr, page_indices, slots;
-  CTensor rotary_cos, rotary_sin, positions, q, q_out, q_positions, status;
+  CTensor rotary_cos, rotary_sin, positions, q, q_out, q_positions, status, k_scale, v_scale;
   tessera_append_args view;
   CAppendArgs(const AppendArgs& a) :
       k_new(a.k_new), v_new(a.v_new), k(a.k), v(a.v), cu_seqlens_new(a.cu_seqlens_new), seqused_k(a.seqused_k),
       block_table(a.block_table), v_block_table(a.v_block_table), page_indptr(a.page_indptr),
       page_indices(a.page_indices), slots(a.slots), rotary_cos(a.rotary_cos), rotary_sin(a.rotary_sin),
-      positions(a.positions), q(a.q), q_out(a.q_out), q_positions(a.q_positions), status(a.status) {
+      positions(a.positions), q(a.q), q_out(a.q_out), q_positions(a.q_positions), status(a.status), k_scale(a.k_scale),
+      v_scale(a.v_scale) {
     tessera_append_args_init(&view);
     view.k_new = k_new, view.v_new = v_new, view.k = k, view.v = v;
     view.cu_seqlens_new = cu_seqlens_new, view.seqused_k = seqused_k;
@@ -108,6 +109,7 @@ struct CAppendArgs {
     view.rotary_cos = rotary_cos, view.rotary_sin = rotary_sin, view.positions = positions;
     view.q = q, view.q_out = q_out, view.q_positions = q_positions, view.status = status;
     view.interleaved = a.interleaved;
+    view.k_scale = k_scale, view.v_scale = v_scale;
   }
 };
 

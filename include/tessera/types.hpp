@@ -143,6 +143,9 @@ struct AppendArgs {
   Tensor q_positions{};               // i32 [B,Nq] or [T]; absent: positions, or places from the first new token's on
   Tensor status{};                    // written; i32 [1], as in Outputs
   bool interleaved = false;           // pairs are neighbours; false: half of rotary_dim apart (NeoX)
+  // f32: numbers are divided by it before they are stored. [1], [Hk], [B,Hk]: read. [pages,page_size,Hk] or
+  // [B,capacity,Hk], of e4m3 and i8: written, the largest number of each row over the largest of the type.
+  Tensor k_scale{}, v_scale{};
 };
 
 // What the backward pass reads besides the inputs.

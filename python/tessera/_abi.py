@@ -46,7 +46,7 @@ class Outputs(_Tensors):
 class AppendArgs(_Tensors):
     _fields_ = [*_pointers("k_new v_new k v cu_seqlens_new seqused_k block_table v_block_table page_indptr page_indices "
                            "slots rotary_cos rotary_sin positions q q_out q_positions status"),
-                ("interleaved", c_int32), ("reserved", c_int32)]
+                ("interleaved", c_int32), ("reserved", c_int32), *_pointers("k_scale v_scale")[1:]]
 
 
 class Saved(_Tensors):
@@ -73,7 +73,8 @@ class Execution(ctypes.Structure):
                 ("workspace_bytes", c_size_t), ("kernel", c_char_p)]
 
 
-_STRUCTS = {Tensor: "tensor", Inputs: "inputs", Outputs: "outputs", AppendArgs: "append_args", Saved: "saved", Gradients: "gradients",
+_STRUCTS = {Tensor: "tensor", Inputs: "inputs", Outputs: "outputs", AppendArgs: "append_args", Saved: "saved",
+            Gradients: "gradients",
             Options: "options", Execution: "execution"}
 
 

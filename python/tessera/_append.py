@@ -14,12 +14,17 @@ from ._convert import optional, rows
 
 Array = Any
 
-WRITTEN = ("k", "v", "q_out", "status")  # as they lie: a copy would be written in their place
+WRITTEN = ("k", "v", "q_out", "status", "k_scale", "v_scale")
+
+
+def is_written(name: str, array: Array) -> bool:
+    """Scales are written where there is one for each row."""
+    return name in WRITTEN and (not name.endswith("_scale") or len(array.shape) == 3)
 
 
 def converted(given: Mapping[str, Array]) -> dict[str, Array]:
-    """As the library reads them."""
-    return {name: array if name in WRITTEN else optional(name, rows(name, array), "") for name, array in given.items()}
+    """As the library reads them; what is written stays as it lies."""
+    return {name: array if is_written(name, array) else optional(name, rows(name, array), "") for name, array in given.items()}
 
 
 def run(views: Mapping[str, View], interleaved: bool, threads: int) -> None:
@@ -36,7 +41,8 @@ def append(k_new: Array, v_new: Array, k: Array, v: Array, *, seqused_k: Optiona
            page_indices: Optional[Array] = None, slots: Optional[Array] = None, rotary_cos: Optional[Array] = None,
            rotary_sin: Optional[Array] = None, positions: Optional[Array] = None, interleaved: bool = False,
            q: Optional[Array] = None, q_out: Optional[Array] = None, q_positions: Optional[Array] = None,
-           status: Optional[Array] = None, threads: int = 0) -> Optional[Array]:
+           status: Optional[Array] = None, k_scale: Optional[Array] = None, v_scale: Optional[Array] = None,
+           threads: int = 0) -> Optional[Array]:
     """Writes new keys, rotated, and values to a cache, in place; returns the rotated q, if one is given. CPU arrays.
 
     k_new [B,n,Hk,D] and v_new [B,n,Hk,Dv], or [T,Hk,D] and [T,Hk,Dv] with cu_seqlens_new or slots. k and v are the cache:
@@ -44,21 +50,23 @@ def append(k_new: Array, v_new: Array, k: Array, v: Array, *, seqused_k: Optiona
     negative ones are skipped), else [B,capacity,Hk,D]. seqused_k int32 [B] counts the new tokens, and goes to the
     attention call that follows. rotary_cos and rotary_sin [positions,R/2] rotate keys and q in f32, in pairs that lie R/2
     dims apart, or are neighbours with `interleaved`, at the places of the tokens or at `positions`, int32. q [B,Nq,Hq,D]
-    or [T,Hq,D] goes to q_out, a new array unless given. `status` as in `forward`. See docs/algorithm.md, "Append".
+    or [T,Hq,D] goes to q_out, a new array unless given. k_scale and v_scale divide what is stored: f32 [1], [Hk] or [B,Hk]
+    are read; of a float8_e4m3fn or int8 cache, [pages,page_size,Hk] or [B,capacity,Hk] are written, one for each row.
+    `status` as in `forward`. See docs/algorithm.md, "Append".
     """
     given: dict[str, Any] = {
         "k_new": k_new, "v_new": v_new, "k": k, "v": v, "seqused_k": seqused_k, "cu_seqlens_new": cu_seqlens_new,
         "block_table": block_table, "v_block_table": v_block_table, "page_indptr": page_indptr,
         "page_indices": page_indices, "slots": slots, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin,
-        "positions": positions, "q": q, "q_out": q_out, "q_positions": q_positions, "status": status}
+        "positions": positions, "q": q, "q_out": q_out, "q_positions": q_positions, "status": status,
+        "k_scale": k_scale, "v_scale": v_scale}
     given = {name: array for name, array in given.items() if array is not None}
     if library_of(k) == "torch":
         from . import torch as torch_front
         return torch_front.append(**given, interleaved=interleaved, threads=threads)
-    for name in WRITTEN:
-        array = given.get(name)
-        if array is not None and (library_of(array) == "jax" or not getattr(getattr(array, "flags", None), "writeable",
-                                                                           True)):
+    for name, array in given.items():
+        if is_written(name, array) and (library_of(array) == "jax"
+                                        or not getattr(getattr(array, "flags", None), "writeable", True)):
             raise ValueError(f"{name}: cannot be written; must be a writable array, and none of JAX's")
     given = converted(given)
     keep: list[Any] = []

@@ -15,9 +15,11 @@ from ._call import View
 from ._convert import refuse_masked
 
 TYPE_NAMES = {"float64": _abi.F64, "float32": _abi.F32, "float16": _abi.F16, "bfloat16": _abi.BF16,
-              "int32": _abi.I32, "int64": _abi.I64, "uint8": _abi.U8, "bool": _abi.U8}
+              "int32": _abi.I32, "int64": _abi.I64, "uint8": _abi.U8, "bool": _abi.U8, "int8": _abi.I8,
+              "float8_e4m3fn": _abi.E4M3}
 _NAMES = {code: name for name, code in TYPE_NAMES.items() if name != "bool"}
-_SIZES = {_abi.F64: 8, _abi.F32: 4, _abi.F16: 2, _abi.BF16: 2, _abi.I32: 4, _abi.I64: 8, _abi.U8: 1}
+_SIZES = {_abi.F64: 8, _abi.F32: 4, _abi.F16: 2, _abi.BF16: 2, _abi.I32: 4, _abi.I64: 8, _abi.U8: 1,
+          _abi.I8: 1, _abi.E4M3: 1}
 
 
 def library_of(array: Any) -> str:
@@ -68,7 +70,8 @@ class _DLTensor(ctypes.Structure):
 
 # DLPack's (code, bits) of a number.
 _DLPACK_TYPES = {(2, 64): _abi.F64, (2, 32): _abi.F32, (2, 16): _abi.F16, (4, 16): _abi.BF16, (0, 32): _abi.I32,
-                 (0, 64): _abi.I64, (1, 8): _abi.U8, (6, 8): _abi.U8}
+                 (0, 64): _abi.I64, (1, 8): _abi.U8, (6, 8): _abi.U8,
+                 (0, 8): _abi.I8, (10, 8): _abi.E4M3}
 _CPU_LIKE, _CUDA_LIKE = (1, 3), (2, 13)  # plain, and pinned or managed
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer

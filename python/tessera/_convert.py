@@ -24,6 +24,8 @@ def wanted_type(name: str, dtype: str, q_dtype: str) -> Optional[str]:
     """The type that the library reads, for an array that has another with the same meaning."""
     if name in _LENGTHS:
         return "int32" if dtype != "int32" and dtype.startswith(("int", "uint")) else None
+    if name in ("k_scale", "v_scale"):
+        return "float32" if dtype in _FLOATS and dtype != "float32" else None
     if name in ("slopes", "sinks"):
         same = dtype == "float32" or dtype == q_dtype == "float64"
     elif name == "bias":

@@ -17,6 +17,7 @@ from ._torch_append import append as append_by_library
 # What the library calls the arguments of flash_attn_with_kvcache.
 _NAMES = {"k": "k_cache", "v": "v_cache", "k_new": "k", "v_new": "v", "q_out": "q", "q_positions": "cache_seqlens",
           "seqused_k": "cache_seqlens", "leftpad_k": "cache_leftpad", "scale": "softmax_scale",
+          "k_scale": "k_descale", "v_scale": "v_descale",
           "slopes": "alibi_slopes", "window": "window_size", "window_left": "window_size",
           "window_right": "window_size"}
 
@@ -70,7 +71,8 @@ def _check_new(name: str, new: Tensor, cache: Tensor, shape: list[int]) -> None:
     if list(new.shape) != shape:
         raise ValueError(f"{name}: has shape {list(new.shape)}; must be {shape}: q's batch, k's tokens, heads and "
                          f"dim of {name}_cache")
-    if new.device != cache.device or not (new.is_floating_point() and cache.is_floating_point()):
+    if new.device != cache.device or not new.is_floating_point() or not (
+            cache.is_floating_point() or cache.dtype == torch.int8):
         raise ValueError(f"{name}: is {new.dtype} on {new.device} but {name}_cache is {cache.dtype} on {cache.device}; "
                          "both must hold real numbers on one device")
     if any(step == 0 and count > 1 for step, count in zip(cache.stride(), cache.shape)):
@@ -146,7 +148,8 @@ def append_by_torch(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: T
 
 
 def append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, seqused: Tensor, used: Tensor,
-           table: Optional[Tensor], leftpad: Optional[Tensor], rotary: Optional[Rotary], by_index: bool) -> Tensor:
+           table: Optional[Tensor], leftpad: Optional[Tensor], rotary: Optional[Rotary], by_index: bool,
+           **scales: Optional[Tensor]) -> Tensor:
     """k, rotated, and v go to the places behind those in use, in the caches' types; returns q, rotated.
 
     Checks the numbers of lengths and tables before it writes; the rest has been checked.
@@ -163,5 +166,5 @@ def append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, se
         if not rotary.ordered:
             options["q_positions"] = seqused[:, None].expand(q.shape[0], q.shape[1])
     rotated = named(by_index, append_by_library, k, v, k_cache, v_cache, seqused_k=used, block_table=table,
-                    **options)
+                    **scales, **options)
     return q if rotated is None else rotated

@@ -48,6 +48,9 @@ class AttentionOptions(TypedDict, total=False):
     page_indptr, page_indices   int32 [B+1], [n], instead of block_table: sequence b has the pages
                       page_indices[page_indptr[b]:page_indptr[b + 1]]
     leftpad_k         int32 [B]: places of the pages before the first key; seqused_k counts them
+    k_scale, v_scale  f32: an element of k, or v, means scale times number. [1], [Hk], [B,Hk], or one for each key and head:
+                      [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk]. k and v may then have types of their own,
+                      float8_e4m3fn and int8 among them. On the CPU, without gradients
     row0, col0, head0, batch0   position of the first query, key, head and sequence in a larger whole, within 2**48 of 0
     deterministic     False: a GPU may add up dQ, dK and dV in any order, which can be faster; their bits may vary
     kernel            name of a kernel to force, as `tessera.info()` lists them
@@ -79,6 +82,8 @@ class AttentionOptions(TypedDict, total=False):
     page_indptr: Any
     page_indices: Any
     leftpad_k: Any
+    k_scale: Any
+    v_scale: Any
     row0: int
     col0: int
     head0: int
@@ -91,7 +96,8 @@ class AttentionOptions(TypedDict, total=False):
 # Keyword of each optional tensor, and its name in the C ABI.
 TENSORS = {"bias": "bias", "mask": "mask", "alibi_slopes": "slopes", "sinks": "sinks", "cu_seqlens_q": "cu_seqlens_q",
            "cu_seqlens_k": "cu_seqlens_k", "seqused_q": "seqused_q", "seqused_k": "seqused_k", "rng": "rng",
-           **{name: name for name in ("block_table", "v_block_table", "page_indptr", "page_indices", "leftpad_k")}}
+           **{name: name for name in ("block_table", "v_block_table", "page_indptr", "page_indices", "leftpad_k",
+                                      "k_scale", "v_scale")}}
 
 
 KEYWORDS = {ours: name for name, ours in TENSORS.items()}  # and back

@@ -12,10 +12,11 @@ from torch import Tensor
 from . import _append
 from ._torch_ops import library, require_one_device, view
 
-_WRITTEN = dict(zip(_append.WRITTEN, "abcd"))  # the schema's names of what is written
+_WRITTEN = dict(zip(_append.WRITTEN, "abcdef"))  # the schema's names of what is written
 _NEEDED = ("k_new", "v_new", "k", "v")
 _OPTIONAL = ("seqused_k", "cu_seqlens_new", "block_table", "v_block_table", "page_indptr", "page_indices", "slots",
-             "rotary_cos", "rotary_sin", "positions", "q", "q_out", "q_positions", "status")
+             "rotary_cos", "rotary_sin", "positions", "q", "q_out", "q_positions", "status", "k_scale",
+             "v_scale")
 _NAMES = (*_NEEDED, *_OPTIONAL)
 
 
@@ -35,7 +36,7 @@ def _run(*arguments: Any) -> None:
     interleaved, threads, *_ = *arguments[len(_NAMES):], False, 0
     given = _given(arguments[:len(_NAMES)])
     _append.run({name: view(name, t) for name, t in given.items()}, interleaved, threads or torch.get_num_threads())
-    written = [t for name, t in given.items() if name in _WRITTEN and not t.is_inference()]
+    written = [t for name, t in given.items() if _append.is_written(name, t) and not t.is_inference()]
     torch.autograd.graph.increment_version(written)  # so that a backward pass that needs the old numbers is refused
 
 
@@ -64,10 +65,11 @@ def append(k_new: Tensor, v_new: Tensor, k: Tensor, v: Tensor, *, interleaved: b
             raise TypeError(f"{name}: is no argument of append; there are {', '.join(_NAMES)}, interleaved, threads")
         if not isinstance(t, Tensor):
             raise TypeError(f"{name}: is a {type(t).__name__}; must be a PyTorch tensor")
-        if (name in _WRITTEN and not torch.compiler.is_compiling() and t.is_inference()
+        written = _append.is_written(name, t)
+        if (written and not torch.compiler.is_compiling() and t.is_inference()
                 and not torch.is_inference_mode_enabled()):
             raise ValueError(f"{name}: is a tensor of inference mode; it can be written in that mode only")
-        if name in _WRITTEN and t.requires_grad and torch.is_grad_enabled():
+        if written and t.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: requires a gradient; what is written to a cache has none, use torch.no_grad()")
     given = _append.converted(given)
     if "q" in given and "q_out" not in given:

@@ -22,7 +22,8 @@ from ._call import Call, Question, View
 from ._options import Settings
 
 _TYPES = {torch.float64: _abi.F64, torch.float32: _abi.F32, torch.float16: _abi.F16, torch.bfloat16: _abi.BF16,
-          torch.int32: _abi.I32, torch.int64: _abi.I64, torch.uint8: _abi.U8, torch.bool: _abi.U8}
+          torch.int32: _abi.I32, torch.int64: _abi.I64, torch.uint8: _abi.U8, torch.bool: _abi.U8,
+          torch.int8: _abi.I8, torch.float8_e4m3fn: _abi.E4M3}
 
 KERNEL = "kernel_name"  # of operators: torch.compile calls one function with their arguments and a `kernel` of its own
 
@@ -31,7 +32,7 @@ KERNEL = "kernel_name"  # of operators: torch.compile calls one function with th
 _BEFORE = {"bool causal": False, "bool deterministic": True, "float? scale": None, "SymInt window_left": -1,
            "SymInt window_right": -1, "float softcap": 0.0}
 OPTIONAL = ("cu_seqlens_q", "cu_seqlens_k", "bias", "mask", "slopes", "sinks", "seqused_q", "seqused_k", "rng",
-             "block_table", "v_block_table", "page_indptr", "page_indices", "leftpad_k")
+             "block_table", "v_block_table", "page_indptr", "page_indices", "leftpad_k", "k_scale", "v_scale")
 _AFTER = {"SymInt max_seqlen_q": -1, "SymInt max_seqlen_k": -1, "float dropout": 0.0, "int alignment": 0,
           "SymInt diagonal_offset": 0, "SymInt row0": 0, "SymInt col0": 0, "SymInt head0": 0, "SymInt batch0": 0,
           f"str? {KERNEL}": None, "int threads": 0}

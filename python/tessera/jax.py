@@ -194,6 +194,9 @@ def _array(name: str, x: Any, q_type: str) -> Array:
 
 def _ask(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> tuple[_Question, dict[str, Array]]:
     parsed = parse(options)
+    for name in ("k_scale", "v_scale"):
+        if name in parsed.tensors:
+            raise NotImplementedError(f"{name}: is given; scales of keys and values are for NumPy's and PyTorch's arrays")
     tensors = {"q": q, "k": k, "v": v, **parsed.tensors}
     q_type = type_name(q) if hasattr(q, "dtype") else ""
     arrays = {name: _array(name, x, q_type) for name, x in tensors.items()}

@@ -71,6 +71,20 @@ def test_lengths_of_other_types_and_rows_in_other_orders(rng):
     np.testing.assert_array_equal(found, expected)
 
 
+def test_eight_bits_of_numpy(rng):
+    k_new, v_new, q = tokens(rng)
+    k, v = np.zeros((2, 5, P, HK, D), np.int8)
+    k_scale, v_scale = np.zeros((2, 5, P, HK), np.float32)
+    tessera.append(k_new, v_new, k, v, seqused_k=LENGTHS, block_table=TABLE, k_scale=k_scale, v_scale=v_scale)
+    places = LENGTHS[:, None] - N + np.arange(N)
+    pages = np.take_along_axis(TABLE, places // P, 1), places % P
+    np.testing.assert_allclose(k_scale[pages], np.abs(k_new).max(-1) / 127, rtol=1e-6)
+    np.testing.assert_allclose(k[pages] * k_scale[pages][..., None], k_new, atol=0.02)
+    o = tessera.attention(q, k, v, block_table=TABLE, seqused_k=LENGTHS, k_scale=k_scale, v_scale=v_scale)
+    wide_k, wide_v = k * k_scale[..., None], v * v_scale[..., None]
+    np.testing.assert_allclose(o, tessera.attention(q, wide_k, wide_v, block_table=TABLE, seqused_k=LENGTHS), atol=1e-5)
+
+
 def test_then_attention_over_the_pages(rng):
     k_new, v_new, q = tokens(rng)
     k, v = np.full((2, 5, P, HK, D), np.nan, np.float32)
@@ -103,6 +117,9 @@ def test_jax_arrays_cannot_be_written(rng):
     cache = jax.numpy.zeros((5, P, HK, D))
     with pytest.raises(ValueError, match="k: cannot be written"):
         tessera.append(k_new, v_new, cache, np.zeros((5, P, HK, D), np.float32), seqused_k=LENGTHS, block_table=TABLE)
+    x = jax.numpy.zeros((1, 4, 2, 8))
+    with pytest.raises(NotImplementedError, match="k_scale: is given; scales of keys and values are for"):
+        tessera.attention(x, x, x, k_scale=jax.numpy.ones(1))
 
 
 # --- PyTorch ---------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ bool ends_a_field(const tessera_append_args*, std::size_t size) {
   return ends_one_of(size, &T::size, &T::k_new, &T::v_new, &T::k, &T::v, &T::cu_seqlens_new, &T::seqused_k,
                      &T::block_table, &T::v_block_table, &T::page_indptr, &T::page_indices, &T::slots, &T::rotary_cos,
                      &T::rotary_sin, &T::positions, &T::q, &T::q_out, &T::q_positions, &T::status, &T::interleaved,
-                     &T::reserved);
+                     &T::reserved, &T::k_scale, &T::v_scale);
 }
 bool ends_a_field(const tessera_saved*, std::size_t size) {
   using T = tessera_saved;
@@ -180,7 +180,9 @@ AppendArgs append_args(const tessera_append_args* given) {
           .q_out = tensor("q_out", c.q_out),
           .q_positions = tensor("q_positions", c.q_positions),
           .status = tensor("status", c.status),
-          .interleaved = c.interleaved != 0};
+          .interleaved = c.interleaved != 0,
+          .k_scale = tensor("k_scale", c.k_scale),
+          .v_scale = tensor("v_scale", c.v_scale)};
 }
 
 Saved saved_tensors(const tessera_saved* given) {

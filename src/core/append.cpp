@@ -25,8 +25,12 @@ struct Appending {
   std::int64_t n = 0;   // new tokens: of each sequence, or, packed, of all
 };
 
-void check_number(const char* name, const Tensor& t) {
-  if (!is_float(t.type)) invalid(name, ": has type ", name_of(t.type), "; must be f64, f32, f16 or bf16");
+bool has_eight_bits(const Tensor& t) { return t.type == Type::e4m3 || t.type == Type::i8; }
+
+void check_number(const char* name, const Tensor& t, bool cache = false) {
+  if (is_float(t.type) || (cache && has_eight_bits(t))) return;
+  if (cache) invalid(name, ": has type ", name_of(t.type), "; must be f64, f32, f16, bf16, e4m3 or i8");
+  invalid(name, ": has type ", name_of(t.type), "; must be f64, f32, f16 or bf16");
 }
 
 // What says where the tokens go, and what does not go with it.
@@ -52,7 +56,7 @@ void check_tokens(Appending& c) {
   Problem& p = c.p;
   for (const auto& [name, t] : {std::pair{"k_new", &a.k_new}, {"v_new", &a.v_new}, {"k", &a.k}, {"v", &a.v}}) {
     check_view(name, *t, p.device);
-    check_number(name, *t);
+    check_number(name, *t, t == &a.k || t == &a.v);
   }
   const bool paged = a.slots || has_pages(c.call.inputs);
   const char* layout = paged ? "[pages, tokens, heads, dim]" : "[batch, tokens, heads, dim]";
@@ -92,6 +96,7 @@ void check_places(Appending& c) {
     check_numbers("slots", a.slots, "k_new", a.k_new, c.packed);
     if (a.slots.type != Type::i32 && a.slots.type != Type::i64)
       invalid("slots: has type ", name_of(a.slots.type), "; must be i32 or i64");
+    p.pages = Pages{.count = dim(a.k, 0), .v_count = dim(a.v, 0), .size = dim(a.k, 1)};
     return check_status(a.status, p);
   }
   if (c.packed) {
@@ -109,6 +114,17 @@ void check_places(Appending& c) {
   if (!p.pages && dim(a.k, 0) != p.B)
     invalid("k: has ", dim(a.k, 0), " sequences but there are new tokens of ", p.B,
             "; without a page table or slots they must agree");
+}
+
+void check_scales(const Appending& c) {
+  for (const auto& [name, scale, cache_name, cache] :
+       {std::tuple{"k_scale", &c.a.k_scale, "k", &c.a.k}, {"v_scale", &c.a.v_scale, "v", &c.a.v}}) {
+    if (check_scale(name, *scale, *cache, c.p) == 3 && !has_eight_bits(*cache))
+      invalid(name, ": has shape ", shape_text(*scale), ", one for each token, but ", cache_name, " has type ",
+              name_of(cache->type), "; those are computed for e4m3 and i8");
+    if (scale->ndim == 2 && c.a.slots && c.packed)
+      invalid(name, ": has shape ", shape_text(*scale), ", one for each sequence, but packed slots say of no sequence");
+  }
 }
 
 void check_rotation(const Appending& c) {
@@ -164,7 +180,9 @@ void check_queries(const Appending& c) {
 
 void check_memory(const AppendArgs& a) {
   using Named = std::pair<const char*, const Tensor*>;
-  const std::array<Named, 14> read{{{"k_new", &a.k_new},
+  const auto computed = [](const Tensor& scale) { return scale.ndim == 3; };
+  static const Tensor none;
+  const std::array<Named, 16> read{{{"k_new", &a.k_new},
                                     {"v_new", &a.v_new},
                                     {"cu_seqlens_new", &a.cu_seqlens_new},
                                     {"seqused_k", &a.seqused_k},
@@ -177,8 +195,15 @@ void check_memory(const AppendArgs& a) {
                                     {"rotary_sin", &a.rotary_sin},
                                     {"positions", &a.positions},
                                     {"q", &a.q},
-                                    {"q_positions", &a.q_positions}}};
-  const std::array<Named, 4> written{{{"k", &a.k}, {"v", &a.v}, {"q_out", &a.q_out}, {"status", &a.status}}};
+                                    {"q_positions", &a.q_positions},
+                                    {"k_scale", computed(a.k_scale) ? &none : &a.k_scale},
+                                    {"v_scale", computed(a.v_scale) ? &none : &a.v_scale}}};
+  const std::array<Named, 6> written{{{"k", &a.k},
+                                      {"v", &a.v},
+                                      {"q_out", &a.q_out},
+                                      {"status", &a.status},
+                                      {"k_scale", computed(a.k_scale) ? &a.k_scale : &none},
+                                      {"v_scale", computed(a.v_scale) ? &a.v_scale : &none}}};
   for (const auto& [name, t] : read) check_data(name, *t);
   for (auto output = written.begin(); output != written.end(); ++output) {
     const auto& [name, t] = *output;
@@ -198,7 +223,16 @@ std::int64_t number(const Tensor& t, std::int64_t token) {
                              : static_cast<const std::int32_t*>(t.data)[at];
 }
 
-void find_slots(const AppendArgs& a, NewRows& rows) {
+// The scale of a token of sequence b whose place in the cache is known: head 0's.
+float* scale_of(const Tensor& scale, std::int64_t b, std::int64_t page, std::int64_t place) {
+  std::int64_t at = 0;
+  if (scale.ndim == 2) at = b * stride(scale, 0);
+  if (scale.ndim == 3) at = page * stride(scale, 0) + place * stride(scale, 1);
+  return static_cast<float*>(scale.data) + at;
+}
+
+void find_slots(const Appending& c, NewRows& rows) {
+  const AppendArgs& a = c.a;
   const std::int64_t size = dim(a.k, 1), slots = product({dim(a.k, 0), size});
   for (std::int64_t token = 0; token < rows.tokens; ++token) {
     const std::int64_t slot = number(a.slots, token);
@@ -207,10 +241,14 @@ void find_slots(const AppendArgs& a, NewRows& rows) {
       rows.outside_pool = true;
       continue;
     }
+    const auto n = static_cast<std::size_t>(token);
     for (const auto& [cache, out] : {std::pair{&a.k, &rows.k}, {&a.v, &rows.v}}) {
       const std::int64_t at = slot / size * stride(*cache, 0) + slot % size * stride(*cache, 1);
-      (*out)[static_cast<std::size_t>(token)] = static_cast<char*>(cache->data) + at * size_of(cache->type);
+      (*out)[n] = static_cast<char*>(cache->data) + at * size_of(cache->type);
     }
+    const std::int64_t b = c.packed ? 0 : token / c.n;
+    if (a.k_scale) rows.k_scales[n] = scale_of(a.k_scale, b, slot / size, slot % size);
+    if (a.v_scale) rows.v_scales[n] = scale_of(a.v_scale, b, slot / size, slot % size);
   }
 }
 
@@ -243,14 +281,16 @@ void find_places(const Appending& c, NewRows& rows) {
   for (std::int64_t b = 0; b < c.p.B; ++b) {
     const NewTokens tokens = tokens_of(c, b);
     const Sequence s{.b = b};
-    for (const auto& [keys, out] :
-         {std::pair{keys_of(c.p, c.call, s, 0), &rows.k}, {values_of(c.p, c.call, s, 0), &rows.v}})
+    for (const auto& [keys, out, scales] : {std::tuple{keys_of(c.p, c.call, s, 0), &rows.k, &rows.k_scales},
+                                            {values_of(c.p, c.call, s, 0), &rows.v, &rows.v_scales}})
       for (std::int64_t t = 0; t < tokens.count; ++t) {
+        const auto n = static_cast<std::size_t>(tokens.first + t);
         const char* row = keys.row(tokens.place + t);
         if (row == zero_row)
           rows.outside_pool = true;
         else
-          (*out)[static_cast<std::size_t>(tokens.first + t)] = const_cast<char*>(row);
+          (*out)[n] = const_cast<char*>(row);
+        if (!scales->empty()) (*scales)[n] = const_cast<float*>(keys.scale_place(tokens.place + t));
       }
   }
 }
@@ -309,10 +349,12 @@ NewRows check_append(const AppendArgs& a, const Execution& execution) {
   Inputs& in = c.call.inputs;
   in.k = a.k, in.v = a.v, in.seqused_k = a.seqused_k, in.block_table = a.block_table;
   in.v_block_table = a.v_block_table, in.page_indptr = a.page_indptr, in.page_indices = a.page_indices;
+  in.k_scale = a.k_scale, in.v_scale = a.v_scale;
   c.call.outputs.status = a.status;
   check_places_given(c);
   check_tokens(c);
   check_places(c);
+  check_scales(c);
   check_rotation(c);
   check_queries(c);
   check_memory(a);
@@ -322,11 +364,13 @@ NewRows check_append(const AppendArgs& a, const Execution& execution) {
   rows.tokens = c.packed ? c.n : product({dim(a.k_new, 0), c.n});
   rows.q_tokens = !a.q ? 0 : c.packed ? c.n : product({dim(a.q, 0), dim(a.q, 1)});
   rows.k.resize(static_cast<std::size_t>(rows.tokens)), rows.v.resize(static_cast<std::size_t>(rows.tokens));
+  if (a.k_scale) rows.k_scales.resize(rows.k.size());
+  if (a.v_scale) rows.v_scales.resize(rows.v.size());
   if (a.slots)
-    find_slots(a, rows);
+    find_slots(c, rows);
   else
     find_places(c, rows);
-  if (a.slots || c.p.pages) check_distinct(a.slots ? "slots" : a.block_table ? "block_table" : "page_indices", rows.k);
+  if (c.p.pages) check_distinct(a.slots ? "slots" : a.block_table ? "block_table" : "page_indices", rows.k);
   if (a.v_block_table) check_distinct("v_block_table", rows.v);
   if (a.rotary_cos) find_positions(c, rows);
   return rows;

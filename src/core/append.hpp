@@ -14,6 +14,7 @@ namespace tessera {
 struct NewRows {
   std::int64_t tokens = 0, q_tokens = 0;
   std::vector<char*> k, v;                           // of each token: head 0 of its row in the cache, or null: none
+  std::vector<float*> k_scales, v_scales;            // likewise, of scales; empty: there are none
   std::vector<std::int64_t> positions, q_positions;  // with a rotation: of each token, or -1: left as it is
   bool outside_pool = false;                         // a table entry or a slot in use was outside of the pool
 };

@@ -107,22 +107,6 @@ std::optional<Broadcast> check_broadcast(const char* name, const Tensor& t, cons
   return Broadcast{t.type, t.shape};
 }
 
-// Of keys that have the layout of `keys`, k or v. The number of dimensions says which form it is.
-int check_scale(const char* name, const Tensor& t, const Tensor& keys, const Problem& p) {
-  if (!t) return 0;
-  check_view(name, t, p.device);
-  check_type(name, t, Type::f32);
-  const bool packed = keys.ndim == 3;
-  if (t.ndim == 1 && dim(t, 0) != 1) check_shape(name, t, {p.Hk}, "[1] or [heads]");
-  if (t.ndim == 2) check_shape(name, t, {p.B, p.Hk}, "[batch, heads]");
-  if (t.ndim == 3 && packed) check_shape(name, t, {1, dim(keys, 0), p.Hk}, "[1, tokens, heads]");
-  if (t.ndim == 3 && !packed)
-    check_shape(name, t, {dim(keys, 0), dim(keys, 1), p.Hk},
-                p.pages ? "[pages, tokens, heads]" : "[batch, tokens, heads]");
-  if (t.ndim > 3) check_ndim(name, t, 3, "one per key and head, or fewer");
-  return t.ndim;
-}
-
 // Of each query a row of words, and a position.
 void check_rows_of_queries(const Inputs& in, Problem& p) {
   if (in.tree_mask) {

@@ -17,6 +17,9 @@ void check_tables(const Inputs& in, const Outputs& out, Problem& p);
 
 void check_status(const Tensor& status, const Problem& p);  // if given
 
+// Scales, if given, of keys that have the layout of `keys`, k or v: how many dimensions, which say what form it is.
+int check_scale(const char* name, const Tensor& scale, const Tensor& keys, const Problem& p);
+
 // Lengths and padding in host memory. Entries of the tables are not checked: one that is no page reads as zeros.
 void check_host_pages(const Problem& p, const Inputs& in);
 

@@ -57,6 +57,13 @@ struct KeyRows {
     return scale_at(page, place % page_size);
   }
 
+  // Where the scale of key j lies; null: there is none, or its entry is outside of the pool.
+  TESSERA_ALWAYS_INLINE const float* scale_place(Int64 j) const {
+    if (!scales || !table) return scales ? scales + j * scale_stride : nullptr;
+    const Int64 place = j + leftpad, page = table[place / page_size * table_stride];
+    return is_page(page) ? scales + page * scale_page_stride + place % page_size * scale_stride : nullptr;
+  }
+
   // As find(): out[r] is the scale of the range's r-th key. There are scales.
   TESSERA_ALWAYS_INLINE void find_scales(Range keys, float* out) const {
     const Int64 count = keys.size();

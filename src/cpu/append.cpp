@@ -1,9 +1,10 @@
 // Append: new rows of keys, rotated, and of values go to their places in the cache, and rotated queries to theirs; see
-// docs/algorithm.md, "Append". A row is widened, rotated and narrowed once, in f32, or in f64 where a type is f64. What
-// is neither rotated nor converted is copied.
+// docs/algorithm.md, "Append". A row is widened, rotated, divided by its scale and narrowed once, in f32, or in f64
+// where a type is f64. What needs none of that is copied.
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include "core/limits.hpp"
 #include "core/parallel.hpp"
@@ -42,6 +43,8 @@ void load(const void* from, Type type, std::int64_t count, double* to) {
 void store(const float* from, std::int64_t count, void* to, Type type) {
   if (type == Type::f16) return narrow_all<F16>(from, count, to);
   if (type == Type::bf16) return narrow_all<BF16>(from, count, to);
+  if (type == Type::e4m3) return narrow_all<E4M3>(from, count, to);
+  if (type == Type::i8) return narrow_all<Int8>(from, count, to);
   narrow_all<float>(from, count, to);
 }
 
@@ -79,14 +82,41 @@ struct Rotation {
   }
 };
 
+// The scale of a row: the caller's, or computed and stored.
+struct RowScale {
+  float* place = nullptr;  // null: none
+  bool computed = false;
+};
+
+// The largest number of the row over the largest of the type, so that the row just fits; NaN and infinities aside.
 template <class Real>
-void move_row(const char* from, Type type, char* to, Type to_type, std::int64_t width, const Rotation<Real>& rotation) {
+float fitting_scale(const Real* row, std::int64_t width, Type type) {
+  Real largest = 0;
+  for (std::int64_t d = 0; d < width; ++d) {
+    const Real size = row[d] < 0 ? -row[d] : row[d];
+    if (size > largest && size <= std::numeric_limits<Real>::max()) largest = size;
+  }
+  return static_cast<float>(largest / (type == Type::i8 ? 127 : 448));
+}
+
+// What has a scale of 0 means 0, whatever is stored; NaN stays.
+template <class Real>
+void divide(Real* row, std::int64_t width, float scale) {
+  for (std::int64_t d = 0; d < width; ++d) row[d] = scale == 0 ? row[d] * 0 : row[d] / static_cast<Real>(scale);
+}
+
+template <class Real>
+void move_row(const char* from, Type type, char* to, Type to_type, std::int64_t width, const Rotation<Real>& rotation,
+              RowScale scale) {
   Row<Real> row;
-  // Rows of one type are copied behind the dims that are rotated.
-  const std::int64_t converted = type == to_type ? 2 * rotation.half : width;
+  // Rows of one type, without a scale, are copied behind the dims that are rotated.
+  const bool copied = type == to_type && !scale.place;
+  const std::int64_t converted = copied ? 2 * rotation.half : width;
   load(from, type, converted, row.data());
   rotation.turn(row.data());
-  if (type == to_type) {
+  if (scale.computed) *scale.place = fitting_scale(row.data(), width, to_type);
+  if (scale.place) divide(row.data(), width, *scale.place);
+  if (copied) {
     const std::int64_t begin = converted * size_of(type);
     std::memmove(to + begin, from + begin, static_cast<std::size_t>(width * size_of(type) - begin));
   }
@@ -99,15 +129,18 @@ std::int64_t token_offset(const Tensor& t, std::int64_t token) {
   return token / t.shape[1] * stride(t, 0) + token % t.shape[1] * stride(t, 1);
 }
 
-// All heads of one token.
+// All heads of one token. scale: head 0's, of the tensor `scales`.
 template <class Real>
-void move_heads(const Tensor& from, std::int64_t token, char* to, const Tensor& like, const Rotation<Real>& rotation) {
+void move_heads(const Tensor& from, std::int64_t token, char* to, const Tensor& like, const Rotation<Real>& rotation,
+                const Tensor& scales = {}, float* scale = nullptr) {
   const int head_dim = from.ndim - 2;
   const std::int64_t heads = from.shape[static_cast<std::size_t>(head_dim)];
   const std::int64_t width = from.shape[static_cast<std::size_t>(head_dim + 1)];
   const std::int64_t step = stride(like, like.ndim - 2) * size_of(like.type), first = token_offset(from, token);
+  const std::int64_t scale_step = scale ? stride(scales, scales.ndim - 1) : 0;
   for (std::int64_t h = 0; h < heads; ++h)
-    move_row(at(from, first + h * stride(from, head_dim)), from.type, to + h * step, like.type, width, rotation);
+    move_row(at(from, first + h * stride(from, head_dim)), from.type, to + h * step, like.type, width, rotation,
+             {scale ? scale + h * scale_step : nullptr, scales.ndim == 3});
 }
 
 template <class Real>
@@ -115,8 +148,9 @@ void move_token(const AppendArgs& a, const NewRows& rows, std::int64_t token) {
   const auto n = static_cast<std::size_t>(token);
   if (token < rows.tokens) {
     const Rotation<Real> rotation(a, rows.positions.empty() ? -1 : rows.positions[n]), none(a, -1);
-    if (rows.k[n]) move_heads(a.k_new, token, rows.k[n], a.k, rotation);
-    if (rows.v[n]) move_heads(a.v_new, token, rows.v[n], a.v, none);
+    const auto scale = [&](const std::vector<float*>& places) { return places.empty() ? nullptr : places[n]; };
+    if (rows.k[n]) move_heads(a.k_new, token, rows.k[n], a.k, rotation, a.k_scale, scale(rows.k_scales));
+    if (rows.v[n]) move_heads(a.v_new, token, rows.v[n], a.v, none, a.v_scale, scale(rows.v_scales));
   }
   if (token < rows.q_tokens && rows.q_positions[n] >= 0) {
     char* to = static_cast<char*>(a.q_out.data) + token_offset(a.q_out, token) * size_of(a.q_out.type);

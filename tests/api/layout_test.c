@@ -127,6 +127,8 @@ static const struct place places[] = {
   AT(tessera_append_args, q_positions, 136)
   AT(tessera_append_args, status, 144)
   AT(tessera_append_args, interleaved, 152)
+  AT(tessera_append_args, k_scale, 160)
+  AT(tessera_append_args, v_scale, 168)
   /* enumerations */
   NUMBER(TESSERA_OK, 0)
   NUMBER(TESSERA_INVALID_ARGUMENT, 1)

@@ -40,6 +40,87 @@ TEST(Append, EveryPairOfTypes) {
           }
 }
 
+TEST(Append, EightBitsAndScales) {
+  std::uint64_t seed = 0;
+  for (const Where where : wheres)
+    for (const bool packed : {false, true})
+      for (const Type to : {Type::e4m3, Type::i8, Type::f16})
+        for (const Type from : {Type::f32, Type::bf16, Type::f64})
+          for (const Scaled scaled :
+               {Scaled::no, Scaled::all, Scaled::by_head, Scaled::by_sequence, Scaled::by_token}) {
+            if (scaled == Scaled::by_sequence && where == Where::slots && packed) continue;
+            if (scaled == Scaled::by_token && to == Type::f16) continue;
+            Trial t{.where = where, .packed = packed, .rotated = ++seed % 2 == 0 ? 6 : 0};
+            t.from = from, t.to = to, t.v_to = seed % 3 == 0 ? to : Type::e4m3, t.scaled = scaled, t.seed = seed;
+            t.bad_entries = seed % 5 == 0, t.cache = caches[seed % 5];
+            judge(t, 1 + static_cast<int>(seed % 3));
+            if (HasFatalFailure()) return;
+          }
+}
+
+// What e4m3 has no number for becomes the largest, NaN stays, and neither spoils a computed scale.
+TEST(Append, SaturatesAndKeepsNaN) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  float rows[4][4] = {{1000, -1000, NAN, 447}, {infinity, -infinity, 7, -14}, {0, 0, 0, 0}, {0, NAN, 0, 1e-44f}};
+  for (const bool computed : {false, true})
+    for (const Type type : {Type::e4m3, Type::i8}) {
+      Buffer k(type, {4, 1, 1, 4}), v(type, {4, 1, 1, 4}), k_scale(Type::f32, {4, 1, 1}), v_scale(Type::f32, {4, 1, 1});
+      std::int32_t slots[] = {0, 1, 2, 3};
+      AppendArgs a{.k_new = Tensor(rows, Type::f32, {4, 1, 4}), .v_new = Tensor(rows, Type::f32, {4, 1, 4})};
+      a.k = k.tensor(), a.v = v.tensor(), a.slots = Tensor(slots, Type::i32, {4});
+      if (computed) a.k_scale = k_scale.tensor(), a.v_scale = v_scale.tensor();
+      append(a);
+      const double most = type == Type::i8 ? 127 : 448, least = type == Type::i8 && !computed ? -128 : -most;
+      const double unit = computed ? 1000 / most : 1;
+      const auto expect = [&](std::int64_t e, double wanted) {
+        const bool right = wanted == wanted
+                               ? std::abs(k.get(e) - wanted) <= (type == Type::i8 ? 0.5 : std::abs(wanted) / 16)
+                           : type == Type::i8 ? k.get(e) == 0
+                                              : k.get(e) != k.get(e);
+        EXPECT_TRUE(right) << e << ": " << k.get(e) << " and not " << wanted;
+      };
+      expect(0, most), expect(1, least), expect(2, NAN), expect(3, std::min(447 / unit, most));
+      // Infinities saturate; the scale is that of 14.
+      const double beside = type == Type::i8 ? -128 : -448;
+      expect(4, most), expect(5, computed && type == Type::i8 ? beside : least);
+      expect(6, computed ? most / 2 : 7), expect(7, computed ? -most : -14);
+      for (std::int64_t e = 8; e < 12; ++e) expect(e, 0);
+      expect(13, NAN);
+      if (computed) {
+        EXPECT_FLOAT_EQ(static_cast<float>(k_scale.get(0)), static_cast<float>(1000 / most));
+        EXPECT_FLOAT_EQ(static_cast<float>(k_scale.get(1)), static_cast<float>(14 / most));
+        EXPECT_EQ(k_scale.get(2), 0);
+      }
+      ++case_count.judged;
+    }
+}
+
+// Keys that were stored in eight bits, and attention over them: near what it is over the tokens themselves.
+TEST(Append, EightBitsThenAttend) {
+  for (const Type type : {Type::e4m3, Type::i8}) {
+    const Case spec{.name = "eight", .Nq = 1, .Nk = 60, .Hq = 4, .Hk = 2, .D = 32, .backward = false};
+    CaseData data = build(spec);
+    forward(data.inputs(), data.outputs(), data.options());
+    Buffer k(type, {5, 16, 2, 32}), v(type, {5, 16, 2, 32}), o(Type::f32, {1, 1, 4, 32});
+    Buffer k_scale(Type::f32, {5, 16, 2}), v_scale(Type::f32, {5, 16, 2});
+    std::int32_t table[] = {3, 0, 4, 1}, used = 60;
+    AppendArgs a{.k_new = data.k.tensor(), .v_new = data.v.tensor(), .k = k.tensor(), .v = v.tensor()};
+    a.seqused_k = Tensor(&used, Type::i32, {1}), a.block_table = Tensor(table, Type::i32, {1, 4});
+    a.k_scale = k_scale.tensor(), a.v_scale = v_scale.tensor();
+    append(a);
+    Inputs in = data.inputs();
+    in.k = a.k, in.v = a.v, in.seqused_k = a.seqused_k, in.block_table = a.block_table;
+    in.k_scale = a.k_scale, in.v_scale = a.v_scale;
+    forward(in, {.o = o.tensor()}, data.options());
+    double error = 0, size = 0;
+    for (std::int64_t e = 0; e < o.elements(); ++e)
+      error += std::pow(o.get(e) - data.o.get(e), 2), size += std::pow(data.o.get(e), 2);
+    EXPECT_LT(std::sqrt(error / size), type == Type::i8 ? 0.02 : 0.06);
+    EXPECT_GT(error, 0);
+    ++case_count.judged;
+  }
+}
+
 TEST(Append, RandomConfigurations) {
   constexpr std::int64_t pages[] = {1, 2, 3, 5, 16};
   constexpr Type types[] = {Type::f32, Type::f16, Type::bf16};
@@ -56,6 +137,8 @@ TEST(Append, RandomConfigurations) {
     for (std::int64_t b = g.between(0, 5); b >= 0; --b)
       t.counts.push_back(g.between(0, 12)), t.before.push_back(g.between(0, 20));
     t.cache = caches[g.between(0, 4)], t.seed = seed;
+    if (g.chance(0.3)) t.to = Type::e4m3, t.v_to = g.chance(0.5) ? Type::i8 : Type::e4m3;
+    if (t.to == Type::e4m3 && g.chance(0.7)) t.scaled = g.chance(0.5) ? Scaled::by_token : Scaled::by_head;
     judge(t, static_cast<int>(g.between(1, 4)));
     if (HasFatalFailure()) return;
   }

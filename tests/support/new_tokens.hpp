@@ -13,6 +13,8 @@ namespace tessera::test {
 
 // How a call says where its tokens go; piece: the cache of a sequence is one piece.
 enum class Where { table, indptr, apart, piece, slots };
+// Of the cache: [1], [Hk], [B,Hk], or one for each token and head, computed.
+enum class Scaled { no, all, by_head, by_sequence, by_token };
 
 struct Trial {
   Where where = Where::table;
@@ -23,6 +25,7 @@ struct Trial {
   std::vector<std::int64_t> before{5, 0, 9};  // places in use before
   Cache cache = Cache::tokens_first;
   std::uint64_t seed = 1;
+  Scaled scaled = Scaled::no;
 };
 
 inline std::string describe(const Trial& t) {
@@ -31,7 +34,7 @@ inline std::string describe(const Trial& t) {
       << (t.positions ? " positions" : "") << " P " << t.P << " heads " << t.Hk << "/" << t.Hq << " dims " << t.D << "/"
       << t.Dv << " rotated " << t.rotated << " queries " << t.queries << " types " << cases::name_of(t.from) << " to "
       << cases::name_of(t.to) << "/" << cases::name_of(t.v_to) << " cache " << static_cast<int>(t.cache) << " seed "
-      << t.seed;
+      << t.seed << " scaled " << static_cast<int>(t.scaled);
   return out.str();
 }
 
@@ -48,7 +51,7 @@ struct Prepared {
   std::vector<std::int64_t> k_row, v_row;     // page * P + place, or -1
   std::vector<std::int32_t> table, v_table, indptr, lengths, offsets, positions, narrow_slots;
   std::vector<std::int64_t> slots;
-  Buffer k_new, v_new, k, v, cos, sin, q, q_out;
+  Buffer k_new, v_new, k, v, cos, sin, q, q_out, k_scale, v_scale;
   std::int32_t status = 4;  // somebody else's bit
   bool outside = false;
 
@@ -66,6 +69,10 @@ struct Prepared {
     else
       follow_tables();
     make_rotation(g, B);
+    if (t.scaled != Scaled::no) {
+      k_scale = make_scale(g, B), v_scale = make_scale(g, B);
+      a.k_scale = k_scale.tensor(), a.v_scale = v_scale.tensor();
+    }
     a.status = t.where == Where::piece ? Tensor{} : Tensor(&status, Type::i32, {1});
   }
   Prepared(const Prepared&) = delete;
@@ -166,6 +173,14 @@ struct Prepared {
     if (!t.packed) a.slots.ndim = 2, a.slots.shape = a.k_new.shape, a.slots.strides = {a.k_new.shape[1], 1, 0, 0};
   }
 
+  Buffer make_scale(Generator& g, std::int64_t B) const {
+    if (t.scaled == Scaled::by_token) return Buffer(Type::f32, {pages, t.P, t.Hk}, {.order = {0, 2, 1, 3}, .gap = 1});
+    const Shape shapes[] = {{1}, {t.Hk}, {B, t.Hk}};
+    Buffer scale(Type::f32, shapes[static_cast<int>(t.scaled) - 1]);
+    for (std::int64_t e = 0; e < scale.elements(); ++e) scale.set(e, 0.02 * (0.1 + g.uniform()));
+    return scale;
+  }
+
   void make_rotation(Generator& g, std::int64_t B) {
     if (t.rotated == 0) return;
     const std::int64_t rows = 40;
@@ -213,6 +228,28 @@ inline void expect_rounded(double got, const Exact& exact, Type type, const std:
   ASSERT_LE(std::abs(got - exact.value), allowed) << what << ": " << got << " and not " << exact.value;
 }
 
+// Of eight bits: numbers beyond the largest become it; a subnormal e4m3's last bit counts 2^-9.
+inline void expect_code(double got, const Exact& exact, Type type, double scale, const std::string& what) {
+  const double most = type == Type::i8 ? 127 : 448, least = type == Type::i8 ? -128 : -448;
+  const double wanted = std::clamp(exact.value / scale, least, most);
+  const double ulp = type == Type::i8 ? 1 : std::max(std::exp2(std::floor(std::log2(std::abs(wanted))) - 3), 0x1p-9);
+  const double allowed = 0.5 * ulp * 1.001 + 4 * 0x1p-24 * (exact.size / std::abs(scale) + std::abs(wanted));
+  ASSERT_LE(std::abs(got - wanted), allowed) << what << ": " << got << " and not " << wanted;
+}
+
+// The scale of a row and head that is judged, and, if it was computed, whether it is the right one.
+inline double scale_of(const Prepared& p, bool value, std::int64_t row, std::int64_t h, std::size_t token,
+                       double largest) {
+  const Buffer& scale = value ? p.v_scale : p.k_scale;
+  if (p.t.scaled == Scaled::no) return 1;
+  if (p.t.scaled == Scaled::all) return scale.get(0);
+  if (p.t.scaled == Scaled::by_head) return scale.get(h);
+  if (p.t.scaled == Scaled::by_sequence) return scale.get(p.sequence[token] * p.t.Hk + h);
+  const double limit = (value ? p.t.v_to : p.t.to) == Type::i8 ? 127 : 448, got = scale.get(row * p.t.Hk + h);
+  EXPECT_NEAR(got, largest / limit, 1e-6 * largest) << "scale of row " << row;
+  return got;
+}
+
 // A side of the cache: rows of tokens are as they should be, all others as they were.
 inline void judge_side(const Prepared& p, bool value) {
   const Tensor& cache = value ? p.a.v : p.a.k;
@@ -222,24 +259,41 @@ inline void judge_side(const Prepared& p, bool value) {
   std::map<std::int64_t, std::size_t> token_of;
   for (std::size_t n = 0; n < target.size(); ++n)
     if (target[n] >= 0) token_of[target[n]] = n;
+  const bool eight_bits = cache.type == Type::e4m3 || cache.type == Type::i8;
   for (std::int64_t row = 0; row < p.pages * p.t.P; ++row)
-    for (std::int64_t h = 0; h < H; ++h)
-      for (std::int64_t d = 0; d < width; ++d) {
-        const std::int64_t at =
-            row / p.t.P * cache.strides[0] + row % p.t.P * cache.strides[1] + h * cache.strides[2] + d;
-        const double got = load_element(cache.data, cache.type, at);
-        const auto found = token_of.find(row);
-        if (found == token_of.end()) {
-          ASSERT_TRUE(got != got) << "row " << row << " of no token was written";
-          continue;
+    for (std::int64_t h = 0; h < H; ++h) {
+      const auto stored = [&](std::int64_t d) {
+        return load_element(cache.data, cache.type,
+                            row / p.t.P * cache.strides[0] + row % p.t.P * cache.strides[1] + h * cache.strides[2] + d);
+      };
+      const auto found = token_of.find(row);
+      if (found == token_of.end()) {
+        for (std::int64_t d = 0; d < width; ++d)  // 0xff in every type
+          ASSERT_TRUE(stored(d) != stored(d) || (cache.type == Type::i8 && stored(d) == -1)) << "row " << row;
+        if (p.t.scaled == Scaled::by_token) {
+          ASSERT_TRUE((value ? p.v_scale : p.k_scale).untouched(row * H + h)) << "scale of row " << row;
         }
-        const std::size_t n = found->second;
-        const bool turn = !value && p.t.rotated > 0;
-        const std::int64_t first = (static_cast<std::int64_t>(n) * H + h) * width;
-        const std::string what = (value ? "v of token " : "k of token ") + std::to_string(n);
-        expect_rounded(got, rotated(p, rows, first, d, turn ? p.position(n) : -1), cache.type, what);
+        continue;
+      }
+      const std::size_t n = found->second;
+      const std::int64_t first = (static_cast<std::int64_t>(n) * H + h) * width;
+      const std::int64_t position = !value && p.t.rotated > 0 ? p.position(n) : -1;
+      double largest = 0;
+      for (std::int64_t d = 0; d < width; ++d)
+        largest = std::max(largest, std::abs(rotated(p, rows, first, d, position).value));
+      const double scale = scale_of(p, value, row, h, n, largest);
+      const std::string what = (value ? "v of token " : "k of token ") + std::to_string(n);
+      for (std::int64_t d = 0; d < width; ++d) {
+        Exact exact = rotated(p, rows, first, d, position);
+        if (eight_bits) {
+          expect_code(stored(d), exact, cache.type, scale, what);
+        } else {
+          exact = {exact.value / scale, exact.size / scale + (scale == 1 ? 0 : std::abs(exact.value / scale))};
+          expect_rounded(stored(d), exact, cache.type, what);
+        }
         if (testing::Test::HasFatalFailure()) return;
       }
+    }
 }
 
 inline void judge_queries(const Prepared& p) {
@@ -272,6 +326,7 @@ inline void judge(const Trial& trial, int threads) {
   judge_side(p, false), judge_side(p, true), judge_queries(p);
   EXPECT_EQ(p.status, 4 | (p.outside && p.a.status ? page_outside_pool : 0));
   EXPECT_TRUE(p.k.margins_intact() && (!p.v || p.v.margins_intact()) && (!p.q_out || p.q_out.margins_intact()));
+  EXPECT_TRUE(!p.k_scale || (p.k_scale.margins_intact() && p.v_scale.margins_intact()));
   ++case_count.judged;
 }
 

@@ -114,16 +114,20 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
                             block_table: Optional[Tensor] = None, softmax_scale: Optional[float] = None,
                             causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                             rotary_interleaved: bool = True, alibi_slopes: Optional[Tensor] = None, num_splits: int = 0,
-                            return_softmax_lse: bool = False) -> Any:
+                            return_softmax_lse: bool = False, k_descale: Optional[Tensor] = None,
+                            v_descale: Optional[Tensor] = None) -> Any:
     """Appends k and v to the caches, in place, and attends to them: O [B,Nq,Hq,D], or (O, LSE [B,Hq,Nq]).
 
     q [B,Nq,Hq,D]; k_cache and v_cache [Bc,capacity,Hk,D], or pools [pages,page_size,Hk,D] with block_table; k and v
     [B,n,Hk,D]; cache_seqlens int32 [B], before appending. No gradients. num_splits changes nothing: how keys are split
-    depends on their number alone. A call that is refused leaves the caches as they were.
+    depends on their number alone. Caches may be float8_e4m3fn or int8, with k_descale and v_descale: f32 [1], [Hk], [B,Hk],
+    or, written for k and v, [pages,page_size,Hk] or [B,capacity,Hk]. A call that is refused leaves the caches as they were.
     """
     with torch.no_grad():
         o, lse = _with_kvcache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-                               cache_leftpad, block_table, rotary_interleaved, scale=softmax_scale, causal=causal,
+                               cache_leftpad, block_table, rotary_interleaved, {"k_scale": k_descale,
+                                                                                "v_scale": v_descale},
+                               scale=softmax_scale, causal=causal,
                                window=window_size, softcap=softcap, alibi_slopes=alibi_slopes)
     return (o, lse) if return_softmax_lse else o
 
@@ -132,7 +136,7 @@ def _with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tenso
                   rotary_cos: Optional[Tensor], rotary_sin: Optional[Tensor],
                   cache_seqlens: Optional[Union[int, Tensor]], cache_batch_idx: Optional[Tensor],
                   cache_leftpad: Optional[Tensor], block_table: Optional[Tensor], interleaved: bool,
-                  **options: Any) -> tuple[Tensor, Tensor]:
+                  scales: dict[str, Optional[Tensor]], **options: Any) -> tuple[Tensor, Tensor]:
     seqused = _kvcache.lengths(q, k_cache, cache_seqlens, block_table, appends=k is not None)
     table = _kvcache.table(k_cache, seqused, cache_batch_idx, cache_leftpad, block_table)
     if (rotary_cos is None) != (rotary_sin is None) or (rotary_cos is not None and k is None):
@@ -151,7 +155,9 @@ def _with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tenso
             rotary = _kvcache.Rotary(rotary_cos, rotary_sin, interleaved, ordered)
             _kvcache.check_rotary(k, rotary)
         if not torch.compiler.is_compiling():  # a plan cannot be traced
-            _kvcache.named(by_index, check, q, k_cache, v_cache, seqused_k=used, **options)
-        q = _kvcache.append(q, k_cache, v_cache, k, v, seqused, used, table, cache_leftpad, rotary, by_index)
-    o, lse = _kvcache.named(by_index, attention, q, k_cache, v_cache, return_lse=True, seqused_k=used, **options)
+            _kvcache.named(by_index, check, q, k_cache, v_cache, seqused_k=used, **scales, **options)
+        q = _kvcache.append(q, k_cache, v_cache, k, v, seqused, used, table, cache_leftpad, rotary, by_index,
+                            **scales)
+    o, lse = _kvcache.named(by_index, attention, q, k_cache, v_cache, return_lse=True, seqused_k=used,
+                            **scales, **options)
     return o, lse
