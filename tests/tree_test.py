@@ -31,7 +31,7 @@ MAY_INCLUDE = {
     # The judge looks at results through the public door, so that it cannot share the library's mistakes.
     "cases": CASES,
     "cli": CASES + CORE + ["cli", "src/api", "src/dist"],
-    "examples": PUBLIC + ["std"],
+    "examples": PUBLIC + ["std", "examples"],
     "bench": CASES + ["bench"],
     "fuzz": CASES + CORE + ["cli", "fuzz"],
 }

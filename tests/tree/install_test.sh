@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the build into an empty folder and uses it as a stranger would: both examples, with CMake and pkg-config.
+# Installs the build into an empty folder and uses it as a stranger would: the examples, with CMake and pkg-config.
 # Usage: install_test.sh SOURCE-FOLDER BUILD-FOLDER. Registered by tests/cli/tests.cmake.
 # Also checks what the library exports and needs; see docs/architecture.md.
 set -euo pipefail
@@ -52,11 +52,12 @@ quietly() {
 }
 examples=$source_folder/examples
 
-for language in c cpp; do
-  echo "examples/$language with CMake"
-  quietly cmake -S "$examples/$language" -B "$work/$language" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
-  quietly cmake --build "$work/$language"
-  "$work/$language/attention"
+for example in c/attention cpp/attention serving/serving; do
+  folder=$(dirname "$example")
+  echo "examples/$folder with CMake"
+  quietly cmake -S "$examples/$folder" -B "$work/$folder" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
+  quietly cmake --build "$work/$folder"
+  "$work/$example"
 done
 
 echo "examples with pkg-config"
