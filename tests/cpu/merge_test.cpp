@@ -1,8 +1,10 @@
 // Splitting keys into parts, forward on each, merge: the whole's result; then backward per part: the whole's gradients.
 // Links tessera_cases.
 // Implements docs/algorithm.md, "Merge".
+#include <cmath>
 #include <limits>
 
+#include "cases/generator.hpp"
 #include "tests/support/support.hpp"
 
 namespace tessera::test {
@@ -118,6 +120,87 @@ TEST(Merge, IsSafeForInfinitiesAndExtremes) {
   EXPECT_NEAR(lse.get(1), 0.6931472, 1e-7);
   EXPECT_EQ(lse.get(2), -infinity);
   EXPECT_EQ(lse.get(3), 1000);
+}
+
+// Any strides and types, padded and packed, rows that no part saw and parts that saw none of a row; those may hold NaN.
+TEST(Merge, AnyStridesAndPartsThatSawNothing) {
+  constexpr Type types[] = {Type::f32, Type::f16, Type::bf16, Type::f64};
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    Generator g(seed);
+    const bool packed = g.chance(0.5);
+    const std::int64_t B = packed ? 1 : g.between(1, 3), N = g.between(1, 9), H = g.between(1, 4), D = g.between(1, 20);
+    const auto layout = [&](std::size_t dims, bool rows) {
+      Layout out{.gap = g.between(0, 3), .step = rows ? 1 : g.between(1, 3), .shift = g.between(0, 2)};
+      const std::size_t free = rows ? dims - 1 : dims;
+      for (std::size_t d = 0; d + 1 < free; ++d)
+        std::swap(out.order[d], out.order[static_cast<std::size_t>(
+                                    g.between(static_cast<std::int64_t>(d), static_cast<std::int64_t>(free) - 1))]);
+      return out;
+    };
+    const auto make = [&] {
+      const Shape o = packed ? Shape{N, H, D} : Shape{B, N, H, D}, lse = packed ? Shape{H, N} : Shape{B, H, N};
+      return Partial{Buffer(types[g.between(0, 3)], o, layout(o.size(), true)),
+                     Buffer(Type::f32, lse, layout(lse.size(), false))};
+    };
+    const auto row_of = [&](std::int64_t e) {  // of LSE, for an element of O
+      return (e / (D * H * N) * H + e / D % H) * N + e / (D * H) % N;
+    };
+    const double far = g.chance(0.3) ? 60 : 2;
+    std::vector<Partial> partials;
+    std::vector<Outputs> views;
+    std::vector<bool> dark(static_cast<std::size_t>(B * H * N));
+    for (std::size_t row = 0; row < dark.size(); ++row) dark[row] = g.chance(0.2);
+    for (std::int64_t n = g.between(1, 5); n > 0; --n) {
+      Partial part = make();
+      const bool nothing = g.chance(0.15);
+      for (std::int64_t row = 0; row < B * H * N; ++row)
+        part.lse.set(row,
+                     nothing || dark[static_cast<std::size_t>(row)] || g.chance(0.2) ? -infinity : far * g.normal());
+      for (std::int64_t e = 0; e < part.o.elements(); ++e)  // else NaN
+        if (part.lse.get(row_of(e)) > -infinity) part.o.set(e, g.normal());
+      views.push_back({.o = part.o.tensor(), .lse = part.lse.tensor()});
+      partials.push_back(std::move(part));
+    }
+    const Partial merged = make();
+    SCOPED_TRACE(seed);
+    merge(views, {.o = merged.o.tensor(), .lse = merged.lse.tensor()}, {.threads = static_cast<int>(g.between(1, 3))});
+    for (std::int64_t e = 0; e < merged.o.elements(); ++e) {
+      const std::int64_t row = row_of(e);
+      double largest = -infinity, weights = 0, sum = 0, size = 0;
+      for (const Partial& part : partials) largest = std::max(largest, part.lse.get(row));
+      for (const Partial& part : partials) {
+        if (part.lse.get(row) == -infinity) continue;
+        const double w = std::exp(part.lse.get(row) - largest);
+        weights += w, sum += w * part.o.get(e), size += w * std::abs(part.o.get(e));
+      }
+      const double exact = weights > 0 ? sum / weights : 0, lse = weights > 0 ? largest + std::log(weights) : -infinity;
+      const double allowed = 0.501 * spacing(merged.o.type(), exact) + 1e-12 * (weights > 0 ? size / weights : 0);
+      ASSERT_LE(std::abs(merged.o.get(e) - exact), allowed) << merged.o.index(e);
+      const double off = lse == merged.lse.get(row) ? 0 : std::abs(merged.lse.get(row) - lse);
+      ASSERT_TRUE(off == 0 || off <= 0.501 * spacing(Type::f32, lse) + 1e-12) << row << ": " << off;
+    }
+    ASSERT_TRUE(merged.o.margins_intact() && merged.lse.margins_intact());
+    ++case_count.judged;
+  }
+}
+
+TEST(Merge, InPlaceGivesTheSameBits) {
+  const Shape o{2, 6, 3, 8}, lse{2, 3, 6};
+  Generator g(5);
+  std::vector<Partial> partials;
+  std::vector<Outputs> views;
+  for (int n = 0; n < 3; ++n) {
+    Partial part{Buffer(Type::bf16, o, {.order = {2, 1, 0, 3}}), Buffer(Type::f32, lse)};
+    for (std::int64_t e = 0; e < part.o.elements(); ++e) part.o.set(e, g.normal());
+    for (std::int64_t e = 0; e < part.lse.elements(); ++e) part.lse.set(e, g.chance(0.2) ? -infinity : g.normal());
+    views.push_back({.o = part.o.tensor(), .lse = part.lse.tensor()});
+    partials.push_back(std::move(part));
+  }
+  const Partial apart{Buffer(Type::bf16, o), Buffer(Type::f32, lse)};
+  merge(views, {.o = apart.o.tensor(), .lse = apart.lse.tensor()});
+  merge(views, views[1]);
+  expect_same_bits(apart.o, partials[1].o, "o");
+  expect_same_bits(apart.lse, partials[1].lse, "lse");
 }
 
 TEST(Merge, OfOnePartIsThatPart) {
