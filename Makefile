@@ -147,7 +147,7 @@ asan:
 
 # New inputs that reach new code stay in the build folder, beside those that were findings.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= c_api npy pack
+FUZZ_TARGETS ?= c_api append npy pack
 FUZZ_OPTIONS ?= -timeout=60 -len_control=0 -max_len=512 -print_final_stats=1 -verbosity=0
 
 fuzz:
