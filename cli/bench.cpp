@@ -175,6 +175,7 @@ int bench(const BenchArguments& a) {
   require_place(a.json);
   if (a.suite == "ladder") return bench_ladder(a);
   if (a.suite == "gpu") return bench_gpu(a);
+  if (a.suite == "decode") return bench_gpu_decode(a);
   if (a.suite == "first-call") return bench_first_call(a);
   if (a.suite == "scaling") return bench_scaling(a);
   return bench_cpu(a);
@@ -196,11 +197,12 @@ Action add_bench(CLI::App& program) {
                   "  tessera bench --threads 2\n"
                   "  tessera bench --kernel avx2 --json bench.json\n"
                   "  tessera bench --suite ladder --json ladder.json");
-  add_flag(command, "--suite",
-           "cpu (the default), scaling (one thread against --threads), tiny to see that it works; on a GPU: ladder "
-           "(every kernel), gpu (the best one in every "
-           "type), first-call (what compiling costs this process)",
-           a.suite, {.value = "NAME", .choices = {"cpu", "scaling", "tiny", "ladder", "gpu", "first-call"}});
+  add_flag(
+      command, "--suite",
+      "cpu (the default), scaling (one thread against --threads), tiny to see that it works; on a GPU: ladder "
+      "(every kernel), gpu (the best one in every "
+      "type), decode (one query, by the best kernel and by `decode`), first-call (what compiling costs this process)",
+      a.suite, {.value = "NAME", .choices = {"cpu", "scaling", "tiny", "ladder", "gpu", "decode", "first-call"}});
   add_flag(command, "--repeat", "Runs per row (default: 7 or more, until 0.6 seconds are measured)", a.repeat,
            {.value = "N", .least = 1, .most = 1e6});
   add_json_flag(command, a.json);

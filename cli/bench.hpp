@@ -38,6 +38,7 @@ int bench_scaling(const BenchArguments& arguments);  // one thread against all o
 Json bench_decode(const BenchArguments& arguments);  // one query against many keys; bench_decode.cpp
 int bench_ladder(const BenchArguments& arguments);   // every GPU kernel against the baseline `naive`; bench_ladder.cpp
 int bench_gpu(const BenchArguments& arguments);      // one kernel in every type; bench_ladder.cpp
+int bench_gpu_decode(const BenchArguments& arguments);  // one query against many keys; bench_gpu_decode.cpp
 int bench_first_call(const BenchArguments& arguments);  // this process's first call; bench_host.cpp
 
 // Host overhead, printed and as JSON: seconds of a cold first call, microseconds of a warm one; bench_host.cpp.
