@@ -144,10 +144,16 @@ std::vector<Case> trees() {
 }  // namespace
 
 std::vector<Case> caches() {
+  constexpr Type query_types[] = {Type::f32, Type::f16, Type::bf16};
   std::vector<Case> rows;
-  for (const auto& part : {types(), sizes(), company(), second_products(), trees()})
-    rows.insert(rows.end(), part.begin(), part.end());
-  return in_types(rows, {Type::f32, Type::f16, Type::bf16});
+  // In turns: every way has every type of queries somewhere.
+  for (const auto& part : {types(), sizes(), trees()})
+    for (const Case& row : part)
+      for (const Case& typed : in_types({row}, {query_types[rows.size() % 3]})) rows.push_back(typed);
+  for (const auto& part : {company(), second_products()})
+    for (const Case& row : in_types(part, {Type::f32, Type::f16, Type::bf16})) rows.push_back(row);
+  for (std::size_t n = 0; n < rows.size(); ++n) rows[n].seed = n + 1;
+  return rows;
 }
 
 }  // namespace tessera::cases
