@@ -53,7 +53,7 @@ def _fold(name: str, x: _Mapped, count: int, batch: int, whole: bool) -> Tensor:
 
 
 def _folds(tensors: dict[str, _Mapped], dropout: float, wanted: set[str]) -> bool:
-    packed = "cu_seqlens_q", "cu_seqlens_k", "block_table", "page_indptr"
+    packed = "cu_seqlens_q", "cu_seqlens_k", "block_table", "page_indptr", "k_scale", "v_scale"
     if dropout > 0 or not tensors.keys().isdisjoint(packed) or len(tensors["q"].shape) != 4:
         return False  # dropout's mask depends on the place in the batch
     if "dsinks" in wanted or ("sinks" in tensors and tensors["sinks"].mapped):

@@ -144,6 +144,12 @@ def test_vmap_of_other_places_and_packed_sequences():
     assert torch.equal(o, torch.stack([packed(*x) for x in zip(q[:, 0], k[:, 0], v[:, 0])]))
 
 
+def test_vmap_with_scales():
+    tensors, scale = small(3), torch.rand(HK) + 0.5
+    scaled = lambda *x: attention(*x, k_scale=scale)  # noqa: E731
+    assert torch.equal(vmap(scaled)(*tensors), torch.stack([scaled(*x) for x in zip(*tensors)]))
+
+
 def test_vmap_is_one_call():
     """Where the mapped dimension can join the batch; with dropout, whose mask depends on the place there, it is three."""
     tensors = small(3)
