@@ -229,7 +229,7 @@ TEST_F(FakeGpu, AMarginOfMultiprocessorsStaysFree) {
             "no kernel can run this: vector: sm_margin is 2; this kernel is not persistent and takes every "
             "multiprocessor");
   EXPECT_NE(refused("hopper", [](FakeCall& c) { c.execution.sm_margin = 132; })
-                .find("hopper: sm_margin is 132; this GPU has 132 multiprocessors"),
+                .find(": sm_margin is 132; this GPU has 132 multiprocessors"),
             std::string::npos);
   EXPECT_EQ(refused("vector", [](FakeCall& c) { c.options.part_invariant = true; }),
             "no kernel can run this: vector: the call is a part (part-invariant); GPU kernels take positions that all "
