@@ -116,23 +116,7 @@ constexpr Int64 packed_begin(const LengthRef& cu_seqlens, Int32 b, Int64 N) {
   return makes_sense(entry, before, N) ? entry : clamp(before, 0, N);
 }
 
-// Tokens alone; k has no cu_seqlens of its own where its keys lie in pages.
-constexpr DeviceSequence lengths_of(const Question& x, Int32 b) {
-  DeviceSequence s{0, 0, x.Nq, x.Nk, 0, {}};
-  if (x.cu_seqlens_q.data) {
-    const Range queries = packed_rows(x.cu_seqlens_q, b, x.Nq);
-    s.q_begin = queries.begin, s.nq = lesser(queries.size(), x.most_queries);
-  }
-  if (x.cu_seqlens_k.data) {
-    const Range keys = packed_rows(x.cu_seqlens_k, b, x.Nk);
-    s.k_begin = keys.begin, s.nk = lesser(keys.size(), x.most_keys);
-  }
-  if (x.seqused_q.data) s.nq = clamp(x.seqused_q[b], 0, s.nq);
-  if (x.seqused_k.data) s.nk = clamp(x.seqused_k[b], 0, s.nk);
-  return s;
-}
-
-// What follows from them: the diagonal and the band.
+// What follows from a sequence's lengths: the diagonal and the band.
 constexpr void set_band(const Question& x, DeviceSequence& s) {
   const Int64 off = diagonal_offset(x.alignment, s.nq, s.nk, x.diagonal_offset);
   s.shift = diagonal_shift(off, x.row0, x.col0);
@@ -140,7 +124,14 @@ constexpr void set_band(const Question& x, DeviceSequence& s) {
 }
 
 constexpr DeviceSequence sequence_of(const Question& x, Int32 b) {
-  DeviceSequence s = lengths_of(x, b);
+  DeviceSequence s{0, 0, x.Nq, x.Nk, 0, {}};
+  if (x.cu_seqlens_q.data) {
+    const Range queries = packed_rows(x.cu_seqlens_q, b, x.Nq), keys = packed_rows(x.cu_seqlens_k, b, x.Nk);
+    s.q_begin = queries.begin, s.nq = lesser(queries.size(), x.most_queries);
+    s.k_begin = keys.begin, s.nk = lesser(keys.size(), x.most_keys);
+  }
+  if (x.seqused_q.data) s.nq = clamp(x.seqused_q[b], 0, s.nq);
+  if (x.seqused_k.data) s.nk = clamp(x.seqused_k[b], 0, s.nk);
   set_band(x, s);
   return s;
 }

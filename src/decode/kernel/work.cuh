@@ -15,9 +15,25 @@ struct PagedSequence {
   Range listed;  // by indptr: its entries
 };
 
+// Tokens alone. Unlike elsewhere (gpu/params.hpp), queries may be packed beside keys that are not: those in pages.
+__device__ inline gpu::DeviceSequence lengths_of(const gpu::Question& x, Int32 b) {
+  gpu::DeviceSequence s{0, 0, x.Nq, x.Nk, 0, {}};
+  if (x.cu_seqlens_q.data) {
+    const Range queries = gpu::packed_rows(x.cu_seqlens_q, b, x.Nq);
+    s.q_begin = queries.begin, s.nq = lesser(queries.size(), x.most_queries);
+  }
+  if (x.cu_seqlens_k.data) {
+    const Range keys = gpu::packed_rows(x.cu_seqlens_k, b, x.Nk);
+    s.k_begin = keys.begin, s.nk = lesser(keys.size(), x.most_keys);
+  }
+  if (x.seqused_q.data) s.nq = clamp(x.seqused_q[b], 0, s.nq);
+  if (x.seqused_k.data) s.nk = clamp(x.seqused_k[b], 0, s.nk);
+  return s;
+}
+
 __device__ inline PagedSequence sequence_of(const Params& p, Int32 b) {
   const gpu::Question& x = p.call.x;
-  PagedSequence out{gpu::lengths_of(x, b), 0, {}};
+  PagedSequence out{lengths_of(x, b), 0, {}};
   gpu::DeviceSequence& s = out.s;
   if (p.pages.indptr.data) {
     out.listed = gpu::packed_rows(p.pages.indptr, b, p.pages.entries);
