@@ -58,11 +58,11 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
   return "";
 }
 
-// As many rows as the problem has, in 8, 16, 32 or 64; fewer if shared memory demands it, or registers: S in two halves
-// has twice the accumulators.
-int rows_wanted(const Problem& p, bool halves_S) {
+// As many rows as the problem has, in 8, 16, 32 or 64; fewer if shared memory demands it, or registers: beyond 128 dims
+// 64 rows spill.
+int rows_wanted(const Problem& p) {
   int rows = 8;
-  while (rows < rows_of(p) && rows < (halves_S ? most_rows / 2 : most_rows)) rows *= 2;
+  while (rows < rows_of(p) && rows < (p.D > 128 ? most_rows / 2 : most_rows)) rows *= 2;
   return rows;
 }
 
@@ -164,7 +164,7 @@ std::optional<Config> tile_of(const Problem& p, const cuda::Target& target) {
   c.paged = p.pages.has_value();
   c.halves_S = p.q_type == Type::f16 && p.D > 128;
   c.options = gpu::score_config(p);
-  for (c.rows = rows_wanted(p, c.halves_S); c.rows >= 8; c.rows /= 2)
+  for (c.rows = rows_wanted(p); c.rows >= 8; c.rows /= 2)
     if (fit(c, target.shared_bytes)) return c;
   return {};
 }

@@ -1,7 +1,9 @@
 // The `decode` kernels without a GPU: what ldmatrix fetches for the column engine, and bank conflicts; the merge tree;
 // tiles, workspace and plans. Links tessera_cases.
 #include <gtest/gtest.h>
+#include <algorithm>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -214,7 +216,10 @@ TEST(Tiles, FitAndHaveKeysByHeadDimsAlone) {
 TEST(Tiles, HaveAsManyRowsAsThereAre) {
   const cuda::Target target = cuda::target_named("sm_90a");
   const std::pair<std::int64_t, int> expected[] = {{1, 8}, {8, 8}, {9, 16}, {17, 32}, {33, 64}, {64, 64}};
-  for (const auto& [rows, tile] : expected) EXPECT_EQ(tile_of(problem(rows, 1, {128, 128}), target)->rows, tile);
+  for (const auto& [rows, tile] : expected) {
+    EXPECT_EQ(tile_of(problem(rows, 1, {128, 128}), target)->rows, tile);
+    EXPECT_EQ(tile_of(problem(rows, 1, {192, 128}), target)->rows, std::min(tile, 32));
+  }
 }
 
 TEST(Plans, AreTwoLaunches) {
