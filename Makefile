@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The two commands of the README and what developers use. Thin: CMake and ctest do the work.
 # BUILD=folder builds elsewhere, e.g. CC=clang CXX=clang++ make test BUILD=build-clang.
 # Needs nothing but make and bash; tools/setup.sh installs the rest.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The problem that baselines of the CPU benchmark solve (one sequence, [N,H,D], the same tensors as Tessera's), and
 // their parallel loop. Included by bench/row_by_row.*, bench/unfused_blas.* and bench/cpu_baselines.cpp. Method:
 // docs/benchmarks.md.

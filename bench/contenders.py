@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention problems and contenders that solve them: Tessera through its C ABI, PyTorch's operators, FlashAttention-3.
 
 Used by the programs beside this file. Tessera's package loads its library when it is imported, hence only after

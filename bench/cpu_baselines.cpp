@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_baselines [--threads N] [--json FILE]: Tessera beside two baselines of CPU attention, interleaved in one process:
 // one row at a time (bench/row_by_row.hpp) and through a BLAS library (bench/unfused_blas.hpp). Method and figures:
 // docs/benchmarks.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_caches [THREADS]: one query against a cache, on the CPU: contiguous and in shuffled pages, in bf16, e4m3 and i8,
 // interleaved in one process. Prints medians, bytes of K and V per second, and tokens per second over those of
 // contiguous bf16. Method: docs/benchmarks.md.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tessera and PyTorch's attention on the CPU, interleaved in one process, with the same threads, forward and backward.
 
     TESSERA_LIBRARY=build/src/libtessera.so python3 bench/cpu_peers.py [--threads 2] [--types f32 bf16 f16]

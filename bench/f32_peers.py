@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tessera and PyTorch's memory-efficient attention in f32, interleaved in one process on one GPU.
 
     python3 bench/f32_peers.py [--library build/src/libtessera.so] [--kernel NAME] [--json FILE]

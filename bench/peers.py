@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tessera beside cuDNN, FlashAttention-2 and FlashAttention-3: speed, energy, errors, in one process on one GPU.
 
     python3 bench/peers.py [--passes forward,backward] [--suite grid|extras|step|all] [--json FILE]

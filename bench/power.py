@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clocks and power of a GPU while something runs on it, by nvidia-smi in a process beside this one. Used by peers.py;
 needs only Python and nvidia-smi.
 

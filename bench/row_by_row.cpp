@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See bench/row_by_row.hpp. K and V are read in place, without packing; 16-bit elements are widened in registers.
 #include "bench/row_by_row.hpp"
 

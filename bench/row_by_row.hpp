@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention one query row at a time (matrix-vector), as inference engines without GEMM compute it (ggml's CPU path for
 // one row): dot products with every key, online softmax, V accumulated in f32. Included by bench/cpu_baselines.cpp.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of what peers.py measures: points, the figure to beat, ratios. Used by peers.py, which prints them, and by
 tools/benchmarks.py, which writes them into the documents; needs only Python.
 

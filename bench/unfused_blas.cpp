@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unfused attention over OpenBLAS; see bench/unfused_blas.hpp.
 #include "bench/unfused_blas.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unfused attention: two GEMMs of a BLAS library with a softmax between them, and four GEMMs backward. What a program
 // without a fused kernel does. OpenBLAS is loaded at run time (dlopen), if it is installed. Included by
 // bench/cpu_baselines.cpp.

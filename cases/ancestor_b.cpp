@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // glibc's additive feedback generator (TYPE_3, seed 1) and the order in which ancestor B drew from it.
 // Part of tessera_cases; see ancestor_b.hpp.
 // Implements docs/numerics.md, "A forgotten factor".

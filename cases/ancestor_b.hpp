@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ancestor B's problem: 128 tokens by 32 dimensions in f32, inputs from glibc's rand() with its default seed.
 // Included by `tessera demo` and by the tests that reproduce its printed figures, the wrong ones too.
 // Implements docs/numerics.md, "A forgotten factor".

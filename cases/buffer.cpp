@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffers with arbitrary strides and poisoned guard zones, and rounding to each number format. Part of tessera_cases;
 // see buffer.hpp. Implements the memory part of docs/numerics.md.
 #include "cases/buffer.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Owned memory for one tensor, with arbitrary strides, gaps, and poisoned guard zones (margins) that are checked
 // afterwards. Included by cases/, tests/ and the command line; depends on the public headers only. Implements the
 // memory part of docs/numerics.md ("every buffer is surrounded by NaN").

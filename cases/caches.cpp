@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of caches: K and V in 8 bits or in another type than Q's, with every form of scales; scores of q and qv;
 // trees. Few queries (decoding) and many, whole vectors and parts of them. Part of tessera_cases; see tables.hpp.
 // Implements docs/algorithm.md, "Types and scales of keys and values" and equation (1).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a case to its tensors: shapes, layouts, values; and the f64 copies that the reference kernel reads.
 // Part of tessera_cases; see case.hpp.
 // Implements docs/algorithm.md's tensor table as data.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One case: shapes, options, memory layout, input distribution and seed; and the tensors built from it.
 // Included by tests/ and cli/ alike: one object serves test, check, gradient and bench.
 // Implements docs/algorithm.md's tensor table as data.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The accuracy rule, the positions of infinities and NaN, and elements that must be exact or unwritten. Part of
 // tessera_cases; see compare.hpp. Implements docs/numerics.md, "The rule".
 #include "cases/compare.hpp"

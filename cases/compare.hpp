@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Judges one output against float64: the accuracy rule; positions of infinities and NaN, which must match exactly; rows
 // that must stay unwritten. Included by cases/ and tests/. Implements docs/numerics.md, "The rule".
 #pragma once

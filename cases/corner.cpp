@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of what broke other implementations: lengths at tile edges, empty things, masks that hide everything,
 // extreme numbers, odd head dimensions and memory layouts.
 // Part of tessera_cases; see tables.hpp. Implements the contract's list "Edge cases that broke others".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device copies of a case's buffers. Part of tessera_cases; see device.hpp. Uses the driver directly, as a caller of
 // the library would.
 #include "cases/device.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device copies of a case's buffers: the same bytes, guard zones and gaps included, so that GPU results get the same
 // checks as CPU results. On the CPU nothing is copied. Included by cases/run.cpp and GPU tests; uses src/cuda's driver,
 // which knows nothing of attention.

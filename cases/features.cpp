@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of options: each alone, then in combinations, in every type. Part of tessera_cases; see tables.hpp.
 // Implements docs/numerics.md, "Suites"; the options are those of docs/algorithm.md.
 #include "cases/tables.hpp"

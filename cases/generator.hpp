@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small random generator whose numbers are the same on every machine and compiler.
 // Included by cases/ and tests/. Integer arithmetic only: no std distribution, no libm.
 // Implements nothing of the contract; docs/numerics.md names it as the source of every input.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which elements dropout keeps, from the contract's definition. Part of tessera_cases; see model.hpp. Like the model it
 // shares no code with src/. Implements docs/algorithm.md, "Dropout".
 #include <array>

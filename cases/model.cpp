@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rounding model: straightforward float64 loops, one query row at a time, forward and backward together. Part of
 // tessera_cases; see model.hpp. It shares no code with src/, so that it checks the reference kernel too. Implements
 // docs/algorithm.md's formulas and docs/numerics.md, "The rule".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expected outputs of a case: in float64; in a model that rounds only where the contract allows it; and the sums of
 // absolute values that scale the rest of the tolerance. Included by cases/ and tests/. Implements docs/numerics.md,
 // "The rule".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parts of the rounding model: sums of products with their absolute values, sums of rows with their errors, places in
 // tensors that broadcast. Included by cases/model.cpp only. Implements docs/numerics.md, "The rule".
 #pragma once

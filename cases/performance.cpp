@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of problems that `tessera bench` times: each shape full and causal.
 // Part of tessera_cases; see tables.hpp. The command makes its own inputs: these rows are shapes and types.
 // Implements docs/benchmarks.md's list.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Draws random configurations in which every pair of options can occur, and counts the pairs that do (pairwise
 // coverage). Part of tessera_cases; see random.hpp. Implements docs/numerics.md, "Random configurations".
 #include "cases/random.hpp"

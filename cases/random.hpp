@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Seeded random configurations in which every pair of options can occur, and pairwise coverage: how often each pair
 // does. Included by tests/ and cli/check.cpp. Implements docs/numerics.md, "Random configurations".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of ordinary shapes: what users run every day, in every type; and ancestor C's two cases by name.
 // Part of tessera_cases; see tables.hpp.
 // Implements docs/numerics.md, "Suites".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs one case on one or several kernels and judges everything that came out.
 // Part of tessera_cases; see suite.hpp.
 // Implements the accuracy promise of docs/numerics.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scales of K and V: how they lie in memory, their numbers, and what the scaled elements mean. Part of tessera_cases;
 // see case.hpp. Implements docs/algorithm.md, "Types and scales of keys and values", as data.
 #include <cmath>

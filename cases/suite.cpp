@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Suites by name, cases by name, and a run over many of them.
 // Part of tessera_cases; see suite.hpp.
 // Implements the accuracy promise of docs/numerics.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs cases against float64 and gathers what came out: the engine of `tessera check` and of the case tests.
 // Included by tests/ and cli/check.cpp. Implements the accuracy promise of docs/numerics.md.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tables of cases: rows that people can read, used by tests, `tessera check` and `tessera bench` alike.
 // Included by cases/, cli/bench.cpp and tests/.
 // Implements the lists of docs/numerics.md.

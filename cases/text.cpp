@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cases and reports as text: one line per case, the command that repeats it, the table of worst errors.
 // Part of tessera_cases; see case.hpp and suite.hpp.
 // Implements the printed side of docs/numerics.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tile sizes around which the tables choose their lengths.
 // Included by the tables, the random cases and the tests; numbers only.
 // They follow src/cpu (64 queries by 192 keys); 128 is the other size in common use.

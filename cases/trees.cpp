@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trees of draft tokens and positions: their bits and numbers. Part of tessera_cases; see case.hpp. Implements
 // docs/algorithm.md, "Mask", as data.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/array.hpp.
 // Conversions are those of src/math/types.hpp, which the kernels use too.
 #include "cli/array.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays that the command line owns: type, shape, memory. The library only ever sees views of them.
 // Included by the commands and by cli/npy.
 // Types and layouts: docs/algorithm.md.

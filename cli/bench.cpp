@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera bench`: the speed of the kernels as a share of this machine's peak rate (FMA on registers), measured in the
 // same run. Method: docs/benchmarks.md. Inputs are normally distributed: zeros would be faster and mean nothing.
 #include <algorithm>

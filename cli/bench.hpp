@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the suites of `tessera bench` share: the arguments, a shape and its operations; and the suites that run on a
 // GPU. Included by cli/bench.cpp and cli/bench_*.cpp. Method: docs/benchmarks.md.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The decode part of `tessera bench --suite cpu`: one query against many keys, as a share of the memory bandwidth that
 // the same threads reach. See cli/bench.hpp. Method: docs/benchmarks.md.
 #include <algorithm>

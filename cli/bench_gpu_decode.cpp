@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera bench --suite decode`: one query against many keys on a GPU, by the kernel that a call gets and by `decode`,
 // in bytes of K and V per second. Calls go round over as many caches as exceed the L2 cache several times, as the
 // layers of a model do. See cli/bench.hpp. Method: docs/benchmarks.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host overhead of a GPU call: a cold first call, which JIT-compiles or loads kernels, and a warm one, which only
 // enqueues. Parts of `tessera bench --suite ladder`, and `--suite first-call`. See cli/bench.hpp. Method:
 // docs/benchmarks.md.

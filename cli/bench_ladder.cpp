@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera bench --suite ladder` and `--suite gpu`: GPU kernels timed with CUDA events, in turn. See
 // cli/bench.hpp. Method: docs/benchmarks.md. Inputs are normally distributed: zeros would be faster and mean nothing.
 #include <algorithm>

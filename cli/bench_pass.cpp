@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors and planned passes of `tessera bench`; see cli/bench_pass.hpp.
 #include "cli/bench_pass.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensors of one shape of `tessera bench`, and its pass ready to run, full and causal.
 // Included by cli/bench.cpp and cli/bench_scaling.cpp.
 // Inputs are normally distributed: zeros would be faster and mean nothing.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera bench --suite scaling`: parallel speedup of the kernels, beside that of pure FMA on registers, which is the
 // speedup that the machine itself offers. See cli/bench.hpp. Method: docs/benchmarks.md.
 #include <cstdio>

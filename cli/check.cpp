@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera check`: the case tables and random configurations against float64.
 // A thin layer over cases/suite.hpp, which the tests use too; the rule is in docs/numerics.md.
 #include <cstdint>

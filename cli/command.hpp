@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The commands of the `tessera` program: one function each, implemented in the file of the same name.
 // Included by cli/main.cpp and by the commands themselves.
 // Implements the command line described in docs/tour.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera demo`: a small problem whose numbers can be followed, then a realistic one against unfused attention.
 // The small problem is ancestor B's; its story is told in docs/numerics.md.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera dist`: several ranks without a network. `check` judges schedules, `bits` runs ranks as threads and compares
 // their results bit by bit, `simulate` times schedules on a machine given in numbers. Implements docs/scale_out.md.
 #include <algorithm>

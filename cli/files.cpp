@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/files.hpp.
 // What happens inside a folder is cli/replacement.cpp's.
 #include "cli/files.hpp"

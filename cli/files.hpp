@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Atomic output: files appear complete or not at all, and all together or not at all (a transaction). Included by the
 // commands that write something. Implements docs/tour.md, "Files that are written".
 #pragma once

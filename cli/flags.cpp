@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/flags.hpp over CLI11.
 // See flags.hpp for the reason why it exists.
 #include "cli/flags.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Declares commands and their flags without CLI11's headers, which take seconds to compile: only two files include
 // them. Included by the commands and by cli/options.cpp. Those two are cli/flags.cpp and cli/main.cpp.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/gpu.hpp over the CUDA driver.
 // Everything runs on the first GPU and its default stream.
 #include "cli/gpu.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the commands that use a GPU share: whether there is one, tensors on it, planned passes, time by CUDA events.
 // Included by cli/demo.cpp and the GPU suites of `tessera bench`.
 // Method: docs/benchmarks.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera info`: what the library says of this machine, and which library it is.
 // Implements the command-line part of docs/architecture.md.
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Run-time dispatch on the instruction set for the command line's own loops (function multiversioning). Included by
 // cli/rates.cpp and cli/unfused.cpp, whose loops must run at the machine's full speed. One always-inlined template body
 // is inlined into one function per instruction set, which carries the target attribute.

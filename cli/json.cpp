@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/json.hpp: RFC 8259.
 #include "cli/json.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A JSON document to be written: `--json FILE` of every command. Included by cli/report.hpp.
 // Implements the `--json FILE` part of docs/tour.md. Of our own: no destructor of it allocates, so that a command that
 // runs out of memory ends with its sentence.

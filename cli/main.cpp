@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `tessera` program: parses the command line, runs one command, turns every error into one sentence.
 // Implements the command line described in docs/tour.md. Exit status: 0 fine, 1 failed, 2 wrong usage.
 #include <fcntl.h>

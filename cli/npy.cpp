@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/npy.hpp: a strict reader of the three header versions, and a writer of version 1.0.
 // The header is a Python dict literal; only the three keys that NumPy writes are understood.
 #include "cli/npy.hpp"

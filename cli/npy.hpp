@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading and writing NumPy's .npy files, versions 1.0, 2.0 and 3.0.
 // Included by cli/run.cpp and tests/cli/npy_test.cpp.
 // Implements numpy.lib.format, for the types that attention uses; every file is treated as hostile.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/options.hpp.
 // The flags carry the names of the fields; only their values' syntax is checked here, their rules in the library.
 #include "cli/options.hpp"

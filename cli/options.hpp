@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flags that several commands share: what to compute (tessera::Options), where and how to run (tessera::Execution).
 // Included by the commands.
 // The meaning of every option: docs/algorithm.md.

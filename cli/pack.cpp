@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera pack`: compiles GPU kernels ahead of time, without a GPU, into a file that the library reads at run time.
 // Implements docs/architecture.md, "Compiling kernels".
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/placement.hpp.
 // Copies run on the default stream of the device, as the calls do.
 #include "cli/placement.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays of a command on the device where it runs: copied in before, copied out after, with the workspace that a GPU's
 // caller has to bring. On the CPU nothing is copied. Included by cli/run.cpp.
 // Implements the command `run` of docs/tour.md.

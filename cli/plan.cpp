@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera plan`: which kernel, which tiles and how much workspace a problem would get, and why others were refused.
 // Planning reads shapes and types only, so no memory is allocated for the tensors.
 #include <cstdio>

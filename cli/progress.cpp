@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/progress.hpp: a thread that redraws the line four times a second.
 // The thread exists only on a terminal, so pipes and log files never see a control character.
 #include "cli/progress.hpp"

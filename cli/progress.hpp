@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One line on the terminal, rewritten in place, that says how far a long command is.
 // Included by the commands that can take more than two seconds.
 // Never writes anything unless stderr is a terminal.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Peak-rate microbenchmarks; see cli/rates.hpp. Every thread runs short slices until the time is up: FMA (twelve
 // independent dependency chains, which hide the latency of 4 or 5 cycles on two ports and fit AVX2's sixteen
 // registers), AMX tile products without loads, or loads from memory.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Peak rates of this machine, by microbenchmarks: vector FMA, the matrix unit (AMX), memory bandwidth. Included by
 // cli/bench*.cpp, which relate a kernel's speed to them (a roofline). Method: docs/benchmarks.md.
 #pragma once

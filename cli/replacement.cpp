@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/replacement.hpp. All paths are relative to the folder's descriptor (openat): renaming the folder
 // meanwhile changes nothing.
 #include "cli/replacement.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A crash-safe transaction on one folder: its files are replaced all together or not at all, also when the process is
 // killed. Included by cli/files.cpp. Implements docs/tour.md, "Files that are written".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/report.hpp. What the commands share and only print or write.
 #include "cli/report.hpp"
 

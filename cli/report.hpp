@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every command says in the same way: numbers with units, tables, JSON files, the machine.
 // Included by the commands.
 // Implements the `--json FILE` part of docs/tour.md.

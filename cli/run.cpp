@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tessera run`: a user's own arrays in, O, LSE and gradients out.
 // Everything is checked and planned before memory is allocated, and computed before a file appears; see docs/tour.md.
 #include <limits>

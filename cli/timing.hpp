@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Wall-clock time of a call, repeated until the median is stable. Included by the commands that print times. Method:
 // docs/benchmarks.md.
 #pragma once

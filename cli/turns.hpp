@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rounds in which contenders take turns on a GPU. Included by cli/bench_ladder.cpp; the rule is that of
 // python/tessera/_rounds.py. Method: docs/benchmarks.md.
 //

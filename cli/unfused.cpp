@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cli/unfused.hpp: two matrix products and a softmax a head forward, four products backward.
 // Formulas: docs/algorithm.md, sections forward and backward, without tiles.
 #include "cli/unfused.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unfused attention, which materialises S and P in memory: what a program without a fused kernel does, reasonably
 // optimised. Included by cli/demo.cpp, as the baseline of a realistic problem. Formulas: docs/algorithm.md. A fair
 // baseline: register- and cache-blocked matrix products with the widest vectors of the machine, heads in parallel.

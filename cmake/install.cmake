@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` gives: libtessera.so, the headers, a CMake package, a pkg-config file and the program.
 # Included by the root CMakeLists.txt after the targets exist. See examples/ for the users' side.
 include(CMakePackageConfigHelpers)

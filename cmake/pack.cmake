@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Gives the target tessera_pack: the pack of common GPU kernels, compiled by NVRTC while the library is built, or an
 # empty one. Included by src/CMakeLists.txt, which has defined tessera_objects and tessera_packing. See
 # docs/architecture.md, "Compiling kernels".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzz target of append: valid calls in every form, and damaged ones. Tensors lie in memory of exactly the size that
 // their views address, so that AddressSanitizer sees every step beyond it. A valid call is accepted; a refused one has
 // a sentence and has written nothing; no call writes to what it reads, and other threads change no bit. See

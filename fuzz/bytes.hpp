@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fuzzer's input as numbers and choices, read from the front, and how a target reports what it finds.
 // Included by every file of fuzz/. A spent input gives zeros, and zero is the ordinary choice everywhere: a short input
 // is an ordinary call, and a change near the end of an input keeps the meaning of what stands before it.

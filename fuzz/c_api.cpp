@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzz target of the C ABI: valid calls, judged by the rule of docs/numerics.md and repeated with other threads, and
 // damaged ones, which must be refused with a sentence or give the same bits again. See docs/testing.md, "Fuzzing".
 #include <algorithm>

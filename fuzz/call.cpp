@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls as data: which bytes a view addresses, tensors of a case as arguments, and a call as text. See call.hpp.
 #include "fuzz/call.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One call of the C ABI as data that may be damaged, and the call itself, made with memory of exactly the size that its
 // views address, so that AddressSanitizer sees every step beyond it.
 // Included by the files of the target c_api.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Damage to a call: one field, tensor, struct or dimension at a time; see questions.hpp. Damage stays what a caller
 // could do with memory of its own: no view of it leads out of memory that is there.
 #include <algorithm>

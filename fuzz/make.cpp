@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Making a call: exactly sized memory and structs, the call, and what must hold for every call. See call.hpp.
 #include <algorithm>
 #include <cstdlib>

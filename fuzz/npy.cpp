@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzz target of the .npy reader: any bytes as a file. What is refused is refused with one sentence that names the
 // file; what is accepted comes out of the writer and the reader as it was. See docs/testing.md, "Fuzzing".
 #include "cli/npy.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzz target of the reader of packs. The first byte chooses: the rest is a whole file, or what follows a file's right
 // checksum, which no fuzzer would guess. What is accepted comes out of writer and reader as it was. See
 // docs/testing.md, "Fuzzing".

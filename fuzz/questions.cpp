@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Valid questions from bytes; see questions.hpp. Everything that the case tables can say can be said here, at small
 // sizes.
 #include "fuzz/questions.hpp"

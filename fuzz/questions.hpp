@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Questions from a fuzzer's bytes: cases of attention, merges and dropout masks, valid ones, and how to damage them.
 // Included by the files of the target c_api.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A CMake toolchain: builds for 64-bit ARM with Debian's cross compiler (g++-aarch64-linux-gnu), and runs what was built
 # by qemu-user: cmake -DCMAKE_TOOLCHAIN_FILE=packaging/aarch64.cmake, then ctest. docs/python.md, "Wheels".
 set(CMAKE_SYSTEM_NAME Linux)

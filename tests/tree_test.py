@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-# tree_test.py [COMPILER]: the tree keeps its shape. Include directions, self-contained headers, file lengths, comment
-# at the top, no loose ends, a test's sentence for every sentence of the checks, a reason for every folder of tests,
-# documents that name what is there, figures that are up to date, mutants that fit. Python's standard library only.
-# Run by ctest. Implements docs/testing.md, "Rules of the tree".
+# SPDX-License-Identifier: Apache-2.0
+# tree_test.py [COMPILER]: the tree keeps its shape. Include directions, self-contained headers, file lengths, licence
+# and comment at the top, no loose ends, a test's sentence for every sentence of the checks, a reason for every folder
+# of tests, documents that name what is there, figures that are up to date, mutants that fit. Python's standard library
+# only. Run by ctest. Implements docs/testing.md, "Rules of the tree".
 import re
 import subprocess
 import sys
@@ -52,6 +53,9 @@ MAY_INCLUDE["tests"] = CASES + MAY_INCLUDE["src/api"] + ["src/dist", "src/mpi", 
 INCLUDE_ROOTS = ["include", "src", "."]
 SOURCE_ENDINGS = {".cpp", ".hpp", ".c", ".h", ".cuh", ".cu"}
 PAGE_ENDINGS = {".js", ".css"}
+TEXT_FOLDERS = ["include", "src", "cases", "cli", "tests", "fuzz", "examples", "bench", "tools", "cmake", "packaging",
+                "python", "docs"]
+LICENCE = "SPDX-License-Identifier: Apache-2.0"
 COMMENTED_ENDINGS = SOURCE_ENDINGS | PAGE_ENDINGS | {".py", ".sh", ".cmake"}
 
 failures = []
@@ -110,8 +114,9 @@ def check_includes():
 
 
 def comment_at_the_top(lines):
-    """The lines of the comment with which a file begins, a docstring included."""
+    """The lines of the comment with which a file begins, a docstring included, behind shebang and licence."""
     start = 1 if lines and lines[0].startswith("#!") else 0
+    start += 1 if lines[start:] and LICENCE in lines[start] else 0
     if lines[start:] and lines[start].startswith('"""'):
         return [line for line in lines[start:] if line.strip()][:2]
     top = []
@@ -122,9 +127,24 @@ def comment_at_the_top(lines):
     return top
 
 
+def check_licence():
+    """Every source file says its licence in its first line, or behind its shebang, as SPDX asks."""
+    marks = {**dict.fromkeys(SOURCE_ENDINGS | {".js"}, "// {}"), **dict.fromkeys([".c", ".h", ".css"], "/* {} */")}
+    checked = 0
+    for path in [*files(COMMENTED_ENDINGS | {".txt", ".in"}, *TEXT_FOLDERS), ROOT / "CMakeLists.txt", ROOT / "Makefile"]:
+        if path.suffix == ".txt" and path.name != "CMakeLists.txt":
+            continue
+        checked += 1
+        lines = [line for line in path.read_text().splitlines()[:2] if not line.startswith("#!")]
+        expected = marks.get(path.suffix, "# {}").format(LICENCE)
+        if lines[:1] != [expected]:
+            fail(path, 1, f'must begin with the line "{expected}"')
+    if checked < 600:
+        fail("tests/tree_test.py", 0, f"found only {checked} source files; has the tree moved?")
+
+
 def check_text():
-    folders = ["include", "src", "cases", "cli", "tests", "fuzz", "examples", "bench", "tools", "cmake", "python", "docs"]
-    for path in files(COMMENTED_ENDINGS, *folders):
+    for path in files(COMMENTED_ENDINGS, *TEXT_FOLDERS):
         lines = path.read_text().splitlines()
         if len(lines) > MAX_LINES:
             fail(path, 0, f"has {len(lines)} lines; at most {MAX_LINES}")
@@ -412,9 +432,9 @@ def check_commits():
 
 
 def main():
-    for check in [check_includes, check_text, check_headers, check_sentences, check_environment, check_c_abi,
-                  check_test_folders, check_links, check_index, check_versions, check_named_files, check_references, check_tour, check_results,
-                  check_mutants, check_commits]:
+    for check in [check_includes, check_licence, check_text, check_headers, check_sentences, check_environment,
+                  check_c_abi, check_test_folders, check_links, check_index, check_versions, check_named_files,
+                  check_references, check_tour, check_results, check_mutants, check_commits]:
         before = len(failures)
         check()
         print(f"{check.__name__}: {'ok' if len(failures) == before else f'{len(failures) - before} failures'}")

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the figures of the documents: docs/results/MACHINE.md, and the headline tables of docs/benchmarks.md, from
 bench/results/*.json.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # compare_kernels.py BEFORE.pack AFTER.pack [--diff]: did a change of device code change the machine code? Compares two
 # packs of kernels (`gate quick --pack FILE`, `tessera pack`, or common.pack of a build folder) instruction by
 # instruction. Kernels are matched by name, problem and architecture; where these repeat, in the packs' order. Needs

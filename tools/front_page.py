@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws the two pictures of the README's first screen, docs/pictures/tiles.svg and speed.svg.
 
 Usage: python3 tools/front_page.py            writes them

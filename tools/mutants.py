@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # Do the tests notice? Applies each fault of tools/mutants/*.toml to a copy of the tree, one at a time, rebuilds what
 # the test named beside it needs, and expects that test to fail. Usage: tools/mutants.py [--check | --list] [NAME...]
 # Called by `make mutants`, and with --check by tests/tree_test.py; Python's standard library only. See docs/testing.md.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Regenerates the tables of docs/numerics.md: runs `tessera check` and replaces what lies between the markers.
 
 Usage: python3 tools/numerics.py [PROGRAM]          PROGRAM defaults to build/cli/tessera

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # sanitize.sh [TESSERA]: compute-sanitizer's memcheck and racecheck on a few small cases, for every kernel of the GPU.
 # One line per kernel and tool; the exit status is 1 if anything was found, or if a tool did not finish its report.
 # TESSERA is the program (default: build/cli/tessera). KERNELS and CASES, lists of names, replace the defaults.

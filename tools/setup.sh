@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs what the build (setup.sh build), the tests as well (setup.sh test), the Python package (setup.sh python), the
 # fuzz targets (setup.sh fuzz), the documentation site (setup.sh site), its tests in a browser (setup.sh pages) or a
 # build for 64-bit ARM (setup.sh aarch64) need and do not find. Called by the Makefile before everything else, so it is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fast memory as tables of numbers: each product with its left operand, its upper operand and the result in the corner.
 // Adds `drawChip` to `Tiles`; read by page.js. Every cell keeps its full number in data-value, which tests/site reads.
 "use strict";

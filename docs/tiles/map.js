@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Slow memory as a drawing: the tensors around the matrix of scores, which is never stored, and the tile at work.
 // Adds `makeMap` to `Tiles`; read by page.js. One SVG, built for a problem and a pass, then updated step by step.
 "use strict";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The page: settings, player, keys, the address, and tiles that fly between slow and fast memory. Reads what the other
 // scripts add to `Tiles`; nothing reads this one. `Tiles.page` lets tests/site look at the step that is shown.
 "use strict";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The question that the page asks: sizes, sequences, heads, mask and inputs, and its answer without tiles.
 // A classic script, because browsers load no modules from file:// addresses: it adds its functions to `Tiles`. Read by
 // steps.js, by the views and, in node, by tests/site. Numbers are float64; inputs are multiples of 1/4, so that every

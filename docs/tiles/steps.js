@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The passes in numbers: every visit of walk.js with what fast memory holds after it, what slow memory holds, and the
 // bytes that were moved until then. Adds `makeSteps` and `answers` to `Tiles`; read by the views and tests/site.
 // Float64 throughout. Arrays in a step are never changed afterwards, so any step can be shown at any time.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes moved so far, beside those of unfused attention at the same share of its way, and both at a real size.
 // Adds `drawTraffic` and `drawRealSize` to `Tiles`; read by page.js. The counts are walk.js's.
 "use strict";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order in which tiles are visited and what each visit moves between slow and fast memory, without any numbers; and
 // the same count for unfused attention. Adds `walk`, `meter`, `countTraffic` and `unfused` to `Tiles`; read by
 // steps.js, the views and tests/site. Implements docs/algorithm.md, "Cost" and "Backward, tile by tile".

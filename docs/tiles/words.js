@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each step is called, which equation of docs/algorithm.md it is, what it means, and what it does to one row, in
 // numbers. Adds `wordsOf`, `rowInNumbers` and the formatting of numbers to `Tiles`; read by the views.
 "use strict";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention with Tessera from C++: forward, backward, a plan that is made once, and what an error looks like.
 // A program of its own: copy it. Builds against an installed library, with CMake or pkg-config.
 // What is computed: docs/algorithm.md.

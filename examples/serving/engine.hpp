@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Continuous batching over a paged cache: sequences come and go, prompts are read in chunks beside sequences that
 // decode, and all of them are one call of append and one of attention per layer.
 // Included by serving.cpp. What the two calls do: docs/algorithm.md, "Append" and "Paged keys and values".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small language model with random weights, and the plain way to use it: no cache, all tokens again for every new
 // one. Included by engine.hpp and serving.cpp. Every number of a row depends on that row alone, whoever its neighbours
 // are.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Serving with Tessera: eight requests, more than the cache holds at once, through a continuous batching engine.
 // A program of its own: copy it. Generates the same tokens the plain way, without a cache, and compares: it fails
 // unless they are the same, and unless pages were reused, prompts cut into chunks, and prompts mixed with decoding.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* DLPack's tensors as Tessera's: a view of the same memory, from C99 and C++20. DLPack's own header is not needed:
  * what is passed is the address of a DLTensor, with which a DLManagedTensor begins (in a DLManagedTensorVersioned it is
  * the member dl_tensor). Who exported the tensor keeps it; the view is valid as long as it is. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tessera's C ABI: exact attention, forward and backward. Usable from C99, ctypes, Rust.
  * Includes nothing but <stddef.h> and <stdint.h>. What is computed: docs/algorithm.md.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tessera's C++20 API: exact attention, forward and backward, over non-owning tensor views.
 // Everything here is inline over the C ABI of tessera.h: no C++ type crosses the library's boundary, so a program and
 // the library may be built by different compilers and standard libraries. What is computed: docs/algorithm.md.

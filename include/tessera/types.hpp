@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plain structs of Tessera's C++ API: what a call takes. No functions of the library are declared here.
 // Included by tessera.hpp for users and by src/core for the library itself, so that both mean the same.
 // What the fields mean: docs/algorithm.md.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Links libtessera.so so that it runs with glibc TESSERA_GLIBC and later, whatever this system has: for wheels.
 # Included by src/CMakeLists.txt after the target exists. docs/python.md, "Wheels", says why it is done this way.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)

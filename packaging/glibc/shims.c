@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the C++ runtime of this compiler asks of glibc and an older glibc does not have. Compiled into libtessera.so by
  * glibc.cmake beside it, for wheels that are to run there; nothing leaves the library (src/exports.map).
  * A function that a newer compiler's runtime needs and that is missing here ends the link with its name. */

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes linker stubs of an older glibc, so that a library linked here runs on systems that are older than this one.
 
 Usage: stubs.py COMPILER VERSION FOLDER, e.g. stubs.py g++ 2.28 build/glibc. Called by glibc.cmake beside it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tessera: exact attention, forward and backward, for NumPy, PyTorch, JAX and every array that speaks DLPack.
 
     import tessera

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The C ABI in ctypes: include/tessera/tessera.h, struct by struct. Loads the library, turns statuses into exceptions.
 
 Used by _call.py and _api.py; nothing else of the package sees ctypes structs.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package's functions for arrays of any library: attention, forward, backward, merge, dropout_mask, plan, info."""
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """append for arrays of any library: new keys and values go to a cache, in place. And the call of the C ABI itself.
 
 Used by __init__.py, and by _torch_append.py, whose operator makes the same call.

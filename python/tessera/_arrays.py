@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of other libraries: how they are seen (no copies), and how new ones are made in the caller's own library.
 
 NumPy arrays and PyTorch tensors are read by their attributes, every other library's through DLPack. Used by _api.py.

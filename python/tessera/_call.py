@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planned calls: the C structs of one question, filled in once and run many times.
 
 A front end describes its arrays as Views and calls `run`; one that tells questions apart by itself calls `find`, then

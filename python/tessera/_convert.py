@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is harmless to convert before a call, and what is not: types and shapes of the optional arrays, rows in memory.
 
 The rules are here once, by names of types, for arrays of any library. Used by _api.py, _append.py, torch.py and jax.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls over several devices in JAX: which dimensions may be split, and what each device then computes.
 
 Batch and heads are split as the arrays are; every other dimension is gathered. `call` is for jit's automatic

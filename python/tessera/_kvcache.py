@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What flash_attn_with_kvcache does around the attention: lengths, tables, appending with rotary embedding.
 
 Used by the package flash_attn. PyTorch only.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How bench.py and the programs in bench/ measure: medians over rounds in which all contenders take turns (_rounds.py).
 
 `measure` times bursts of calls, on a GPU by events, on the CPU by the clock. `measure_cold` times GPU work alone, with

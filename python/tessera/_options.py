@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The keyword arguments that every front end shares, and what they become: Settings for the C ABI, and tensors.
 
 Used by _api.py, torch.py, jax.py and flash_attn.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rounds in which contenders take turns: who comes when, the warm-up of a turn and its length. Needs only Python.
 
 A GPU at its power limit passes its temperature and clocks on from one contender to the next. So every turn begins with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's operator tessera::append, with a fake implementation, and the function to call. CPU tensors.
 
 The caches, q_out and status are written; no gradient flows through them. Used by torch.py.

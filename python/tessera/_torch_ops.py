@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's operators tessera::forward and tessera::backward: what they do, their autograd and fake implementations.
 
 Kernels run on the tensors' device and its current stream, with workspace from PyTorch's allocator. Used by torch.py,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What PyTorch may ask of the operators besides computing: torch.func.vmap's batching rules, and counts of FLOPs.
 
 Importing it registers both. Used by torch.py.

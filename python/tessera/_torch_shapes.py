@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of other shapes than the operators': those of scaled_dot_product_attention, and jagged nested ones.
 
 Only views are made, but where a batch of several dimensions is broadcast. Used by torch.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """XLA's FFI in ctypes: our own declarations of what of its C API (xla/ffi/api/c_api.h, versions 0.1 to 0.4) we use.
 
 `handler` turns a Python function over buffers into a function pointer that XLA calls. Used by jax.py. Needs no JAX.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """python -m tessera.bench: attention through tessera.torch beside what else is importable, in one process, in turn.
 
     python -m tessera.bench [--device cuda] [--dtype bfloat16] [--tokens 512 1024 ...] [--dims 64 128] [--png FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention for JAX, eagerly and inside jit, on CPU and CUDA: XLA calls the library through its FFI; a custom VJP.
 
 Nothing of JAX is needed to build the package: _xla_ffi.py holds our own declarations. Call `attention`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention for PyTorch: differentiable in q, k, v, bias, sinks and through LSE; with torch.compile and autocast.
 
 `attention` is the function to call, or `scaled_dot_product_attention` in place of PyTorch's; `append` writes to a cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`attn_implementation="tessera"` in Hugging Face transformers: call register() once, before a model is made.
 
 Masks are those that transformers makes for SDPA: none where `causal` says it all, else boolean ones.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests share: tolerances, random arrays, and skipping without a GPU, visibly."""
 import os
 

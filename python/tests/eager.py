@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention by PyTorch's own operations, in any type, for the tests: padded input, differentiable in everything."""
 import torch
 

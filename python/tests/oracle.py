@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention in float64 by NumPy, straight from docs/algorithm.md, for the tests: padded input, every option but
 dropout's bits, which tessera.dropout_mask tells. Shares nothing with the package."""
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of flash-attn and xformers as far as docs/coming_from.md names them, by PyTorch's operations in float64, from
 their documentation: neither can be installed without a GPU. Used by test_coming_from.py."""
 import eager

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """append from Python: NumPy's arrays, PyTorch's operator with its fake implementation, and what each refuses."""
 import numpy as np
 import pytest

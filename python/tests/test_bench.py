@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """python -m tessera.bench: a small comparison, its table, JSON, picture; the host's time per call; how it measures."""
 import json
 

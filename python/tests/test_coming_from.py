@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every line of docs/coming_from.md: the call there and the call here give the same numbers."""
 import importlib.util
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is converted because it is harmless, what is refused because it is not, and the caller's names in what is told.
 The same for NumPy, PyTorch and JAX."""
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CuPy arrays: on a GPU with CuPy itself; elsewhere a stand-in with its interface, whose memory is the CPU's."""
 import contextlib
 import sys

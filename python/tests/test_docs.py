@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples of docs/python.md and, where it has any, of README.md: each block of Python is run, alone."""
 import importlib.util
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tessera.flash_attn against float64 (packing, defaults, refusals) and, with a GPU, against the real flash_attn."""
 import pytest
 

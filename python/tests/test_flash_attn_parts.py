@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tessera.flash_attn's bert_padding and layers.rotary, as callers of FlashAttention use them."""
 import pytest
 

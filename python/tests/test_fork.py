@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Children that are forked while other threads call: none hangs, whatever those threads were doing."""
 import os
 import signal

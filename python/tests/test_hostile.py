@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that have no place in the C ABI: each is refused by name, none is cut off, ignored or computed with."""
 import math
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tessera.jax: eager, inside jit, gradients against float64, options, errors. `-m gpu`: the same on CUDA."""
 import numpy as np
 import oracle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tessera.jax over several devices: jit's partitioning and explicit sharding without gathering, shard_map, dropout."""
 import re
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tessera.flash_attn's functions for caches against calls on what the caches mean: pages, appending, rotary embedding."""
 import unittest.mock
 

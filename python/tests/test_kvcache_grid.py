@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash_attn_with_kvcache over the grid of its options: a sample, drawn with a seed, of their whole product, each call
 against attention in float64 over what the cache means."""
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The core with NumPy arrays: results against float64, layouts, options, errors."""
 import subprocess
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys and values in pages, by NumPy: the bits of contiguous ones, and the library's refusals as exceptions."""
 import numpy as np
 import pytest

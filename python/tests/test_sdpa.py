@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tessera.torch.scaled_dot_product_attention beside PyTorch's by its math backend: values, gradients, refusals; `layout`;
 jagged nested tensors."""
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tessera.torch: values and gradients against PyTorch in float64, operator checks, compilation, autocast, streams."""
 import numpy as np
 import pytest

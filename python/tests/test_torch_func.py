@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.func over tessera.torch: grad, vjp, jacrev, vmap, functional_call; gradients that are refused; FLOP counts."""
 import pytest
 

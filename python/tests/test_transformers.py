@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """attn_implementation="tessera": small random models against eager, in logits, gradients and what they generate."""
 import pytest
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a type checker sees: `return_lse` decides what `attention` returns. Needs mypy."""
 import os
 import subprocess

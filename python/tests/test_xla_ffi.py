@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our declarations of XLA's FFI (_xla_ffi.py) beside the header of the jaxlib that is installed."""
 import ctypes
 import re

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch, the cache of plans, and running them; see attention.hpp.
 #include "api/attention.hpp"
 

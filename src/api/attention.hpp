@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dispatch: from a checked problem to a kernel, choosing a plan and running it. Included by api/c_api.cpp only: users
 // come through the C ABI. Implements docs/architecture.md, "One call".
 #pragma once

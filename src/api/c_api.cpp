@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C ABI: versioned structs in, status codes out; no exception crosses it. See tessera/tessera.h.
 #include <cstring>
 #include <string>

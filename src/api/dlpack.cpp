@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DLPack's tensors as views of ours. Implements tessera/dlpack.h.
 #include "tessera/dlpack.h"
 

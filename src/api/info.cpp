@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The text of `tessera info` and tessera_info(): one fact about this machine per line, after a name of at most 10
 // letters.
 #include "api/attention.hpp"

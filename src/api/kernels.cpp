@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The only file that names the backends; see kernels.hpp.
 #include "api/kernels.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The list of kernels, best first; kernels.cpp is the only file that names the backends. Included by src/api and the
 // tests. Implements docs/architecture.md: one interface for all backends.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last error sentence of each thread; see last_error.hpp.
 #include "api/last_error.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of the C ABI that turns exceptions into status codes, and this thread's last error sentence.
 // Included by api/c_api.cpp only. Implements tessera.h, "Rules of the ABI".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Build tool, run by cmake/pack.cmake: `tessera_packer FILE` compiles common kernels ahead of time and writes the pack
 // that the library embeds. Incremental: cubins whose key is unchanged are kept from the existing file.
 #include <cstdio>

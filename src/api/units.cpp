@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Enumerates the units of GPU plans; see units.hpp.
 #include "api/units.hpp"
 

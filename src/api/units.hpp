@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Enumerates the translation units that GPU plans need, for ahead-of-time compilation. It asks the same planners as a
 // real call, but needs no GPU. Included by the compile gate, by `tessera pack` and by the program that packs at build
 // time; not part of the library.

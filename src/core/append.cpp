@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules for append, and the places of its tokens; see append.hpp.
 #include "core/append.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checked call of append: where in the cache each new token goes, and at which position it is rotated. Included by
 // src/api, and by the CPU backend, which does the rest. Every rule throws Failure with a sentence; each has a row in
 // tests/api/append_rows.hpp that expects its text. Implements docs/algorithm.md, "Append".

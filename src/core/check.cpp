@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From tensors to a checked Problem; see check.hpp.
 #include "core/check.hpp"
 

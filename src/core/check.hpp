@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every rule for the caller's arguments, and its sentence. From tensors to a checked Problem; nothing after this
 // asserts anything about users. Included by src/api. Each rule has a row in tests/api/check_rows.hpp that expects its
 // text.

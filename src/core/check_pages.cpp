@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules for paged keys and values; see check_pages.hpp.
 #include "core/check_pages.hpp"
 

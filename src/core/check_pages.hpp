@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules for keys and values in the pages of a cache, each with its sentence. Included by core/check.cpp,
 // core/check_run.cpp and core/append.cpp, which apply them beside the others. Each has a row in tests/api/page_rows.hpp
 // that expects its text. Implements docs/algorithm.md, "Paged keys and values".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules for parts of a problem; see check_parts.hpp.
 #include "core/check_parts.hpp"
 

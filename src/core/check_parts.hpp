@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules for parts of a problem: the carried state, positions of each sequence, and where a problem may be cut. Each
 // has its sentence, and a row in tests/api/part_rows.hpp that expects it. Included by core/check.cpp,
 // core/check_run.cpp and src/api. Implements docs/algorithm.md, "Carried state" and "Parts of a problem".

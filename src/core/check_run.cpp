@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What only a run needs to check, and the two calls that have no plan: merge and the dropout mask; see check.hpp.
 #include <algorithm>
 #include <array>

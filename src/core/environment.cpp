@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See environment.hpp.
 #include "core/environment.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The environment as the library may trust it; the only way to it from src/ and cli/ (tests/tree_test.py checks).
 // Which variables there are, and what each can do: docs/architecture.md, "Environment variables".
 #pragma once

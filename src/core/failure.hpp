@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the library's inside reports an error: one exception type with a status and a sentence.
 // It never leaves the library: api/c_api.cpp turns it into a status code and a per-thread message.
 #pragma once

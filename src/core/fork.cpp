@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Noticing forks; see fork.hpp.
 #include "core/fork.hpp"
 

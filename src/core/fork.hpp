@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether this process is a forked child. Included by what a child cannot take over from its parent: the thread pool,
 // OpenMP's threads, the GPU driver. See docs/cpu_kernels.md, "Memory that runs out, forks".
 #pragma once

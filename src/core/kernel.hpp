@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface between the library and its backends: a Kernel turns a Problem into a KernelPlan, or into the reason
 // there is none. Supporting something and planning it are the same act, so they cannot disagree. Implemented by every
 // backend, called by src/api only.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the keys of one KV head of one sequence lie: evenly apart in K or V, or in the pages of a cache; and their
 // scales. The only place that knows how a key's number becomes an address. Made by core/sequence.cpp, read by the
 // reference and the CPU kernels; functions are part of their callers, since these are compiled for several instruction

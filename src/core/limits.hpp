@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How large a problem may be, and arithmetic with sizes that cannot wrap. Included by core/rules.cpp and
 // core/check.cpp, which refuse what is larger, and by every planner. Implements docs/algorithm.md, "Limits".
 #pragma once

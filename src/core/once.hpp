@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A value that is made at its first use and then lives as long as the process. Included by everything that keeps such a
 // value: there are no other static objects with a constructor, see docs/cpu_kernels.md, "Memory that runs out, forks".
 #pragma once

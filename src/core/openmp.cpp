@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The runtime is found among the loaded libraries; nothing is linked. Every one offers gcc's entry points, clang's and
 // Intel's too: the first is what `#pragma omp parallel` compiles to.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The threads of an OpenMP runtime that is in the process anyway, PyTorch's for one; docs/cpu_kernels.md, "Threads".
 // Included by core/parallel.cpp.
 #pragma once

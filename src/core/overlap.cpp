@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See core/overlap.hpp. Whether two views share a byte is whether a sum of steps, each taken a bounded number of times,
 // can be a given number: a bounded linear equation. Strides of real layouts nest (each is at least the extent of all
 // smaller ones), and then a search from the largest step down tries two or three numbers per dimension.

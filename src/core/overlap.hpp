@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Do views share memory? Exact arithmetic on addresses and strides; no memory is read. And the rules that rest on it.
 // Included by core/check.cpp, core/check_run.cpp and tests. Implements docs/algorithm.md, "Aliasing".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pool behind parallel_for; see parallel.hpp. Workers sleep on a condition variable between calls. A call ("job")
 // hands out the indices of a step from an atomic counter; workers join any job that still has room. Nobody waits for a
 // worker that has not joined, so a forked child, whose pool is empty, still finishes every job by itself, and so does a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // parallel_for: independent tasks over a process-wide pool of threads, taken from a shared counter in index order;
 // PreparedSteps: several such loops, one after the other. Included by CPU-side backends. The caller works too, so a
 // call makes progress even if no pool thread is free, and if none can be made.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A value of each thread's own, without thread_local: that takes memory behind our back, for the thread's copy where
 // the library was opened by dlopen and for its destructor, and ends the process where there is none.
 // Included by api, core/openmp.cpp and sm90/tensor_map.cpp. See docs/cpu_kernels.md, "Memory that runs out, forks".

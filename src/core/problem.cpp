@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Problem's derived numbers and its text form; see problem.hpp.
 #include "core/problem.hpp"
 

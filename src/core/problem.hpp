@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Problem: the question that a plan answers, as a plain value without pointers. Equal problems get equal plans.
 // Made by core/check.cpp from the caller's tensors; read by every backend.
 #pragma once

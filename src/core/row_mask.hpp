@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each query of a sequence sees where that is not a band of one place per query: a tree of draft tokens, and
 // positions of the caller's. Exact; Sequence::mask is then a band around it. Made by core/sequence.cpp, read by the
 // reference and the CPU kernels; functions are part of their callers, since these are compiled for several instruction

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules for one tensor, the options and the execution; see rules.hpp.
 #include "core/rules.hpp"
 

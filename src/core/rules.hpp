@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules for a single tensor, the options and the execution, each with its sentence. Included by core/check.cpp,
 // core/check_run.cpp, core/check_pages.cpp, core/check_parts.cpp and core/append.cpp, which apply them. Every rule
 // throws Failure; each has a row in tests/api/check_rows.hpp that expects its text.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lengths, mask and addresses of one sequence; see sequence.hpp.
 #include "core/sequence.hpp"
 

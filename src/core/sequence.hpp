@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One sequence of a call, padded or packed: its lengths, its mask, and where its rows lie in memory. This is the only
 // place that knows how cu_seqlens, seqused and strides turn into addresses. Included by backends that run on the host.
 #pragma once

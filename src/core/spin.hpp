@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waiting for another thread that is at work and will soon be done; docs/cpu_kernels.md, "Threads".
 // Included by core/parallel.cpp and cpu/run.cpp.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Facts about tensor views; see tensor.hpp.
 #include "core/tensor.hpp"
 

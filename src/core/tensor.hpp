@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Facts about tensor views: sizes of types, their names, text form, alignment, addresses of rows.
 // Included by core and by every backend on the host; the view itself is public (tessera/types.hpp).
 #pragma once

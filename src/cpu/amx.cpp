@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See cpu/amx.hpp. Linux gives the tiles' 8 KiB of state only to processes that ask, and may refuse.
 #include "cpu/amx.hpp"
 

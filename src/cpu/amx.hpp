@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether this process may use the processor's matrix unit (AMX).
 // Included by cpu/isa.cpp.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Append: new rows of keys, rotated, and of values go to their places in the cache, and rotated queries to theirs; see
 // docs/algorithm.md, "Append". A row is widened, rotated, divided by its scale and narrowed once, in f32, or in f64
 // where a type is f64. What needs none of that is copied.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU backend's kernels and plans; see kernels.hpp. How a plan runs: cpu/run.cpp.
 #include "core/failure.hpp"
 #include "core/once.hpp"

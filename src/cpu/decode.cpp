@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See cpu/decode.hpp.
 #include "cpu/decode.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sequences with few queries (decoding): split-KV. A sequence's keys are split into chunks, each a task for all the
 // query heads of a KV head, and the chunks' partial results are merged in order. Included by cpu/run.cpp and
 // cpu/backend.cpp. Implements docs/cpu_kernels.md, "Few queries".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The dropout mask as an output of its own, element by element from the definition; docs/algorithm.md, "Dropout".
 #include <cstdint>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See cpu/head_job.hpp.
 #include "cpu/head_job.hpp"
 

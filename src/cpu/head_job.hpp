@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes a HeadJob from a call: one head's rows, and everything that turns q.k into a score. Included by the files of
 // cpu/ that make tasks.
 #pragma once

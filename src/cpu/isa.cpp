@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Instruction sets; see isa.hpp and kernels.hpp.
 #include "cpu/isa.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which instruction sets are compiled in, and which this processor has.
 // Included by cpu/*.cpp.
 // Implements docs/cpu_kernels.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the instruction-set specific kernels are given: plain structs, and the table of functions that each instruction
 // set exports. Included by cpu/*.cpp and, before their target region opens, by cpu/isa/*.cpp.
 #pragma once

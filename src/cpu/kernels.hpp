@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU backend: one kernel per instruction set that this processor has, and small operations that need no plan.
 // Included by src/api only.
 #pragma once

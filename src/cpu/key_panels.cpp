@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See cpu/key_panels.hpp.
 #include "cpu/key_panels.hpp"
 

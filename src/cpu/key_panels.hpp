@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // K and V of a KV head, packed once into panels that all its tasks read, as a matrix product packs its operands: which
 // heads are packed in one round, and where in the workspace their panels lie. Included by cpu/run.cpp and
 // cpu/backend.cpp.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Merge: partial results over disjoint key sets become that of the union; docs/algorithm.md, "Merge". In float64, one
 // row at a time: it is bound by memory, and the partials' own rounding is all that may show.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where rows lie in memory, as the CPU kernels see it: those of a head's queries and outputs, and those of the keys of
 // a tile. Included by cpu/kernel_jobs.hpp; functions are part of their callers, since these are compiled for several
 // instruction sets.

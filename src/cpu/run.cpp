@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tasks of the CPU kernels; see run.hpp. Which thread takes which task never changes a bit: every output element has
 // one task that computes it, in an order fixed by its own sequence.
 #include "cpu/run.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a CPU plan runs: tasks over (sequence, head, block) for the kernels of one instruction set, and the workspace
 // they share. Included by cpu/backend.cpp and cpu/decode.cpp.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See cpu/segments.hpp.
 #include "cpu/segments.hpp"
 

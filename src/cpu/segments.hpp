@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dK and dV of a part of a problem: sums over segments of queries, added as a binary tree whose shape depends on the
 // queries' global positions alone. Included by cpu/run.cpp. Implements docs/algorithm.md, "Parts of a problem".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tile sizes of the CPU kernels, the same for every instruction set, type and problem: a sequence's bits depend on its
 // own numbers only, and a tile's place in a sequence on nothing but its index. See docs/cpu_kernels.md.
 #pragma once

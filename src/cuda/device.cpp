@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Properties and contexts of GPUs; see device.hpp.
 #include "cuda/device.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A GPU: its properties, and a scope guard that makes its context current for the duration of a call. Included by
 // src/cuda and the GPU backends. Implements the contract's promise that a call runs on the caller's device and restores
 // the current context.

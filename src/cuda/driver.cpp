@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads libcuda.so.1 and fills the table of its functions; see driver.hpp.
 #include "cuda/driver.hpp"
 

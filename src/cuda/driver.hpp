@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of the CUDA driver API that Tessera uses: declared here, so that the build needs no CUDA header, and loaded
 // from libcuda.so.1 at run time (dlopen). Names, values and layouts follow the driver API's documentation. Included by
 // src/cuda and by the GPU backends' launch code.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opening shared libraries at run time; see library.hpp.
 #include "cuda/library.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A shared library loaded at run time (dlopen). The CUDA driver and NVRTC are loaded this way: the build needs neither,
 // and a machine without a GPU runs the CPU kernels. Included by src/cuda only.
 #pragma once

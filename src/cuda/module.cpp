@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loading and launching kernels; see module.hpp.
 #include "cuda/module.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A kernel loaded from a cubin, and launching it. Included by src/cuda and the GPU backends' launch code. Implements
 // the contract's promise that a GPU call is asynchronous: it only enqueues.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `decode`: few queries over many keys, padded, packed or in pages, for NVIDIA GPUs from sm_80 on.
 // Included by src/api/kernels.cpp and the tests. docs/gpu_kernels.md, "decode".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the compiler must know to specialise a `decode` kernel, and how its shared memory is laid out. A Config is the
 // template argument of a kernel; the host writes it into the generated unit. Shared by host and device code.
 // docs/gpu_kernels.md, "decode", says why it is laid out so.

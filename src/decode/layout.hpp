@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the elements of P lie in shared memory, and which address a lane gives to ldmatrix for the operands of the
 // column engine: K and V are left operands (16 keys, or 16 dims, by 16 terms), rows of Q and P are columns of the right
 // ones. Constexpr text for the kernel and for the tests, which follow every element through ldmatrix and mma.sync and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the `decode` kernels are given besides what every GPU kernel is given, and what the schedule leaves for the
 // attention kernel in the workspace. Shared by host and device code.
 // Included by src/decode and the tests; docs/gpu_kernels.md, "decode".

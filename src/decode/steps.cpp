@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans of the `decode` kernels: what they refuse, tiles, workspace, units and parameter blocks; see algorithms.hpp.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The merge tree of the `decode` kernels: the keys of a sequence in leaves of 256 at absolute positions, two nodes of a
 // level under one of the next, and what becomes of two states when they are merged. The tree is fixed, whoever computes
 // which of its nodes: so a row's bits do not depend on how the work was divided. Shared by host and device code; the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans over several ranks: what each must have right by itself, and what all must agree on; see attention.hpp.
 #include "dist/attention.hpp"
 

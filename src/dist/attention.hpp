@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention over several ranks: a plan that all ranks make together, and its two passes, each with local rows in and
 // local rows out. Included by the command line, the tests and the C ABI. Implements docs/scale_out.md.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waiting with a limit, agreement and seals; see communicator.hpp.
 #include "dist/communicator.hpp"
 

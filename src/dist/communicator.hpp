@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What dist asks of a transport: start a group of messages, look whether they are done, tell the others of a failure.
 // Everything else (deadlines, agreement, who is missing) is built on that, here, once for all transports. Included by
 // the executor and by every transport. Implements docs/scale_out.md, "Failure".

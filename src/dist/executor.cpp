@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The executor's steps and messages; see executor.hpp. Its calls of the library are in executor_work.cpp.
 #include "dist/executor.hpp"
 

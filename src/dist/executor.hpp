@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a schedule on one rank: messages of a step, its work meanwhile, results at the end. Included by attention.cpp.
 // Implements docs/scale_out.md, "Schedules" and "Same bits".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The executor's calls of the library: attention of a query piece with some keys, forward and backward, and what is
 // made of the parts; see executor.hpp.
 #include <algorithm>

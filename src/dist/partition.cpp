@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Partitions; see partition.hpp.
 #include "dist/partition.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rows of a problem each rank holds: spans of its sequences, made by pure functions of the lengths, the mask and
 // the number of ranks. Included by the schedule and by everything that runs it. Implements docs/scale_out.md,
 // "Partitions".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of tensors in and out of messages; see rows.hpp.
 #include "dist/rows.hpp"
 

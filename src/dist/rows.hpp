@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors seen as [rows, heads, width], whatever their own order of dimensions is: how rows of a few heads are copied
 // into and out of messages. Included by the executor. Implements docs/scale_out.md, "Tensors of a rank".
 #pragma once

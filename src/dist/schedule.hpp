@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every rank does, step by step, as plain data: which rows travel to whom and which attention is computed. Made
 // by a pure function and checked without any network (check_schedule); one executor runs it, one simulator times it.
 // Included by both, by tests and by the command line. Implements docs/scale_out.md, "Schedules".

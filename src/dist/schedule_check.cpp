@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The judge of schedules; see check_schedule in schedule.hpp. It replays the steps of every rank and knows nothing of
 // how they were made.
 #include <algorithm>

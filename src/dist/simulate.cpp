@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The simulator; see simulate.hpp. Each rank has one link out and one in, and computes while they work; a step ends
 // when its work and its messages are done, and a message begins when both ends have reached the step.
 #include "dist/simulate.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long a schedule would take on a machine that is given in numbers: the same value that the executor runs, timed
 // step by step. Included by the command line and its tests. Implements docs/scale_out.md, "Simulator".
 #pragma once

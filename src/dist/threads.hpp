@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks as threads of one process, which hand messages to each other through memory: for tests, and for `tessera dist`
 // on one machine. Included by them. Implements docs/scale_out.md, "Communicators".
 #pragma once

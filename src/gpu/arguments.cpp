@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels' parameters; see arguments.hpp.
 #include "gpu/arguments.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a checked call to the kernels' plain parameters, the backward pass's workspace, and what sizes a grid.
 // Included by the GPU families' planners.
 // Problem, Config, Params: docs/architecture.md says why there are three.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans that are compiled and loaded on a GPU, and run; see backend.hpp.
 #include "gpu/backend.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An algorithm's plans as kernels of the library: compiled, loaded and launched on a GPU. Included by src/api only.
 // Implements docs/gpu_kernels.md, "The GPU layer".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the compiler must know to specialise the kernels that all families share, and the part of it that every family's
 // own configuration contains. Structural values, written into generated units. Shared by host and device code.
 #pragma once

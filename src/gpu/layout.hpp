@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where elements of 16-bit tiles lie in shared memory, and which element of an accumulator a thread holds: facts that
 // tensor cores of several generations share. Constexpr text for the kernels and for the tests that emulate the hardware
 // on the host. Facts: PTX ISA, "mma.m16n8k16", "ldmatrix", and wgmma's "128-byte swizzle", which is the same layout.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every GPU kernel is given, whatever its family: plain data, pointers with their shapes, strides in elements. And
 // which block of a grid has which rows. Shared by host and device code, so it includes nothing but math.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launches before and after a family's own, which have a warp per row or a block per head; see step.hpp.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plan for a GPU as data: which launches answer a problem on a GPU of which only the Target is known. Nothing here
 // needs a GPU, so the compile gate and `tessera pack` ask the same planners as a real call. A launch is described in
 // terms that all families share: no family's configuration is visible here.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Generated units; see unit.hpp.
 #include "gpu/unit.hpp"
 

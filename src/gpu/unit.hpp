@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Generated units: a few lines of text that name a kernel template, its configuration and its parameters. All there is
 // to read of a compiled kernel besides the files it includes. Included by the GPU families' planners.
 #pragma once

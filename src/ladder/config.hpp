@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compile-time configuration of the ladder's kernels, and their layouts of shared memory. A Config is the template
 // argument of a kernel; the host writes it into the generated unit. Lengths, strides, scale and window widths are
 // run-time parameters (Params), so that a new value compiles no new kernel. Included by host and device code.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The list of rungs and what they share; see ladder.hpp.
 #include "ladder/ladder.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ladder: kernels for any NVIDIA GPU, one optimisation after another, from a thread per row (`naive`) to the
 // general one (`vector`). Each kernel is a rung and plans its launches. Included by src/ladder and, for the list of
 // algorithms, by src/api/kernels.cpp. docs/adding_a_kernel.md walks through a rung.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kahan's compensated sum: what rounding takes from one addition is given back to the next, so that thousands of equal
 // terms do not drift. Shared text for the host and for GPUs. docs/numerics.md, "Where rounding happens".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mask: which key j a query i sees, and what follows for tiles of queries and keys, forward and transposed.
 // Shared by every backend as constexpr text; the reference may use only visible(), which is the definition, so that a
 // mistake in the ranges cannot hide (tests/unit/mask_test.cpp compares them exhaustively). Implements

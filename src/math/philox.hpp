@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dropout's random bits: Philox 4x32-10 (Salmon et al., 2011) and the map from an element (b,h,i,j) to 16 of them.
 // Shared by every backend as constexpr text. Implements docs/algorithm.md, "Dropout": the mask is a function of the
 // element alone, so it is the same on every backend, tile size and layout, forward and backward.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the score of a pair (i, j) depends on besides q and k: the options that change code, and one head's numbers.
 // Shared text for the host, SIMD kernels and GPUs; the rule itself is math/score_rule.hpp, which this file includes for
 // scalars. Implements docs/algorithm.md, "Scores"; docs/adding_an_option.md lists what a new option touches.

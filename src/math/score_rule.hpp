@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rule of scores: from the scaled product q.k to the number that enters the softmax, and its derivative. Part of a
 // namespace, so it includes nothing and has no guard: math/score.hpp includes it for scalars, and cpu/isa/region.hpp
 // once more inside each instruction set's target region, since a template belongs to the region that defines it.

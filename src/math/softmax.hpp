@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The algebra of online softmax: a running maximum m and a sum l of exponentials relative to it, and how results over
 // disjoint key sets become one. Shared text, generic over the number type; exp and log are the caller's (natural or
 // base 2, as long as both are). Implements docs/algorithm.md, "Online softmax" and "Merge".

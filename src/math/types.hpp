@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Number formats and small integer helpers: exact conversions between f16, bf16, e4m3 and f32, as constexpr text.
 // Included by host code, SIMD code and device code, so it includes nothing but itself; see docs/architecture.md.
 // Rounding is to nearest, ties to even, as the contract's "each output rounded to its type" means it.

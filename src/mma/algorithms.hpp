@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `mma`: 16-bit attention by mma.sync, for every NVIDIA GPU from sm_75 on that has no kernels of its own.
 // Included by src/api/kernels.cpp and the tests. docs/gpu_kernels.md, "mma".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which address a lane gives to ldmatrix, and which chunk of a tile a thread copies: the arithmetic of the `mma`
 // kernels' shared memory. Constexpr text for the kernels and for the tests, which follow every element through ldmatrix
 // and mma.sync as the PTX ISA describes them and count bank conflicts (tests/mma/mma_test.cpp).

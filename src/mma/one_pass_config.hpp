@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the compiler must know to specialise the `mma` kernel that makes all three gradients in one pass, and how its
 // shared memory is laid out. Shared by host and device code. docs/gpu_kernels.md, "mma".
 #pragma once

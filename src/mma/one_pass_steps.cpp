@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan of `mma_one_pass`: what it refuses, its three launches and what they keep in the workspace; see plan.hpp.
 #include <algorithm>
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the `mma` kernels are given besides what every GPU kernel is given. Shared by host and device code.
 // Included by src/mma and the tests; docs/gpu_kernels.md, "mma".
 #pragma once

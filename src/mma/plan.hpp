@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the planners of the `mma` kernels share: reasons to refuse, sections of heads, and the planner that has a file
 // of its own. Included by src/mma and the tests; docs/gpu_kernels.md, "mma".
 #pragma once

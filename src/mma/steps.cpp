@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans of the `mma` kernels: what they refuse, their grids, units and parameter blocks; see algorithms.hpp.
 #include <algorithm>
 #include <numbers>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tile choices; see tiles.hpp. The compile gate refuses tiles that spill registers.
 #include "mma/tiles.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which tile of the `mma` kernels a problem gets, by the shared memory and the instructions of a class of GPUs.
 // Included by src/mma and the tests; docs/gpu_kernels.md, "mma".
 #pragma once

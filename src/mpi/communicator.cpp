@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages over MPI; see communicator.hpp. Nothing here waits: MPI_Test is all that makes progress, and deadlines are
 // the caller's.
 #include "mpi/communicator.hpp"

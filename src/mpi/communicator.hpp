@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages over MPI, whichever one is there: a small library of its own, so that the core never sees it. Included by
 // programs that have MPI. Implements docs/scale_out.md, "Communicators".
 #pragma once

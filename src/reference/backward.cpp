@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass, in float64, one query row at a time: docs/algorithm.md, equations (7) to (14).
 #include "core/parallel.hpp"
 #include "reference/kernel.hpp"

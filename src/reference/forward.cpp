@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The forward pass, in float64, one query row at a time: docs/algorithm.md, equations (1) to (6).
 #include <algorithm>
 #include <vector>

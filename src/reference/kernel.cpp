@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The float64 reference as a kernel; see kernel.hpp.
 #include "reference/kernel.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The float64 reference as a kernel behind the seam: the oracle that everything else is judged by, callable by name.
 // Included by src/api and by the reference's own files.
 #pragma once

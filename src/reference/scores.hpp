@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reference's scores of one (sequence, head), straight from docs/algorithm.md, in float64. Of the mask it uses only
 // visible(), the definition. Included by reference/forward.cpp and reference/backward.cpp.
 #pragma once

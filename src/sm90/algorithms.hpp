@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels for Hopper's tensor cores (sm_90a), by name: `hopper` (forward), `hopper_one_pass` and `hopper_two_pass`
 // (backward). Included by src/api/kernels.cpp and the tests. docs/gpu_kernels.md, "Hopper".
 #pragma once

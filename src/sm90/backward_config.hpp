@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the compiler must know to specialise a Hopper backward kernel, and how its shared memory is laid out. Shared by
 // host and device code. The rows' operands stay, the columns' stream past. On either side QK is the one of Q and K that
 // lies there, and VO the one of V and dO: S = row_QK column_QK^T, dP = row_VO column_VO^T.

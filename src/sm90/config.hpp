@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the compiler must know to specialise a Hopper kernel, and how its shared memory is laid out. Shared by host and
 // device code. docs/gpu_kernels.md, "Hopper", says why it is laid out so.
 #pragma once

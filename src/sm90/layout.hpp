@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arithmetic of Hopper's shared-memory tiles: where TMA puts an element, where wgmma looks for it, which element of
 // an accumulator a thread holds, and where stmatrix puts it. Constexpr text for the kernels and for the tests that
 // emulate the hardware on the host (tests/sm90/sm90_test.cpp). Facts: PTX ISA, "Asynchronous warpgroup level matrix

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles, grids and workspace of the one-pass backward kernel; see one_pass_plan.hpp.
 #include "sm90/one_pass_plan.hpp"
 

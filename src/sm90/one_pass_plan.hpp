@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass that makes all gradients in one pass over the scores: three launches, and what they keep in the
 // workspace. Needs no GPU: the compile gate and `tessera pack` ask it too. Included by src/sm90.
 #pragma once

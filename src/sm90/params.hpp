@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a Hopper kernel is given: tensor maps for the tiles it copies, and what every family's kernels are given.
 // Shared by host and device code.
 #pragma once

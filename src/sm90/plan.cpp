@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles and grids of the Hopper kernels; see plan.hpp.
 #include "sm90/plan.hpp"
 

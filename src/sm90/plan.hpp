@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which Hopper kernel answers a problem, and on which grid. Needs no GPU: the compile gate and `tessera pack` ask it
 // too. Included by src/sm90.
 #pragma once

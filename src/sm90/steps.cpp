@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launches of the Hopper kernels: their units, shapes and parameter blocks; see algorithms.hpp.
 #include <numbers>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor maps, made by the driver and kept; see tensor_map.hpp.
 #include "sm90/tensor_map.hpp"
 

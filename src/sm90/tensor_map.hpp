@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor maps: what the copy engine (TMA) is told of a tensor. Made by the driver at each call, and kept.
 // Included by src/sm90/steps.cpp and the tests. docs/gpu_kernels.md, "Hopper".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tile choices; see tiles.hpp. Figures: TFLOP/s of the forward pass on an H200, 16k tokens, hidden size 2048, bf16,
 // from docs/experiments.md, "Tiles of hopper". The compile gate refuses tiles that spill registers or make wgmma wait.
 #include "sm90/tiles.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which tile a Hopper kernel uses. Depends on head dims, types and options only, so that a sequence's bits do not
 // depend on what it is batched with. Included by plan.cpp.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The generated text of a Hopper kernel: its configuration and its template. Included by
 // src/sm90 and the tests.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order in which the one-pass backward kernel takes its works, blocks of keys of all heads. Included by src/sm90:
 // plans choose an order, device code looks a work up in it. Implements docs/gpu_kernels.md, "The backward pass in one
 // pass".

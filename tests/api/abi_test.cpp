@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C++ API as users meet it: the exception, views, plans that are made without data, moved, shared between threads,
 // run in another workspace or in a forked child.
 // Links tessera_cases. Implements include/tessera/tessera.hpp and the contract's "Promises".

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Append from C99, in numbers that can be checked by hand, and its struct with every size, in memory of that size.
  * Links the shared library alone. Implements include/tessera/tessera.h. */
 #include <stddef.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every rule for the arguments of append refuses with its own sentence and leaves cache and outputs as they were.
 // The rules are the rows of tests/api/append_rows.hpp.
 // Links tessera_cases. Implements the contract's "No surprises" (docs/algorithm.md).

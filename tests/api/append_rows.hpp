@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of append_check_test.cpp: one row per rule for the arguments of append. A valid call, one mutation, and the
 // exact sentence that must come back. tests/tree_test.py compares the sentences here with those in src/.
 // Included by tests/api/append_check_test.cpp only. Implements docs/algorithm.md, "Append".

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The C ABI from C99, linked with libtessera.so alone: what is exported, what the structs' sizes mean, what a caller in
  * any language can rely on. A problem small enough to be worked by hand runs through every entry point.
  * Links tessera (the shared library). Implements the rules at the top of include/tessera/tessera.h. */

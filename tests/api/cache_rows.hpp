@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rows of check_test.cpp for keys and values with types of their own and scales, for qv, trees and positions; see
 // check_rows.hpp. Included by tests/api/check_test.cpp only. Implements docs/algorithm.md, "Types and scales of keys
 // and values".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of check_test.cpp: one row per rule for the caller's arguments. A valid call, one mutation, the status and
 // the exact sentence that must come back. tests/tree_test.py compares the sentences here with those in src/.
 // Included by tests/api/check_test.cpp, page_rows.hpp, part_rows.hpp and cache_rows.hpp. Implements the contract's "No

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every rule for the caller's arguments refuses with its own sentence and leaves the outputs as they were.
 // The rules are the rows of tests/api/check_rows.hpp, page_rows.hpp, part_rows.hpp and cache_rows.hpp.
 // Links tessera_cases. Implements the contract's "No surprises" (docs/algorithm.md).

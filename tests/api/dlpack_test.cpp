@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DLPack's tensors as views: every field arrives, and what has no place is refused with nothing written.
 // Links the archive. Implements include/tessera/dlpack.h; python/tests/test_numpy.py hands over what NumPy exports.
 #include "tessera/dlpack.h"

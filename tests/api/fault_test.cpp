@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every entry point of the C ABI with an allocation that fails: for every n the n-th of the first call in a process,
 // once alone and once with all that follow. Nothing ends the process, a call that fails has written nothing and says
 // what is wrong, and the next call gives the bits of a process in which nothing failed. And threads that cannot be had.

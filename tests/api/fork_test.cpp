@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forks while another thread is in its first call: the child must neither wait for that thread, which it does not have,
 // nor compute other bits. The other thread stands still at its n-th allocation, for every n, and the child calls.
 // Links tessera_cases and faults.cpp. See docs/cpu_kernels.md, "Memory that runs out, forks".

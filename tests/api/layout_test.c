@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The layout of the C ABI, as 0.1 has it: where each field lies and which number each enumerator has. Programs that
  * were compiled against an older header rest on it, so lines are added here and never changed (a field that was
  * `reserved` gets its line when it has a name). Links nothing. Implements docs/versions.md, "The C ABI". */

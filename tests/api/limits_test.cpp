@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes, positions and emptiness at their limits: arithmetic that does not wrap, calls at the furthest positions,
 // batches of sequences without tokens, no heads, and the GPU planners, which need no GPU, over shapes of every size.
 // Links tessera_cases. Implements docs/algorithm.md, "Limits" and "Empty tensors".

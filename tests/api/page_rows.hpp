@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rows of check_test.cpp for keys and values in pages; see check_rows.hpp.
 // Included by tests/api/check_test.cpp only. Implements docs/algorithm.md, "Paged keys and values".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rows of check_test.cpp for parts of a problem: the carried state, positions, where it is cut; see check_rows.hpp.
 // Included by tests/api/check_test.cpp only. Implements docs/algorithm.md, "Carried state" and "Parts of a problem".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a plan promises: workspace that grows with N*D and never with N*N, a description that says what was chosen and
 // why the others were not, and a clear sentence where nothing can be chosen.
 // Links tessera_cases. Implements the contract's "Memory" and "No surprises".

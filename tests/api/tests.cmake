@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of the library as its callers meet it. Included by tests/CMakeLists.txt, which defines tessera_test.
 tessera_test(NAME check_test SOURCES api/check_test.cpp)
 tessera_test(NAME append_check_test SOURCES api/append_check_test.cpp)

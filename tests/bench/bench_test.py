@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """bench_test.py LIBRARY: how bench/ measures (order, warm-ups, power), and the tables that are made of it.
 
 A fake module takes the place of PyTorch, lists of figures that of timers, a script that of nvidia-smi. Python's

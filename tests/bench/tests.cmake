@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of the programs in bench/ and of the tables that are made of their figures. Included by tests/CMakeLists.txt.
 # Python cannot load a library that needs a sanitizer.
 if(NOT TESSERA_SANITIZE)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What the tests of the `tessera` program share: running it, a folder for each test, and the look of a failure.
 # Imported by cli_test.py, cli_files_test.py and cli_memory_test.py. Uses nothing but Python's standard library.
 import os

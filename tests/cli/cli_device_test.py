@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # Tests of the `tessera` program where it runs on a GPU, and where there is none: `run --device cuda` on the fake driver
 # of tests/fake, which keeps what is copied to it and computes nothing; what is said without a driver; places that
 # cannot be written, noticed before work begins.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # cli_dist_test.py TESSERA: `tessera dist` from outside: schedules checked, bits of ranks as threads, simulated machines.
 # Run by ctest.
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # What `tessera` leaves on disk when paths clash, output is refused, system calls fail or it is killed: all files or none.
 # Usage: cli_files_test.py PATH-TO-TESSERA PATH-TO-FAILING-CALLS [unittest arguments]. Registered by tests/cli/tests.cmake;
 # of its groups, Faults and Kills need the failing calls.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # `tessera` when memory runs out: every allocation of a command fails in turn, alone and with all that follow. It ends with
 # status 1 and one sentence, or as ever where it can do without; nothing is half written, nothing is killed by a signal.
 # Usage: cli_memory_test.py PATH-TO-TESSERA PATH-TO-FAILING-MEMORY [unittest arguments]. Registered by tests/cli/tests.cmake.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # Tests of the `tessera` program as a user meets it: results, exit status, one-sentence errors, no stray files.
 # Usage: cli_test.py PATH-TO-TESSERA [unittest arguments]. Registered by tests/cli/tests.cmake.
 # Uses nothing but Python's standard library; the expected numbers are computed here, in float64.

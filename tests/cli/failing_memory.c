@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Loaded into a program by LD_PRELOAD, runs its main() again and again in forked children, each with another allocation
  * that fails. Orders come from the descriptor that $FAILING_MEMORY names, one byte string "N M\n" each: the N-th
  * allocation of main() fails (0: none), and with M = 1 all that follow. The answer, written to the descriptor after it:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JSON as `--json` writes it: every kind of value, what must be escaped, and numbers that read back as the same bits.
 #include "cli/json.hpp"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Arrays in .npy files, and attention in float64 over plain lists: what cli_test.py compares the program with.
 # Imported by tests/cli/cli_case.py, cli_test.py and cli_files_test.py.
 # Uses nothing but Python's standard library; the formulas are those of docs/algorithm.md.

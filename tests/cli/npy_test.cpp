@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of the .npy reader and writer: what NumPy writes is read, everything else is refused with one sentence.
 // Registered by tests/cli/tests.cmake.
 // Checks cli/npy.hpp; files of numpy.lib.format, versions 1.0, 2.0 and 3.0.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of the command line. Included by tests/CMakeLists.txt.
 if(TARGET tessera_cli)
   tessera_test(NAME npy_test SOURCES cli/npy_test.cpp LIBRARIES tessera_cli_parts)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rounds of `tessera bench --suite ladder`: who comes when, warm-ups, what is kept (cli/turns.hpp). A fake timer
 // stands for the GPU.
 #include "cli/turns.hpp"

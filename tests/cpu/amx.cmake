@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The kernels for AMX on processors without it: src/cpu/isa/amx.cpp, compiled against a matrix unit in plain C++
 # (tests/emulated/cpu), takes the place of the library's own in these tests, which force the kernel `amx`.
 # Included by tests/cpu/tests.cmake. They need AVX-512, without which they are skipped, and ctest says so: the unit is

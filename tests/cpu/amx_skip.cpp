@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where tests with the emulated matrix unit have nothing to test: the rest of the kernel `amx` is AVX-512, so they need
 // what the kernel `avx512` needs. Where that one runs, `amx` must run, too. See tests/cpu/amx.cmake.
 #include "tests/support/main.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel `amx` is there, whether emulated (tests/cpu/amx.cmake) or real, and plans what it should. Compiled
 // together with the tests that judge its numbers, which would have nothing to judge without it. Skipped without
 // AVX-512. Implements docs/cpu_kernels.md, "The matrix unit".

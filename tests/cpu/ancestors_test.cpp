@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ancestors' printed figures: B's corners, right and wrong, and C's 4x4 case worked by hand.
 // Links tessera_cases.
 // Implements docs/numerics.md, "A forgotten factor", and docs/algorithm.md, "A 4x4 case by hand".

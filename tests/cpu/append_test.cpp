@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Append: what each new token's row in the cache holds, judged against a rotation in float64, and that nothing else of
 // the cache changes; every way to say where tokens go, every layout of a cache, on any number of threads.
 // Links tessera_cases. Implements docs/algorithm.md, "Append".

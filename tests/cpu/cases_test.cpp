@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every row of the tables on every kernel that this machine has, against float64.
 // Links tessera_cases; `tessera check --suite all` runs the same rows.
 // Implements docs/numerics.md, "Suites".

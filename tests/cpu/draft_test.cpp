@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trees of draft tokens and positions: a chain has the bits of `causal`, positions in line those of a call without
 // them, in pages too; bits that nobody asks for do not count. Accuracy is judged by the tables (cases/caches.cpp).
 // Links tessera_cases. Implements docs/algorithm.md, "Mask".

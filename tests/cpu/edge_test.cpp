@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a table row cannot say: NaN and Inf that must or must not travel, rows masked by hand, merge, the dropout mask,
 // errors that leave everything alone, several threads calling at once.
 // Links tessera_cases. Implements the contract's list "Edge cases that broke others".

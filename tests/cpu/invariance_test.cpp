@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Same bits: for any number of threads, run after run, and for a sequence alone, padded in a batch, packed among
 // others. Links tessera_cases. Implements docs/numerics.md, "Deterministic, batch-invariant".
 #include "cases/random.hpp"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Lesser processors than this one: tests in which the library chooses its kernels, with $TESSERA_ISA hiding what this
 # processor has beyond AVX2, and beyond SSE4; the tables run on every instruction set anyway.
 # Included by tests/cpu/tests.cmake.

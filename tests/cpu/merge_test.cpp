@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Splitting keys into parts, forward on each, merge: the whole's result; then backward per part: the whole's gradients.
 // Links tessera_cases.
 // Implements docs/algorithm.md, "Merge".

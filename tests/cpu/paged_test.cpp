@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys and values in pages: the bits of the same call on contiguous ones, for every page size, layout and form of
 // table, on any number of threads; entries that are no pages; memory that no key uses.
 // Links tessera_cases. Implements docs/algorithm.md, "Paged keys and values".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A problem cut into calls: the bits of one call for cuts at every tile boundary and at random ones, with every option,
 // type and kernel; the accuracy of any other cut; what a carried state is where nothing has been seen.
 // Links tessera_cases. Implements docs/algorithm.md, "Carried state" and "Parts of a problem".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dropout's random bits: Philox against its authors' known answers, the element map restated from the contract in other
 // words, the entry point that returns the mask, and its use by every kernel.
 // Links tessera_cases. Implements docs/algorithm.md, "Dropout".

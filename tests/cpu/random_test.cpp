@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // At least 500 random configurations per run, kernels taking turns, and the proof that all options met.
 // Links tessera_cases. TESSERA_TEST_SEED chooses other configurations.
 // Implements docs/numerics.md, "Random configurations".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ends of f32's range. Below: probabilities that are lost, what the judge allows for that and what it does not.
 // Above: what scores and sums that f32 cannot hold give, on every kernel, and that nothing happens before they are
 // there. Links tessera_cases. Implements docs/numerics.md, "The rule" and "Beyond f32's range".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The oracle's oracle: gradients of the reference kernel against central differences in float64, its outputs against
 // an independent float64 text (cases/model.cpp), and visibility, order of operations and LSE against numbers by hand.
 // Links tessera_cases. Implements docs/algorithm.md's claim that its formulas were checked.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // K and V with types of their own and scales, and qv: forms of scales that say the same, threads, neighbours, NaN among
 // 8 bits, and the same numbers written out in f32. Accuracy is judged by the tables (cases/caches.cpp) and random
 // cases. Links tessera_cases. Implements docs/algorithm.md, "Types and scales of keys and values".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One small case per feature and per way through the tiles, each a test of its own, on every kernel of this machine: a
 // fault in the kernels shows here in seconds, under the name of what it broke. (cases_test runs the whole tables.)
 // Links tessera_cases. Implements docs/algorithm.md against src/cpu/kernel; `make mutants` relies on the names.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of the CPU kernels and of the reference. Included by tests/CMakeLists.txt, which defines tessera_test.
 tessera_test(NAME reference_test SOURCES cpu/reference_test.cpp SHARDS 2)
 tessera_test(NAME ancestors_test SOURCES cpu/ancestors_test.cpp)

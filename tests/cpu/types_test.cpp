@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions between f16, bf16, e4m3, i8, f32 and f64: every pattern and every rounding boundary, in the scalar text
 // and, through forward passes that copy or halve V, in every kernel's rows. Links tessera_cases. Implements the
 // contract's "each output rounded to its type" (docs/numerics.md).

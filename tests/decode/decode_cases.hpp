@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the `decode` kernels' own text is run on without a GPU: small cases in groups, each for the tiles of one
 // architecture. Included by the test that runs them (decode_machine_test.cpp) and by the program that asks the planner
 // for their units (units_main.cpp).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bits of a row that `decode` computes: the same whatever else a call holds, however its work is cut and in
 // whatever order it is finished, wherever keys lie. On the emulated machine. Links tessera_cases; its include path puts
 // tests/emulated before src. Implements docs/algorithm.md, "Promises".

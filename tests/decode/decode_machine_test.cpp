@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `decode` kernels' own text, run on the host (tests/emulated): the schedule, copies that arrive as late as they
 // may, products, masks, softmax, the stack, siblings and epilogue, against float64. Links tessera_cases; its include
 // path puts tests/emulated before src.

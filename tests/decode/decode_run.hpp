@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launches of a `decode` plan on the emulated machine, with what a GPU leaves open decided by the test: how many
 // multiprocessors there are, at which level sequences are cut, and in which order work items are finished. Included by
 // the tests of tests/decode that run the kernels' text; see tests/emulated/machine.hpp.

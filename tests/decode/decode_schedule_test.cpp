@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The schedule kernel of `decode` on the emulated machine: the items that it writes against a model that counts leaf by
 // leaf, over lengths, masks and numbers of multiprocessors; and that it writes all that the attention kernel reads.
 // Links tessera_cases; its include path puts tests/emulated before src.

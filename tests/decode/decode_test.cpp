@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `decode` kernels without a GPU: what ldmatrix fetches for the column engine, and bank conflicts; the merge tree;
 // tiles, workspace and plans. Links tessera_cases.
 #include <gtest/gtest.h>

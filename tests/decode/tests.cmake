@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of the `decode` kernels without a GPU: layouts, plans, and their own text on an emulated machine (tests/emulated).
 # Included by tests/CMakeLists.txt, which defines tessera_test.
 tessera_test(NAME decode_test SOURCES decode/decode_test.cpp)

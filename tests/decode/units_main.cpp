@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a header with the units that the planner gives to the cases of decode_cases.hpp, as functions for the emulated
 // machine. Run while the tests that include it are built.
 #include <iostream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention over 1, 2, 3, 4 and 8 ranks, as threads: every scheme, both passes, against float64 and against one call of
 // the library. An error is at most 1.02 times that of one device. Implements docs/scale_out.md, "Accuracy".
 #include "dist/attention.hpp"

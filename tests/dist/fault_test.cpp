@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that disagree, fail, vanish, dawdle or send nonsense: on every live rank one sentence within the limit of time
 // and a second, outputs as they were, and nobody hangs.
 // Implements docs/scale_out.md, "Failure".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A communicator that misbehaves once: it loses, damages, shortens or delays the messages of one group, drops all
 // from one on, or throws.
 // Included by tests of failures.

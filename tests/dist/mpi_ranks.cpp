@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // mpi_ranks check | FAULT: one rank of a run under mpirun, for tests/dist/mpi_test.py. `check` runs every scheme over
 // MPI and compares with ranks as threads, bit by bit. A fault is something that happens to the last rank; every rank
 // prints one line: what it said, after how many seconds, and whether its outputs are as they were.

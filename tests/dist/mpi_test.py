@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # mpi_test.py PROGRAM check|faults: the ranks of mpi_ranks under mpirun. `check`: 1, 2, 3, 4 and 8 of them, every
 # scheme, bit by bit as on threads. `faults`: the last of four is killed, stopped, absent, late or sends nonsense, and
 # every live rank must answer in time, in words, with its outputs as they were. Implements docs/scale_out.md, "Failure".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Partitions and schedules without a network: thousands of random packings against the checker, and the checker
 // against schedules with one deliberate fault each. Implements docs/scale_out.md, "Schedules".
 #include "dist/schedule.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The simulator against times that can be computed by hand. Implements docs/scale_out.md, "Simulator".
 #include "dist/simulate.hpp"
 

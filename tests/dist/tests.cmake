@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Attention over several ranks: see docs/testing.md, "The folders of tests/". `make test-dist` builds dist_tests.
 add_custom_target(dist_tests)
 tessera_test(NAME dist_schedule_test SOURCES dist/schedule_test.cpp LIBRARIES tessera_static LABELS dist)

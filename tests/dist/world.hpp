@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A whole problem with its numbers, its float64 answer, the answer of one device, and that of ranks, each of which
 // gets its rows and gives back its rows. Included by the tests of tests/dist.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of the Hopper backward kernels' text share: NaN where a kernel must not look, what the ladder's
 // kernels do before, and the judgement of gradients. Included by tests/sm90/sm90_backward_test.cpp and
 // tests/sm90/sm90_one_pass_test.cpp.

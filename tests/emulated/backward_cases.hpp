@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the Hopper backward kernels' text is run on without a GPU: small cases, in groups. Included by the test that
 // runs them (tests/sm90/sm90_backward_test.cpp) and by the program that asks the planner for their tiles
 // (tiles_main.cpp).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that take turns on one thread of the host: each has a stack of its own and runs until it gives way. Included
 // by tests/emulated/machine.hpp, which makes hundreds and changes between them at every barrier.
 #pragma once

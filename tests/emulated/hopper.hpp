@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A case of the tables on the emulated machine: planned like a call, run by the Hopper forward kernel's own text,
 // judged like a result of a GPU. Device code needs constants, so the tiles that may come out of the planner are a list.
 // Included by tests/sm90/sm90_machine_test.cpp, whose include path puts tests/emulated before src.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A multiprocessor on the host: the threads of a block as fibers, in random order, and what they do together: barriers,
 // exchanges within a warp, asynchronous copies, products of warps and warpgroups. Device code compiled by the host's
 // compiler runs on it; the headers beside this file stand in for those of the same name in src/. Included by the tests

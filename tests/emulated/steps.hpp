@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launches of a plan on the emulated machine, one after another, as a GPU's stream runs them. Included by the tests
 // that run kernels' own text by way of their plans (tests/ladder, tests/mma); see tests/emulated/machine.hpp.
 #pragma once

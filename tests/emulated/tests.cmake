@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What the tests of device code on this folder's emulated machine share. Included by tests/CMakeLists.txt, which defines
 # tessera_test, before the folders that use it.
 

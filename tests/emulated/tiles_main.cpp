@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes headers of the tiles that the planner gives to the cases of cases.hpp and backward_cases.hpp: constants, since
 // device code is specialised by them. Run while the tests of the emulated machine are built, so that they follow the
 // planner.

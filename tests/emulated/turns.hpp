@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order of additions to the sums of dQ of one-pass backward kernels, without the arithmetic: blocks that wait for
 // their turns, any number of which are resident. Included by tests/sm90/sm90_one_pass_test.cpp and
 // tests/mma/mma_one_pass_test.cpp.

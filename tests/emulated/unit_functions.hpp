@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Units of GPU plans as functions for the emulated machine: device code is specialised by constants, so the functions
 // are written while a test is built and follow the planners. Included by the programs that write them
 // (tests/ladder/units_main.cpp, tests/mma/units_main.cpp). See tests/emulated/machine.hpp.

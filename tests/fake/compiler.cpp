@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fake libnvrtc; see compiler.hpp. Built as a shared library with NVRTC's name.
 #include "tests/fake/compiler.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state behind the fake NVRTC (tests/fake/compiler.cpp), which tests read and steer. A "cubin" is text that says of
 // the unit's kernel what the fake driver must know: nothing is compiled.
 // Included by tests/fake/.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fake libcuda: devices, contexts, kernels; memory and the rest are in driver_memory.cpp. Built as a shared library
 // with the driver's name. The rules by which it refuses are those of the CUDA driver API's documentation, for what
 // Tessera uses of it. See machine.hpp.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake libcuda's memory, streams and tensor maps, and what it does not have; see driver.cpp and machine.hpp.
 #include <sys/mman.h>
 

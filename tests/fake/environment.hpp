@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests with the fake compiler read nothing of the user's environment: $TESSERA_NVRTC, which `make test` itself sets
 // where it has fetched NVRTC, would name the real one. Included by tests/fake; tests.cmake sets variables that must not
 // be believed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What launches address; see extents.hpp.
 #include "tests/fake/extents.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the launches of one call address, from their parameters alone: every pointer with the sizes and strides beside
 // it must stay inside the tensor or the part of the workspace that it stands for. Included by tests/fake.
 // Implements docs/testing.md.

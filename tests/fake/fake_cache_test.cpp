@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels on the way from the compiler through the disk cache, while system calls fail: a call always gets its kernel.
 // Links the fake NVRTC (tests/fake) and the failing calls (tests/support/failing_calls.c).
 // Implements docs/architecture.md, "Compiling kernels".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `decode` on GPUs that are not there: every case of the tables that it takes, and keys in pages, with its two
 // launches, their pointers in bounds and the workspace; who gets it, and what a plan says of it. Links tessera_cases
 // and the fake libcuda and NVRTC. Implements docs/architecture.md, "One call on a GPU".

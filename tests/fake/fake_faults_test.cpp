@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Driver and compiler calls that fail, one after another: the n-th call of planning and running a problem fails, for
 // every n until none is left. Each failure is a status with a sentence, launches nothing more, keeps the caller's
 // context, leaves nothing loaded, and the next try works. Links tessera_cases and the fake libcuda and NVRTC.

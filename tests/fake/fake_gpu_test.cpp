@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every case of the tables, and random ones, planned and run on GPUs that are not there: grids, blocks, shared memory,
 // tensor maps, pointers in bounds, workspace.
 // Links tessera_cases and the fake libcuda and NVRTC. Implements docs/architecture.md, "One call on a GPU".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls on a fake GPU with an allocation of the host that fails: for every n the n-th of a run, and of making a plan. A
 // call that fails has launched nothing, has a status and a sentence, and the next one works.
 // Links tessera_cases, the fake libcuda and NVRTC, and faults.cpp. Implements the header's "Rules of the ABI".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A driver without a function that the library needs: calls on a GPU are refused with its name, all others work.
 // Links tessera_cases and a fake libcuda of an older age. Implements docs/gpu_kernels.md, "Without a GPU, without
 // NVRTC".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process's first call on a GPU: drivers that do not start, are too old, have no GPU, or fail at any call until the
 // first plan; compilers that are missing. Each try is a child process, since what was found stays for the process.
 // Links tessera_cases and the fake libcuda and NVRTC. Implements docs/gpu_kernels.md, "Without a GPU, without NVRTC".

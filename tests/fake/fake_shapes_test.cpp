@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls that are no cases of the tables, on GPUs that are not there: nothing to compute, as much as a grid can hold,
 // strides that are far or negative, the caller's own contexts and streams, workspaces that are too small.
 // Links tessera_cases and the fake libcuda and NVRTC. Implements docs/architecture.md, "One call on a GPU".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the functions of the fake driver share. Included by tests/fake/ only.
 // How each of them begins, how it refuses, and what its handles stand for.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of the fake machine, and what the fake driver's functions share; see machine.hpp and inside.hpp.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A machine with GPUs that are not there: the state behind the fake libcuda (tests/fake/driver.cpp), which tests read
 // and steer. Nothing is computed. Device memory is addresses that the host cannot touch, kernels are descriptions made
 // by the fake NVRTC, and a launch is a record. What a real driver would refuse is refused, and noted as a complaint.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A libcuda of CUDA 11, as far as the library looks at it: it has what older drivers have, and no libraries of kernels.
 // Built as a shared library with the driver's name.
 #include "cuda/driver.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests on the fake machine share: an environment in which kernels come from the fake compiler, a case on one
 // of the fake GPUs, and what every call there must keep. Included by tests/fake, which links the fake libcuda and
 // libnvrtc: the library's dlopen finds what is loaded.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests on GPUs that are not there: a fake libcuda and a fake libnvrtc with the real ones' names. Programs that link
 # them have them loaded, and so the library's dlopen by name finds them. Included by tests/CMakeLists.txt, which defines
 # tessera_test. See docs/testing.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which of the known units the gate compiles: few that differ, instead of all that there are. See gate.hpp.
 #include <algorithm>
 #include <map>

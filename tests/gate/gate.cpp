@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compiling and judging units; see gate.hpp.
 #include "tests/gate/gate.hpp"
 

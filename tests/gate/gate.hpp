@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The compile gate: compiles units without a GPU and judges what ptxas says of them. Included by main.cpp (the gate
 // itself) and gate_test.cpp (that it notices). See docs/architecture.md, "Compiling kernels".
 #pragma once

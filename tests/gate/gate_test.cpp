@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // That the compile gate notices what it is there for, and that its sets hold what they say. Links tessera_static; what
 // needs NVRTC is skipped, visibly, where there is none.
 // Implements docs/architecture.md, "Compiling kernels".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `gate quick` and `gate full` (of kernels whose name contains WORD): the compile gate as a program; see gate.hpp.
 // `--list` counts without compiling; `--pack FILE` judges nothing and writes what it compiled, for
 // tools/compare_kernels.py. Exit status: 0 all pass, 1 faults, 2 wrong usage, 77 skipped for want of NVRTC.

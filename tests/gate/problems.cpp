@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The problems whose kernels the compile gate compiles: options, head dims, types, architectures. See gate.hpp.
 #include <algorithm>
 #include <set>
@@ -103,9 +104,7 @@ const Option options[] = {
     {"32 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 32; }},
     {"64 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 64; }},
     {"pages", Concerns::forward, false,
-     [](Problem& p) {
-       p.pages = Pages{.count = 1000, .v_count = 1000, .size = 16, .entries = 256, .status = true};
-     }},
+     [](Problem& p) { p.pages = Pages{.count = 1000, .v_count = 1000, .size = 16, .entries = 256, .status = true}; }},
     {"f32 out", Concerns::sixteen_bit, true, [](Problem& p) { p.o_type = Type::f32, write_f32(p); }},
     {"accumulate", Concerns::backward, true, [](Problem& p) { p.options.accumulate = true, write_f32(p); }},
 };

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The compile gate: `gate quick` as a test, and the tests that it notices. Included by tests/CMakeLists.txt.
 # `make gate` runs `gate full`. See docs/architecture.md, "Compiling kernels".
 add_library(gate_parts OBJECT gate/gate.cpp gate/problems.cpp gate/cover.cpp)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How calls behave on a GPU: streams, graphs, several threads, contexts, refusals.
 // Links tessera_cases. Implements the contract's promise that a GPU call only enqueues, on the caller's stream and
 // device, from any thread, and that a refused call launches nothing.

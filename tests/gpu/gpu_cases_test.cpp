@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every row of the tables and random configurations on every rung of the GPU ladder, against float64.
 // Links tessera_cases; `tessera check --device cuda --kernel NAME` runs the same. TESSERA_TEST_SEED chooses other
 // random configurations. Implements docs/numerics.md, "Suites".

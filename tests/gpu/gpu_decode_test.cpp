@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `decode` kernels on a GPU: tables and random configurations with few queries against float64; the same bits 100
 // times, in any company, in pages as on contiguous keys, on a stream and in a graph; entries outside of the pool. Links
 // tessera_cases. tests/decode runs the kernels' text without a GPU; between blocks only a GPU can show what holds.

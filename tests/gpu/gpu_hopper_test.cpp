@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper forward kernel on a Hopper GPU: tables and random configurations against float64; the same bits 1000
 // times, on any stream, in a graph and for a sequence in any company. Links tessera_cases.
 // tests/sm90/sm90_machine_test.cpp runs the kernel's text without a GPU.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Same bits on the GPU: 100 times in a row, for a sequence in any company, and of dropout as on the CPU.
 // Links tessera_cases. Implements docs/numerics.md, "Deterministic, batch-invariant", and docs/algorithm.md, "Dropout".
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where things lie must not matter on the GPU: results have the same bits for tensors that are aligned and for tensors
 // one element further, inputs and outputs apart; and lengths that make no sense neither hang a kernel nor touch other
 // sequences. Links tessera_cases. Implements docs/numerics.md, "Deterministic, batch-invariant".

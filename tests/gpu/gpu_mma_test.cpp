@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `mma` kernels on a GPU: tables and random configurations against float64; the same bits 1000 times and for a
 // sequence in any company. With the tiles of the GPU's own class, or of the one that TESSERA_TILES names. Links
 // tessera_cases. tests/mma/mma_machine_test.cpp runs the kernels' text without a GPU.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The thin headers of Hopper's instructions (src/sm90/ptx) on a Hopper GPU, one fact or two of each: what the host's
 // emulations (tests/sm90/sm90_test.cpp, tests/emulated) take for granted. Small units, compiled like every kernel.
 // Links tessera_cases.

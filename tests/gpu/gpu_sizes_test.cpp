@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes at which 32 bits and a grid's limits end: over 2^31 elements in one tensor, over 65535 batch*heads.
 // Links tessera_cases. Implements the contract's list "Edge cases that broke others".
 #include <cmath>

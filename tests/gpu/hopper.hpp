@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of the Hopper and `mma` kernels on a GPU share: cases that tensor copies take, their judgement,
 // repetitions of which every bit is compared, streams, graphs and company. Included by gpu_hopper_test.cpp,
 // gpu_hopper_backward_test.cpp and gpu_mma_test.cpp; the cases say whether there is a backward pass.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the GPU tests share: the skip where there is no GPU, a built case on the GPU with its plans, streams.
 // Included by the tests in this folder; each of them uses a fixture below. Implements docs/testing.md.
 #pragma once

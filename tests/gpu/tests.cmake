@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests that need a GPU, with the label `gpu`: `ctest -L gpu -j 14`. Without one they are skipped, and ctest says so
 # (tests/support/main.cpp).
 # Included by tests/CMakeLists.txt, which defines tessera_test. See docs/testing.md.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the ladder's own text is run on without a GPU: small cases of one pair of head dims, so that few kernels are
 // compiled. Included by the test that runs them (ladder_test.cpp) and by the program that asks the planners for their
 // units (units_main.cpp).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ladder's own text, run on the host (tests/emulated) without a GPU: every launch of the plans of `vector_fma`,
 // `warp`, `tiled` and `naive`, forward and backward, with the kernels that all GPU families share, against float64.
 // Tensor cores are not there, so `vector`'s products are tested on GPUs only. Links tessera_cases; its include path

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a header with the units that the ladder's planners give to the cases of ladder_cases.hpp, as functions for the
 // emulated machine. Run while ladder_test is built.
 #include "tests/emulated/unit_functions.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `mma` backward kernels' own text, run on the host (tests/emulated), with the launches before them (delta, clear),
 // on tiles of every class, against float64. Links tessera_cases; its include path puts tests/emulated before src.
 #include <map>

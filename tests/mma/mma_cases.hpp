@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the `mma` kernels' own text is run on without a GPU: the cases of the Hopper kernel, on tiles of every class,
 // and those that Hopper's tensor copies do not take. Included by the test that runs them (mma_machine_test.cpp) and by
 // the program that asks the planner for their units (units_main.cpp).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `mma` forward kernel's own text, run on the host (tests/emulated): copies that arrive as late as they may,
 // ldmatrix, mma.sync, masks, options, softmax and epilogue, on the tiles of every class, against float64. Links
 // tessera_cases; its include path puts tests/emulated before src.

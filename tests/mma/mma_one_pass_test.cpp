@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `mma` one-pass backward kernel's own text, run on the host (tests/emulated) with what comes before and after it,
 // against float64; and the order of additions to dQ. Links tessera_cases; its include path puts tests/emulated before
 // src.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `mma` kernels without a GPU: what ldmatrix and mma.sync fetch, emulated as the PTX ISA describes them; bank
 // conflicts of every access to shared memory; tiles and plans. Links tessera_cases.
 #include <gtest/gtest.h>

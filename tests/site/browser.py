@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A headless Chromium, driven over its DevTools protocol through a pair of pipes: pages, keys, screenshots. Imported by
 # tests/site/page_test.py and pages_test.py. Python's standard library only; docs/testing.md says how it is run.
 import base64

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the numbers of docs/tiles without a browser: `node engine.js SETTINGS.json` prints inputs, results, mask and
 // traffic of each of a list of settings, as JSON. Called by tests/site/numbers_test.py.
 "use strict";

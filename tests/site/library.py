@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The library beside the page docs/tiles: `tessera run` on the page's inputs, and its results as flat lists.
 # Imported by tests/site/numbers_test.py and page_test.py. Python's standard library only.
 import itertools

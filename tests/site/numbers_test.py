@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # numbers_test.py TESSERA: what the page docs/tiles computes is what the library computes. The page's own scripts run in
 # node, the library by `tessera run` on the same inputs: float64 against the reference kernel, f32 against the kernel
 # that calls get. Masks are the library's too: with V = the identity, O is P, which is 0 where a key is not visible.

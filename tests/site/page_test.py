@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # page_test.py TESSERA ADDRESS FOLDER: the page docs/tiles as a reader meets it, in a headless Chromium: the numbers on
 # the screen are the library's, keys and sliders step, the address keeps the settings, nothing is wider than a phone,
 # light and dark can be read. ADDRESS is a file or http address of its index.html; screenshots go to FOLDER.

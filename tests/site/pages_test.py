@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # pages_test.py SITE SCREENSHOTS: the documentation site as it was built (`make site`). Every link and every picture of
 # every page leads somewhere, fragments included; nothing is fetched from other places; the reference holds every public
 # name; and in a headless Chromium the pages open without a complaint, on a phone too, and search finds what it should.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The page docs/tiles beside the library. Included by tests/CMakeLists.txt. What needs a browser runs by `make site-test`.
 if(TARGET tessera_cli)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Barriers in shared memory, places that they guard, and roles that wait for them, as state machines that go on in
 // random order. Included by tests/sm90/sm90_protocol_test.cpp and tests/sm90/sm90_backward_protocol_test.cpp.
 #pragma once

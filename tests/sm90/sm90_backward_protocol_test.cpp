@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The barrier protocol of the Hopper backward kernels (sm90/kernel/backward.cuh) without a GPU: loader and warpgroups
 // as state machines that go on in random order, over tiles of columns of which each 64 rows see some. Links
 // tessera_static.

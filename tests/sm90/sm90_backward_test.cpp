@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper backward kernels' own text, run on the host (tests/emulated): loader, consumers, barriers, layouts, masks
 // and gradients, against float64. Delta, LSE and rows that no sequence uses, which the ladder's kernels prepare, are
 // prepared here. Links tessera_cases; its include path puts tests/emulated before src.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper forward kernel's own text, run on the host (tests/emulated): scheduler, loader, consumers, barriers,
 // layouts, masks, options, softmax and epilogue, against float64. Copies happen at once here, products at once or as
 // late as they may. Links tessera_cases; its include path puts tests/emulated before src.

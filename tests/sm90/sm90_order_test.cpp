@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order of works of the Hopper kernels, on the host: every work once, the blocks of a head in order, and no more
 // heads at a time than the L2 cache has room for, unless turns ask for them. Links tessera_static.
 #include <gtest/gtest.h>

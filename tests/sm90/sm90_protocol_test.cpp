@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The barrier protocol of the Hopper forward kernel (sm90/kernel/forward.cuh) without a GPU: scheduler, loader and
 // consumers as state machines that go on in random order, over tiles of queries as the planner and the mask cut them.
 // Links tessera_static.

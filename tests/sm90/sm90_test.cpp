@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper kernels without a GPU: where tensor copies, wgmma and stmatrix put and look for elements, emulated as the
 // PTX ISA describes it; and plans. Links tessera_static.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of the Hopper kernels without a GPU: layouts, barriers, and their own text on an emulated machine
 # (tests/emulated). Included by tests/CMakeLists.txt, which defines tessera_test.
 tessera_test(NAME sm90_test SOURCES sm90/sm90_test.cpp)

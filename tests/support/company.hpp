@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One sequence in different company: alone, in a batch, packed among others; and the cases that are worth comparing bit
 // by bit.
 // Included by the tests of determinism and batch invariance, of the CPU and of GPUs.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See failing_calls.h. Everything here goes to the kernel directly, so that it counts nothing of its own. */
 #define _GNU_SOURCE
 #include "failing_calls.h"

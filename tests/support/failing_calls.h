@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* System calls that fail, or end the process, at a chosen moment. failing_calls.c stands before the C library: linked
  * into a test, or loaded into a program by LD_PRELOAD, where it reads its orders from the environment:
  * FAILING_CALL="KIND:N:ERROR", FAILING_CALL_UNDER=FOLDER, FAILING_CALL_REPORT=FILE. */

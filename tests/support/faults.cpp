@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The allocation functions and pthread_create that fail on demand; see faults.hpp.
 #include "tests/support/faults.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that runs out, threads that cannot be had and allocations that pause, on purpose: linking faults.cpp replaces
 // the C library's allocation functions and pthread_create in the whole test program, shared libraries included. With a
 // sanitizer, which has allocation functions of its own, only operator new fails.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles in shared memory without a GPU: what ldmatrix fetches of one, as the PTX ISA describes it, and how many lanes
 // meet in a bank. Included by the tests of layouts (tests/mma/mma_test.cpp, tests/decode/decode_test.cpp).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A case whose rows are longer than its heads: memory is aligned to 16 bytes although head dims are not, and what lies
 // between a row's end and the next row, NaN, must be neither read nor written.
 // Included by the tests of the Hopper kernel, on the host and on a GPU.

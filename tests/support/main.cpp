@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The main of every GoogleTest program. Whoever runs no case has shown nothing, so that fails: a program or a shard
 // without tests, and a test whose cases were all refused. A program whose tests are all skipped ends with a status that
 // ctest shows as "Skipped". tests/tree/main_test.sh sees to it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What tests tell the main of their program (tests/support/main.cpp), which fails a program that has shown nothing.
 // Included by tests/ only.
 #pragma once

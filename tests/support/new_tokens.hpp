@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trials of append: a call in any form with all that it points to, where each token is to go, and the judge of what the
 // cache holds afterwards, against a rotation in float64. Included by the tests of append.
 #pragma once

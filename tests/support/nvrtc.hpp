@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether tests that compile GPU kernels can run. Without NVRTC they are skipped, visibly; where $TESSERA_REQUIRE_NVRTC
 // is set, as in continuous integration, they fail instead. Included by tests.
 #pragma once

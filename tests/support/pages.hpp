@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The keys and values of a case in the pages of a cache: every layout that engines use, tables in every form, pages in
 // any order, NaN wherever no key lies. Included by the tests of paged keys.
 #pragma once

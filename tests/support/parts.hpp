@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A case cut into parts: ranges of its queries and keys, each a call of its own that knows its place. Included by the
 // tests of parts. Implements docs/algorithm.md, "Parts of a problem".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lengths that make no sense, as a kernel may find them in device memory, where nobody can refuse them: cu_seqlens that
 // decrease, are negative or lead beyond the tensor, and such seqused. A call must end, write nothing outside its
 // tensors, and leave the bits of the other sequences alone. Included by tests of the emulated machine and of GPUs.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What several test files share: kernels of this machine, simple tensors, bitwise comparison.
 // Included by tests/ only.
 // Implements no document; see cases/ for the tables and the judge.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Links the library's objects for glibc 2.28, as wheels are (packaging/glibc), and looks at what the result asks of a
 # system; then runs an example with it, which throws and catches inside the library.
 # Usage: glibc_test.sh SOURCE-FOLDER OBJECTS... Registered by tests/tree/tests.cmake.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs the build into an empty folder and uses it as a stranger would: the examples, with CMake and pkg-config.
 # Usage: install_test.sh SOURCE-FOLDER BUILD-FOLDER. Registered by tests/cli/tests.cmake.
 # Also checks what the library exports and needs; see docs/architecture.md.

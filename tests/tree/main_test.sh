@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # That tests which run no case do not pass: tests/support/main.cpp and available_kernels(). Usage: main_test.sh TEST [AMX-TEST],
 # two programs of the tests: any that asks for kernels, and one with an emulated matrix unit where there is one.
 set -uo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # Verdicts of tools/mutants.py on small programs in the place of tests: one that fails, passes, is skipped whole or in
 # part, or does not build. Registered in tests/tree/tests.cmake; Python's standard library only.
 import importlib.util

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # static_objects.sh NM OBJECT...: the library's objects have no static object with a guard, and no thread-local one with
 # a destructor. Run by ctest with all the library's objects.
 # Such objects hang in a forked child or end a process without memory: see docs/cpu_kernels.md, "Memory that runs out".

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Takes the tree into another project, by add_subdirectory and by FetchContent, as a stranger would, and looks at what
 # that project would build and install: the library, and nothing of the program, the tests or the examples.
 # Usage: subproject_test.sh SOURCE-FOLDER. Registered by tests/tree/tests.cmake. Nothing is compiled: install_test.sh

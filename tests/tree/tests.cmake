@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of the tree, of what was built from it and of the tests themselves. Included by tests/CMakeLists.txt.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 add_test(NAME tree_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/tree_test.py ${CMAKE_CXX_COMPILER})

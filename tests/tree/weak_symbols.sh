@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # weak_symbols.sh NM OBJECT...: objects of cpu/isa/ define no weak symbol outside their instruction set's namespace.
 # Run by ctest with all the library's objects; it picks those of cpu/isa/ itself.
 # A weak function compiled for AVX-512 may be the copy that the linker keeps for everyone: see docs/cpu_kernels.md.

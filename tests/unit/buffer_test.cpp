@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The judge's own tools: rounding, buffers that notice a write outside, a comparison that can fail.
 // A test of cases/; links tessera_cases.
 // Implements docs/numerics.md's promise that the tests can fail.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The disk cache and the readers of packs and device code, against files that are no files, races with others, killed
 // writers, and a system that fails: a cache that cannot serve is a miss, a pack that cannot be read is a sentence.
 // Implements docs/architecture.md, "Compiling kernels" and "Environment variables".

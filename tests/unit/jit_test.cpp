@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The JIT without a GPU: hashes, the disk cache, packs, NVRTC's reports. What the kernels compile to is the gate's.
 // Links tessera_static; what needs NVRTC is skipped, visibly, where there is none.
 // Implements docs/architecture.md, "Compiling kernels".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mask's ranges and tile classes against visible(), and visible() against the contract's sentence, for every small
 // mask there is and for positions at the ends of int64. Kernels skip tiles by these functions; the reference does not.
 // Uses src/math/mask.hpp alone. Implements docs/algorithm.md, "Mask".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // parallel_for in a process that has an OpenMP runtime: tests/unit/parallel_test.cpp once more, and whose threads do
 // the work. Loads gcc's runtime before the first test; skipped where there is none.
 // Uses src/core/parallel.hpp and openmp.hpp; see docs/cpu_kernels.md, "Threads".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Views that share memory: the arithmetic against a count of bytes, legal layouts that must be accepted, and merging in
 // place. The sentences of the refusals are rows of tests/api/check_rows.hpp.
 // Links tessera_cases. Implements docs/algorithm.md, "Aliasing".

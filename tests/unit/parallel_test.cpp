@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pool behind parallel_for: every index once, errors come back, calls inside calls and beside each other.
 // Run under ThreadSanitizer by `make tsan` (label threads).
 // Uses src/core/parallel.hpp alone; see docs/cpu_kernels.md, "Threads".

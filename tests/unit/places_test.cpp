@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where things lie on a GPU. Which block of a kernel's grid has which rows (gpu/params.hpp): every row of every
 // sequence has one block, whatever precedes, separates or follows the sequences; where cu_seqlens make no sense, a
 // sequence has all of its blocks or none.

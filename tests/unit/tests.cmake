@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of one part of the library alone, without a kernel. Included by tests/CMakeLists.txt, which defines tessera_test.
 tessera_test(NAME buffer_test SOURCES unit/buffer_test.cpp)
 tessera_test(NAME overlap_test SOURCES unit/overlap_test.cpp)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ancestor B's forgotten rescale: what it does to the weight of each tile, and to one row of O. See pictures.hpp.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Key groups of the backward pass and their images of dQ, for a causal problem. See pictures.hpp.
 #include "cpu/tiles.hpp"
 #include "math/mask.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The butterfly reduction, step by step: maximum and sum of one real row of scores over the eight lanes that share it
 // in `tiled`, exchanged by the kernels' own functions. See pictures.hpp.
 #include <algorithm>

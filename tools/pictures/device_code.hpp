@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device code on the host: the kernels' own functions, called thread by thread, so that pictures show what the kernels
 // do and not what somebody remembers of them. Every 16-byte access is recorded, and lanes can exchange numbers.
 // Included by the pictures of the GPU kernels, before anything else of src/ladder/kernel.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tile of `vector_forward` whose memory accesses are drawn, as a constant for templates; checked against the plan.
 // Included by the pictures of memory, after device_code.hpp.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Draws docs/pictures/*.svg. Usage: draw_pictures FOLDER, which holds data/timeline.txt (see record_timeline.cpp)
 #include <exception>
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Full, partial and empty tiles of three masks, as src/math/mask.hpp classifies them. See pictures.hpp.
 #include "cpu/tiles.hpp"
 #include "math/mask.hpp"

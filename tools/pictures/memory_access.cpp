@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which addresses of K a warp reads in one instruction, and how often a block fetches each byte: `naive` beside
 // `vector`, by the kernels' own index functions. See pictures.hpp.
 #include <set>

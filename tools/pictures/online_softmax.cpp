@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One real row through online softmax, tile by tile: m, l, the partial O, and the error of the f32 state. See
 // pictures.hpp.
 #include <algorithm>

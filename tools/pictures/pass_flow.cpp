@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launches of a forward and a backward pass on three rungs, in the order of the stream, and the tensors and
 // workspace buffers that each reads and writes. Steps, grids and sizes are the planner's. See pictures.hpp.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pictures of docs/pictures, each drawn from what the library or its own text computes, or from a recorded run.
 // Included by tools/pictures/*.cpp only. `cmake --build build --target pictures` redraws them all.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The problem that the pictures of the GPU kernels show, and the ladder's real plans for it on an H100 or H200.
 // Included by tools/pictures/*.cpp only.
 #pragma once

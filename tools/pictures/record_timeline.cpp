@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Records when each warp of `vector_forward` loads, waits and computes: docs/pictures/data/timeline.txt, from which
 // draw_pictures draws the timeline. Needs a GPU. Usage: record_timeline FILE
 // The kernel is the library's own text with time stamps put between its lines; if those lines change, this says so.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transposed tile of scores: queries along lanes, keys along rows, and the register block that fills it.
 // See pictures.hpp. Sizes are those of cpu/tiles.hpp and, for AVX-512, of cpu/kernel/product.hpp.
 #include "cpu/tiles.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which banks of shared memory the 16-byte loads of TensorProduct touch, recorded from the product's own text; beside
 // them, what the same load would do with the rows in plain order. See pictures.hpp.
 #include <algorithm>

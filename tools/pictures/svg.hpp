@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A sheet of paper for the pictures in docs/pictures: rectangles, lines, text, and a file at the end.
 // Included by tools/pictures/*.cpp only.
 // Every sheet has a light background of its own, so that it can be read on a light and on a dark page.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When the warps of two blocks on one multiprocessor load, wait and compute, from recorded time stamps. See
 // pictures.hpp and timeline.hpp.
 #include <algorithm>

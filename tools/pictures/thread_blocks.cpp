@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which thread block of `vector` owns which part of the score matrix, in which order they start, which tiles they skip
 // and which they mask: a causal problem, asked of the planner and of the kernels' own functions. See pictures.hpp.
 #include <algorithm>

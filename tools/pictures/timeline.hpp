@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What record_timeline writes and draw_pictures reads: when the warps of neighbouring blocks did what.
 // Included by tools/pictures/record_timeline.cpp and timeline.cpp.
 #pragma once

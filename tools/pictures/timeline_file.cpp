@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Timelines as text, a fact a line; see timeline.hpp.
 #include <filesystem>
 #include <fstream>

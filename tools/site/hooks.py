@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What MkDocs does besides turning docs/ into pages: adds the reference (reference.py) and the documents of the tree's
 root, mends links that lead out of docs/, and lets the interactive page link to pages. Named by mkdocs.yml.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference pages of the documentation site, made from the headers and docstrings themselves.
 
     c_reference()       include/tessera/tessera.h and dlpack.h
@@ -13,6 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INCLUDE = ROOT / "include" / "tessera"
+
+
+def header(name):
+    """A public header's text, behind the line that names its licence."""
+    return (INCLUDE / name).read_text().partition("\n")[2]
 
 
 def uncommented(lines):
@@ -143,11 +149,11 @@ def grouped(entries, language, groups):
 
 
 def c_reference():
-    text = (INCLUDE / "tessera.h").read_text()
+    text = header("tessera.h")
     top = re.match(r"/\*.*?\*/", text, re.S)[0]
     entries = []
     for name in ["tessera.h", "dlpack.h"]:
-        body = (INCLUDE / name).read_text().partition('extern "C" {\n#endif\n')[2]
+        body = header(name).partition('extern "C" {\n#endif\n')[2]
         body = body.partition("#ifdef __cplusplus\n}\n")[0]  # behind it follows what is for C++
         entries += [(comment, code.replace("TESSERA_API ", "")) for comment, code in declarations(body)]
     is_function = lambda code: not code.startswith(("typedef", "#define"))
@@ -161,7 +167,7 @@ def c_reference():
 def cpp_reference():
     made, intro = [], []
     for name in ["tessera.hpp", "types.hpp", "dlpack.h"]:
-        text = (INCLUDE / name).read_text()
+        text = header(name)
         top = re.match(r"(?://.*\n)+|/\*.*?\*/", text, re.S if name.endswith(".h") else 0)[0]
         intro.append(uncommented(top.splitlines()))
         body = text[text.index("namespace tessera {") + len("namespace tessera {"):text.rindex("}  // namespace tessera")]
@@ -219,7 +225,7 @@ def python_names(module, folder):
 def python_reference():
     folder, made = ROOT / "python" / "tessera", ["# Python", ""]
     for module, title in [("__init__.py", "tessera"), ("torch.py", "tessera.torch"), ("jax.py", "tessera.jax"),
-                          ("flash_attn.py", "tessera.flash_attn"), ("transformers.py", "tessera.transformers")]:
+                          ("flash_attn/__init__.py", "tessera.flash_attn"), ("transformers.py", "tessera.transformers")]:
         text = ast.get_docstring(ast.parse((folder / module).read_text())) or ""
         made += [f"## {title}", "", prose(text), ""]
         for name, node in python_names(module, folder).items():

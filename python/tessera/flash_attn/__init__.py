@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention-2's functions, with its arguments and meanings, by Tessera: replace `flash_attn` in an import.
 
 What cannot be honoured raises. Differences, all in docs/python.md: LSE of a row that sees no key is -inf; LSE is

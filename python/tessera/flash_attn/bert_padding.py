@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash_attn.bert_padding's functions: from padded batches to packed tokens, and back. Differentiable, on any device.
 
 PyTorch's own operations, with the names, arguments and results that callers of FlashAttention know.

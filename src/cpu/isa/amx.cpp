@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU kernels for AMX with AVX-512: products on the matrix unit, everything else as in avx512.cpp. All the code is
 // in cpu/kernel/; no compiler flags select the set.
 #define HWY_COMPILE_ONLY_STATIC

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU kernels for AVX2+FMA. No compiler flags select the set: the target region below does, so that nothing outside
 // its namespace is compiled for it. All the code is in cpu/kernel/.
 #define HWY_COMPILE_ONLY_STATIC

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU kernels for AVX-512 with dot products of bf16 (AVX512_BF16): those for bf16, everything else as in
 // avx512.cpp. All the code is in cpu/kernel/; no compiler flags select the set.
 #define HWY_COMPILE_ONLY_STATIC

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opens one instruction set's target region and namespace, and compiles the kernels inside. Included by cpu/isa/*.cpp,
 // once each, after they have named the set. Headers that are shared with the rest of the program come first: what they
 // define must not be compiled for this set, or the linker could pick that copy for everyone.

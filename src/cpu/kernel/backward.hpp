@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass: a group of keys at a time, P recomputed from LSE; docs/algorithm.md, "Backward, tile by tile".
 // Tiles of S, P, dP, dS are transposed (a key per row, a query per lane), dQ too. Included by cpu/isa/*.cpp inside
 // their region.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dBias = ds, summed over the dimensions in which bias is broadcast; docs/algorithm.md, "Gradient of the bias". Each
 // element has one owner that adds its terms in a fixed order: deterministic without atomics, and no memory is needed
 // beyond a tile, at the price of recomputing S and dP. Included by cpu/isa/*.cpp inside their target region.

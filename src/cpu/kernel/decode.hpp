@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decoding, few queries against many keys: memory-bound. So every row of K and V is read once for all the queries of a
 // few heads, and widened there. S has a row per (head, query) and a lane per key, unlike
 // elsewhere: there are few rows. Included by cpu/isa/*.cpp inside their target region.

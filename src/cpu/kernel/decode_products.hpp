@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Products of few rows with many keys, for decoding: K and V are read in place, 16-bit numbers are widened in
 // registers, 8-bit ones on their way through scratch, and the next step's rows are prefetched meanwhile. Included by
 // cpu/isa/*.cpp inside their target region.

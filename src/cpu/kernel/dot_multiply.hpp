@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C (+)= A B by dot products of pairs of bf16 (AVX512_BF16), with the operands of the matrix unit: what
 // matrix_multiply.hpp is there. Included by cpu/isa/avx512bf16.cpp inside its target region.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last file of a target region with dot products of bf16: bf16 goes their way, other types that of multiply-adds in
 // f32. Included by cpu/isa/region.hpp in place of table.hpp and matrix_table.hpp.
 #pragma once

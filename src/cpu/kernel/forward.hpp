@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The forward pass of a few blocks of queries: docs/algorithm.md, "Online softmax", with S, P and O transposed so that
 // each query owns a lane. Included by cpu/isa/*.cpp inside their target region.
 #pragma once

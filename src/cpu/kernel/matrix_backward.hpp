@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward pass on the matrix unit: backward.hpp's steps as a software pipeline, in which each tile's exponentials
 // overlap with the products of its neighbours, as in matrix_forward.hpp. Included by cpu/isa/amx.cpp inside its target
 // region.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The forward pass on the matrix unit: forward.hpp's steps as a software pipeline, in which each tile's softmax
 // overlaps with the products of its neighbours, O += P V of the tile before and S of the tile after. Included by
 // cpu/isa/amx.cpp inside its target region.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C (+)= A B on the matrix unit, with operands in pieces of bf16, whole or in small steps between other work: the
 // counterpart of product.hpp. Included by cpu/isa/amx.cpp inside its target region.
 #pragma once

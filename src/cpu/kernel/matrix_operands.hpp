@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operands of the matrix unit. A number is a sum of `pieces` bf16: 1 for bf16, 2 for f16 and 3 for f32 are exact. Left
 // operands are rows of 16-bit numbers; right ones are rows of 32-bit pairs, two neighbours along the depth of the
 // product. Included by cpu/isa/amx.cpp inside its target region.

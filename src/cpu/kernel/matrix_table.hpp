@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last file of a target region with a matrix unit: how many pieces of bf16 a type takes, scratch sizes, and what
 // the instruction set exports. Included by cpu/isa/region.hpp in place of table.hpp.
 #pragma once

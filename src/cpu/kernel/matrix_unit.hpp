@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix unit (AMX): eight tiles of 16 rows of 64 bytes, products of bf16 tiles summed in f32, and the rounding of
 // f32 to bf16 that goes with them. Included by cpu/isa/amx.cpp inside its target region; tests/emulated holds the same
 // functions in plain C++, so that the kernels' own text runs on processors without the unit.

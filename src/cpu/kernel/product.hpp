@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one matrix product of the CPU kernels, C (+)= A B in f32: rows of A are broadcast, columns of B fill the lanes.
 // Five products of attention are this one with different operands; each element sums over k in order, so its bits do
 // not depend on the shape of the register block. Included by cpu/isa/*.cpp inside their target region.

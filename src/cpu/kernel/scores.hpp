@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From products to scores, tile by tile: the rule, the mask, and the dropout factors, each a pass of its own over the
 // tile that is skipped when it has nothing to do. Scores come out in units of log2(e), so that exp2 finishes them.
 // Implements docs/algorithm.md, "Scores"; included by cpu/isa/*.cpp inside their target region.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SIMD vocabulary of the CPU kernels over Google Highway: one vector type, exp2, and rows of any input type as f32.
 // Included by cpu/isa/*.cpp inside their target region and namespace; everything here is compiled once per set.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last file of a target region without a matrix unit: scratch sizes and what the instruction set exports.
 // Included by cpu/isa/region.hpp; matrix_table.hpp is its counterpart.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles in scratch memory: a tile of scores holds a key per row and a query per lane (the transpose of the paper's S,
 // so that a row's maximum and sum need no reduction across lanes), with `block_q` floats from row to row. Loading from
 // and storing to the caller's tensors. Included by cpu/isa/*.cpp inside their target region.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The products of attention by multiply-adds in f32: which operands they have and how those are loaded. forward.hpp and
 // backward.hpp are written over this; matrix_forward.hpp and matrix_backward.hpp are their counterparts.
 // Included by cpu/isa/*.cpp inside their target region.

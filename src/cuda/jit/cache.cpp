@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The caches of compiled kernels; see cache.hpp.
 #include "cuda/jit/cache.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The JIT's caches of compiled kernels: in memory per process and device, ahead-of-time cubins in packs, and a disk
 // cache per user. Included by the GPU backends' plans; the only entry to the JIT at run time. See docs/architecture.md,
 // "Compiling kernels".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compiling units with NVRTC; see compile.hpp.
 #include "cuda/jit/compile.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compiles a generated translation unit to a cubin with NVRTC; no GPU is needed. Included by src/cuda/jit, the compile
 // gate and `tessera pack`.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Embeds the pack that cmake/pack.cmake makes during the build, with the assembler's .incbin; see pack.hpp.
 // TESSERA_PACK_FILE is its path, in quotes.
 #include "cuda/jit/pack.hpp"

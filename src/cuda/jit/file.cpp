@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads and writes through file descriptors; see file.hpp.
 #include "cuda/jit/file.hpp"
 

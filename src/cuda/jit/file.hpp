@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Safe file access, for files that somebody else may have made. A file is opened once and checked by its descriptor (no
 // race between check and use), and opening never blocks. Included by the cache, the packs and the sources of
 // src/cuda/jit.

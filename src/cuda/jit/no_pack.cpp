@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An empty pack, for a library that was built without one and for the program that makes it; see pack.hpp.
 #include "cuda/jit/pack.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds and loads libnvrtc; see nvrtc.hpp.
 #include "cuda/jit/nvrtc.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of NVRTC, NVIDIA's run-time compiler, that Tessera uses, loaded at run time like the driver. NVRTC needs no
 // GPU. Included by src/cuda/jit.
 #pragma once

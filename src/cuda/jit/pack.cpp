@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packs of compiled kernels; see pack.hpp.
 #include "cuda/jit/pack.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packs: archives of cubins compiled ahead of time (AOT), similar to a fat binary. Common problems then have no JIT
 // compilation at their first call, and a machine without NVRTC still runs them. Entries are keyed by unit_key():
 // sources, configuration and architecture, not the compiler's version. Included by src/cuda/jit, src/api and `tessera

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SHA-256; see sha256.hpp.
 #include "cuda/jit/sha256.hpp"
 

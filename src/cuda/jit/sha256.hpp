@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SHA-256 (FIPS 180-4), for keys and checksums of cache entries. A page of code instead of a dependency; its test uses
 // the standard's test vectors. Included by src/cuda/jit.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Embedded sources of device code; see source.hpp.
 #include "cuda/jit/source.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sources of device code: files embedded in the library by the build, under the path with which device code includes
 // them. Included by src/cuda/jit. cmake/embed.cmake writes the table.
 #pragma once

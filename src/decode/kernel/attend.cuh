@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention of few rows over many keys, the column engine: K and V are left operands of mma.sync, straight from shared
 // memory, and the rows (queries times the heads of a KV head) are columns, so that no row is padding beyond a multiple
 // of eight and no column's bits depend on its neighbours. Persistent: blocks take nodes of the merge tree from a queue;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of the `decode` kernel copies: its rows of Q, and tiles of K and V by cp.async, from rows that are
 // evenly apart or in pages. What no row of the work item sees, and what the tensors lack, becomes 0, so that nothing
 // beyond a sequence enters a product. Device code.

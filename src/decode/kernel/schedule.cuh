@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which work items there are: one block reads the lengths on the device, chooses the level of the merge tree at which
 // sequences are cut, and writes everything that the attention kernel reads of the workspace. No result depends on it.
 // Device code; docs/gpu_kernels.md, "decode".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of a block's rows over some keys: m and l of the rows whose columns a thread has, and its share of O. It
 // lives in registers; on the stack of a block and for siblings in other blocks it lies in memory, thread by thread. Two
 // states become one by decode/tree.hpp, whatever the place. Device code; implements docs/algorithm.md, "Merge".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rows and keys a work item of the `decode` kernels has: lengths are read on the device, so that a captured graph
 // follows them. One thread finds it out and describes it in shared memory. Device code.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Accumulators of 16 rows per warp: the band of the mask, and the way to memory. Every thread has two rows, each shared
 // by four neighbouring lanes; value n belongs to row n / 2 % 2. Device code.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a backward pass finds at 0. `clear`: gradient rows that no sequence uses (padding behind used lengths, gaps
 // between packed sequences), a warp per row and head; the other kernels write the rows that are used. `clear_sums`: the
 // accumulators in the workspace. Device code; docs/algorithm.md, "Backward, tile by tile".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernels of all families share: elements of any type as f32, addresses of rows, the place of a block.
 // Device code: sees math, config and params, nothing else.
 #pragma once

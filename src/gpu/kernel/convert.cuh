@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a backward pass that sums in the workspace: the copies of a sum are added in their order, multiplied
 // (dQ and dK by the scale) and written as the gradient, in its type and layout: a warp per row and head. Rows that no
 // sequence uses are left to `clear`. Device code; implements docs/algorithm.md, "Backward, tile by tile".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies from global to shared memory (cp.async), and addresses in shared memory. Thin: one function, one instruction
 // of the PTX ISA, whose section each comment names. Device code.
 #pragma once

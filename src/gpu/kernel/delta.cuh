@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // delta = rowsum(dO * O) - dLSE, what every backward pass begins with: a warp per query row. Rows that see no key get
 // delta 0 and, in the copy of LSE that the other kernels read, +inf, so that their P = exp(S - LSE) is 0. Device code;
 // implements docs/algorithm.md, "Backward, tile by tile".

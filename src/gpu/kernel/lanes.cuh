@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums and maxima over neighbouring lanes of a warp, by butterfly exchange: every lane ends with the same bits. Device
 // text; included by every kernel whose lanes share a row.
 #pragma once

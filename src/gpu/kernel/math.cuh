@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Single instructions of the PTX ISA that kernels of all families use. Device code.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ldmatrix and mma.sync for 16-bit operands and f32 sums. Thin: one function, one instruction of the PTX ISA, whose
 // section each comment names; gpu/layout.hpp says what lies where. Device code.
 #pragma once

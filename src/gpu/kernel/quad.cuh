@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the four neighbouring lanes that share a row of an accumulator do together. Device code.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From one product q.k to a score, and the dropout factor, with the options that are configured and no others. The
 // rule is math/score_rule.hpp, the mask math/mask.hpp, as on the CPU. Device code; implements docs/algorithm.md,
 // "Scores" and "Dropout".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dSink_h = - sum over sequences and queries of exp(sink_h - LSE_i) delta_i: a block per head, terms dealt out to
 // threads and summed in a fixed order, so deterministic. Device code; implements docs/algorithm.md, equation (14).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What both passes of `naive` share: all lanes of a warp loop over the same rows in lockstep, so that a load has one
 // address per warp and one cache access serves all lanes (a broadcast). Device code.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ladder's first rung, backward: one thread per query row for dQ, one thread per key row for dK and dV, every other
 // operand read from global memory each time. No atomics, so deterministic. Device code; docs/algorithm.md, "Backward".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ladder's first rung, forward: one thread per query row, online softmax, K and V read from global memory each
 // time. The baseline. Device code; implements docs/algorithm.md, "Online softmax".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two matrix products of `vector`, by tensor cores or by FMA: one reduces over dims (S = Q K^T, dP = dO V^T), the
 // other over a tile's columns (O = P V, dQ = dS K). Device code; included by the vector kernels.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The products of `vector` by FMA with register blocking: 16 lanes share a row, a thread has several rows. For GPUs
 // without TF32 tensor cores, for head dims beyond 256, and as the accuracy baseline of the tensor-core products. Device
 // text; included by product.cuh, which says what a product must offer.

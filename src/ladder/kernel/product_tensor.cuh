@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The products of `vector` by tensor cores at f32 accuracy (3xTF32): every f32 operand is split into the sum of two
 // TF32 numbers, and of the four partial products only low times low is omitted. 16-bit operands are exact in TF32 and
 // need one product. Device code; included by product.cuh, which says what a product must offer.

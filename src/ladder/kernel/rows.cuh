@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows in shared memory: loads, dot products, warp reductions, and the online softmax of a row. Device code; included
 // by tiled_*.cuh and warp_*.cuh.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies tiles of rows from global to shared memory, as f32: vector loads of 16 bytes where rows are aligned,
 // asynchronous (cp.async) where no conversion is needed. Device code; included by the kernels that work on tiles.
 #pragma once

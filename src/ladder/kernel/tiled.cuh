@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a block of `tiled` is partitioned over threads: which elements of a tile a thread owns, the two products that
 // forward and backward share, and loading K and V. Device code; included by tiled_forward.cuh and tiled_backward.cuh.
 #pragma once

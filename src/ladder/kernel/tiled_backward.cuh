@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ladder's second rung, backward: a block owns a tile of queries and their dQ. What a tile of scores contributes to
 // dK and dV is reduced over its queries first and then added to f32 accumulators in the workspace: one float atomic per
 // element. `convert` writes dK and dV from there. Device code; implements docs/algorithm.md, "Backward".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ladder's second rung, forward: tiles of Q, K, V and of the scores in shared memory, and __syncthreads() after
 // every step. Device code; implements docs/algorithm.md, "Online softmax".
 #pragma once

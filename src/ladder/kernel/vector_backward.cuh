@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ladder's general rung, backward: two kernels, one for dQ and one for dK and dV. Each block is the only writer of
 // its rows: no atomics, so deterministic. A block owns queries (dQ) and streams keys, or owns keys (dK, dV) and streams
 // the queries of every head of the GQA group. Both recompute P and dS from rows that stay in shared memory and columns

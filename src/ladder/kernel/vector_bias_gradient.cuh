@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dBias of `vector`: a block owns a tile of dBias and reduces dS over every dimension along which the bias was
 // broadcast (sequences, heads, rows, keys), in a fixed order, so deterministic. Device code; implements
 // docs/algorithm.md, "Backward".

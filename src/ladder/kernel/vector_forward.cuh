@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ladder's general rung, forward: tiles of K and V in shared memory, prefetched with cp.async (double buffering
 // where it fits), register-blocked products. Every option of the contract. Device code; implements docs/algorithm.md,
 // "Online softmax".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ladder's rung `warp`, backward: a warp owns a few keys and keeps their k, v, dK and dV in registers, distributed
 // over its lanes. Queries are streamed through shared memory. Every q.k and dO.v is a butterfly reduction over the
 // warp, after which all lanes have P and dS. dQ of a row is summed over the warps in a fixed order and added to a copy

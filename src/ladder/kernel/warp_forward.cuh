@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ladder's rung `warp`, forward: a warp owns a few queries and keeps their softmax state and O in registers. In a
 // row of scores each lane holds a key; butterfly reductions give the maximum and the sum. In a row of O each lane holds
 // dims; warp shuffles broadcast P. Device code; implements docs/algorithm.md, "Online softmax".

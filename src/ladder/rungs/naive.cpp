@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `naive`: one thread per row, no shared memory: every other operand is read from global memory each time. The
 // baseline. See ladder/ladder.hpp; the kernels are ladder/kernel/naive_*.cuh.
 #include "ladder/ladder.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `tiled`: tiles in shared memory, __syncthreads() between steps. Its backward pass accumulates dK and dV with float
 // atomics. See ladder/ladder.hpp; the kernels are ladder/kernel/tiled_*.cuh.
 #include "core/limits.hpp"

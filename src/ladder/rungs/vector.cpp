@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `vector`: the general rung, with every option of the contract: tiles in shared memory, 16-byte vector loads, cp.async
 // prefetch, register blocking, TF32 tensor cores. `vector_fma` is the same without tensor cores. See ladder/ladder.hpp;
 // the kernels are ladder/kernel/vector_*.cuh.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `warp`: each warp owns rows, with butterfly reductions by warp shuffles. Backward is FlashAttention-2's loop order,
 // without its atomics. See ladder/ladder.hpp; the kernels are ladder/kernel/warp_*.cuh.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `mma` backward kernels, in two passes over the scores: a block owns queries and sums dQ, or keys and sums dK and
 // dV, while the other side streams past, by cp.async, one or two stages ahead. Every gradient has one writer, in a
 // fixed order. Device code; implements docs/algorithm.md, "Backward, tile by tile".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of the `mma` backward kernels works on: rows of one head, and the tiles of columns that they see, of all
 // heads of the group where the rows are keys. One thread describes it in shared memory. Device code.
 #pragma once

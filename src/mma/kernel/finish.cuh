@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dQ from the sums that the `mma` one-pass backward kernel leaves in memory: a block for each tile of queries, whose
 // warps have the parts that the warps of the pass had. Where sums begin with the first block of keys, a tile that no
 // key sees has none; its dQ is 0. Device code.

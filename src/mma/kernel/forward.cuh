@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `mma` forward kernel: a block has a tile of queries, its warps 16 or 32 rows each; tiles of K and V come by
 // cp.async, one or two stages ahead. Products by mma.sync from fragments that ldmatrix loads; P stays in registers,
 // where S was. Device code; implements docs/algorithm.md, "Online softmax".

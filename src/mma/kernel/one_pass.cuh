@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `mma` backward kernel that makes dQ, dK and dV in one pass over the scores. A block owns keys and sums their dK
 // and dV in registers, while the queries of every head of the group stream past by cp.async. What it adds to dQ goes to
 // f32 sums in memory, from which mma/kernel/finish.cuh makes dQ. S, P, dP and dS are the transposed ones: rows are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of the `mma` one-pass backward kernel works on: keys of one head, the tiles of queries that see them, of
 // all heads of the group, and its turn at each tile's sum of dQ. One thread describes it in shared memory. Device code.
 #pragma once

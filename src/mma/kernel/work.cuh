@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of the `mma` kernels works on: a tile of queries of one head, and the tiles of keys that it sees. One
 // thread finds it out and describes it in shared memory: kept in registers, it would cost all threads. Device code.
 #pragma once

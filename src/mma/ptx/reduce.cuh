@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums and counts in global memory that many blocks add to, and barriers of two warps. Thin: one function, one
 // instruction of the PTX ISA, whose section each comment names. Device code.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of rows, from global to shared memory: cp.async where rows are aligned, plain loads where they are not. Columns
 // and rows that the tensor lacks become 0, so that nothing beyond a sequence ever enters a product. Device code.
 #pragma once

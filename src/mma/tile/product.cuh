@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Products of a warp, between tiles in shared memory and fragments in registers. A warp has R tiles of 16 rows;
 // addresses are those that a lane gives to ldmatrix for the first 16 rows and columns (mma/layout.hpp). Device code.
 #pragma once

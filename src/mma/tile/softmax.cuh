@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Softmax of a tile of scores that lies in a warp's accumulators: 16 queries, of which every thread has two, each
 // shared by four neighbouring lanes. Device code; implements docs/algorithm.md, "Online softmax", in the max-free form:
 // m only has to keep exponentials in range, so after a row's first tile it stays, unless the tile's sum shows that it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper backward kernels, one per side: each block is the only writer of its rows, so they are deterministic. A
 // loader warp (backward_loader.cuh) feeds two or three warpgroups, of 64 rows each or paired: queries, which see keys
 // stream past and sum dQ, or keys, which see the queries of every head of the group and sum dK and dV. Of keys S, P, dP

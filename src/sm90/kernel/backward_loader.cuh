@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of the Hopper backward kernels works on, its shared memory, and the warp that fills it: rows that stay,
 // and tiles of columns that stream past, for keys those of every query head of the group. Device code.
 #pragma once

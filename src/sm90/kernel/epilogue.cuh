@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The epilogue of the Hopper forward kernel: a warpgroup normalises O of its 64 queries and writes it, with LSE, to
 // memory. Device code; included by forward.cuh. docs/algorithm.md, "Online softmax".
 #pragma once

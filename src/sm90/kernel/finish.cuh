@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // dQ from the sums that the one-pass backward kernel leaves in memory: a warpgroup for each part of a tile. Where sums
 // begin with the first block of keys, a tile that no key sees has none; its dQ is 0. Device code.
 #pragma once

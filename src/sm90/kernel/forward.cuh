@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper forward kernel: persistent and warp-specialised. A scheduler thread and a producer thread (the loader)
 // feed two or three consumer warpgroups of 64 queries each. The softmax of one tile overlaps with P V of the tile
 // before. Device code; implements docs/algorithm.md, "Online softmax".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The producer of the Hopper forward kernel: one thread, which copies tiles of Q, K and V into their rings by TMA.
 // Device code.
 #pragma once

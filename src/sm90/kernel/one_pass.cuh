@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Hopper backward kernel that makes dQ, dK and dV in one pass over the scores. A block of threads owns 128 keys,
 // 64 for each of two warpgroups, and sums their dK and dV in registers while the queries of every head of the group
 // stream past; what they add to dQ goes to sums in memory, from which sm90/kernel/finish.cuh makes dQ. S, P, dP and dS

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared memory of the one-pass backward kernel, and the threads that serve its consumers: one takes blocks of
 // keys, one copies the keys, which stay, and the tiles of queries, which stream past, and two add dQ of a tile each to
 // its sum in memory, in order or as it comes. Device code.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of threads of the one-pass backward kernel does at a time: a block of keys, and the tiles of queries
 // that see it. Found out beforehand by sm90/kernel/prepare.cuh, for all of them: there is no room for that arithmetic
 // in the registers of those who only load and wait. Device code.

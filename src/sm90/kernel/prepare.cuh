@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the one-pass backward kernel begins with: delta = rowsum(dO * O) - dLSE, LSE in units of log2(e), and zeros
 // where it will count and add. Rows that see no key get delta 0 and LSE +inf, so that their P = exp(S - LSE) is 0. A
 // few lanes per row, 16 bytes of it each. Device code; implements docs/algorithm.md, "Backward, tile by tile".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sets the count of tiles taken to 0, before the kernel whose blocks take them; that one starts meanwhile. Device code.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The scheduler of the Hopper forward kernel: one thread, which describes the block's tiles of queries ahead of time,
 // for the producer and the consumers alike. Device code.
 #pragma once

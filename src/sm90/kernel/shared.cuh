@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared memory of the Hopper kernels: rings of tiles, descriptions of work, and the barriers that say what is full
 // and what is empty. Device code.
 #pragma once

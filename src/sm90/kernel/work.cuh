@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of the Hopper kernels works on: tiles of queries of one head, and the tiles of keys that each sees. One
 // thread, the scheduler, finds them out ahead of time and describes them in shared memory, for the loader and the
 // consumers alike: they cannot disagree, and none of them waits for the arithmetic. Device code.

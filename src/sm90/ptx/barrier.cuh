@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Barriers in shared memory (mbarrier), named barriers, and the registers that roles hand to each other. Thin: one
 // function, one instruction of the PTX ISA, whose section each comment names. Device code.
 #pragma once

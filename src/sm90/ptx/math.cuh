@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions and exponentials of the GPU layer, under this family's names. Device code.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts in global memory by which blocks wait for each other. Thin: one function, one instruction of the PTX ISA,
 // whose section each comment names. Device code.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor copies from global to shared memory (TMA): whole tiles, swizzled on the way, rows beyond the tensor filled
 // with zeros. Thin: one function, one instruction of the PTX ISA. Device code.
 #pragma once

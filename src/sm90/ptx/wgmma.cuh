@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Products on the tensor cores by a warpgroup of 128 threads (wgmma). They are asynchronous: issued between
 // begin_products and commit_products, awaited by wait_products. Device code.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of wgmma instructions. An instruction names every register of its result, and inline assembly numbers them,
 // so each shape is a row here: 64 rows by n columns by 16, in f16 or bf16, summed in f32. Included by
 // sm90/ptx/wgmma.cuh, which says what the functions do. PTX ISA, "wgmma.mma_async". Device code.

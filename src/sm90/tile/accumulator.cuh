@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What both passes of the Hopper kernels do with a warpgroup's accumulators of 64 rows: products into them, the band
 // of the mask, and the way to memory. Every thread has two rows; value n belongs to row n / 2 % 2. Device code.
 #pragma once

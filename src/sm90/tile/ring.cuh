@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rings of pipeline stages in shared memory, between producers and consumers. Device code; included by all Hopper
 // kernels. docs/gpu_kernels.md, "Hopper".
 #pragma once

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What flash_attn.layers holds that people import: rotary."""

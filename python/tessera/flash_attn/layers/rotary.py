@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash_attn.layers.rotary: rotary position embedding of q and k. Differentiable, in f32, on any device.
 
 PyTorch's own operations, with the names, arguments and results that callers of FlashAttention know. A cache of keys

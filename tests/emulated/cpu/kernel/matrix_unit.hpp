@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The matrix unit in plain C++, in the order and rounding of the processor's: takes the place of
 // src/cpu/kernel/matrix_unit.hpp when amx_emulated_test compiles src/cpu/isa/amx.cpp.
 // tdpbf16ps sums even and odd places in chains of their own, adds the two and then the old value; subnormals count as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for src/gpu/kernel/copy.cuh on the host: an asynchronous copy arrives as late as its wait allows. From the
 // moment it is issued until then its place holds NaN, so whoever reads too early, or still, is seen.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for src/gpu/kernel/math.cuh on the host.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for src/gpu/kernel/matrix.cuh on the host: fragments as the PTX ISA describes them for ldmatrix,
 // mma.m16n8k16 and mma.m16n8k8. A load whose rows share banks of shared memory is an error: the kernels' layout is to
 // have none.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for src/mma/ptx/reduce.cuh on the host. Blocks run one after another there, so a count that a block waits
 // for is either there or never comes.
 #pragma once

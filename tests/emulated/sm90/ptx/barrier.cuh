@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for src/sm90/ptx/barrier.cuh on the host; see tests/emulated/machine.hpp. A new barrier counts as having
 // ended the phase of parity 1.
 #pragma once

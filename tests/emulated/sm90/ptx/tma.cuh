@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for src/sm90/ptx/tma.cuh on the host: copies happen at once, swizzled as sm90_test shows, rows beyond the
 // tensor zero or left out. A tensor map's words are set by `emulated_map`.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for src/sm90/ptx/wgmma.cuh on the host: products happen at once, or when they are waited for. Operands are
 // fetched from the addresses that their descriptors mean, and from the registers of the lanes that hold them.
 #pragma once
