@@ -39,6 +39,22 @@ std::vector<Case> types() {
   add_types(rows, "k_i8_v_same", {Type::i8, Scales::one}, {});
   add_types(rows, "k_same_v_e4m3", {}, {.type = Type::e4m3});
   add_types(rows, "k_bf16_v_f16", {.type = Type::bf16}, {.type = Type::f16});
+  // More dims than one group has, whole vectors or not; and groups beside other forms.
+  for (Type type : {Type::e4m3, Type::i8})
+    for (const auto& [D, Dv] : {std::pair<std::int64_t, std::int64_t>{256, 160}, {130, 300}, {64, 27}, {576, 512}})
+      for (Case c : {decoding("_decoding"), many_queries("")}) {
+        c.name = std::string(name_of(type)) + "_per_128_of_" + std::to_string(D) + c.name;
+        c.D = D, c.Dv = Dv, c.Nk = 130, c.cached_k = c.cached_v = {type, Scales::per_group};
+        rows.push_back(c);
+      }
+  for (Case c : {decoding("groups_beside_keys_decoding"), many_queries("groups_beside_keys")}) {
+    c.D = 200, c.Dv = 256, c.Nk = 130, c.qv = true, c.style = Style::mixed;
+    c.cached_k = {Type::bf16, Scales::per_key}, c.cached_v = {Type::e4m3, Scales::per_group};
+    rows.push_back(c);
+    c.name += "_packed", c.packed_q = {3, 0, 70}, c.packed_k = {130, 5, 93}, c.style = Style::broadcast;
+    c.cached_k = {Type::f16, Scales::per_group}, c.cached_v = {Type::i8, Scales::per_group};
+    rows.push_back(c);
+  }
   add_types(rows, "k_f32_scaled_v_f32", {Type::f32, Scales::per_key}, {Type::f32, Scales::per_sequence});
   return rows;
 }

@@ -47,7 +47,7 @@ enum class Sinks {
 };
 
 // Of K or V: one for all keys, one for each KV head, for each sequence and head, or for each key and head.
-enum class Scales { none, one, per_head, per_sequence, per_key };
+enum class Scales { none, one, per_head, per_sequence, per_key, per_group };  // per_group: of 128 dims
 
 // Which draft tokens a query sees: all before it, the first, or those on the way to a root at random (blind: some
 // queries not even themselves).

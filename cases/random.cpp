@@ -223,7 +223,8 @@ std::vector<Case> random_cases(std::uint64_t seed, std::size_t count) {
 
 static Cached draw_cached(Generator& g) {
   constexpr Type types[] = {Type::e4m3, Type::i8, Type::e4m3, Type::i8, Type::f32, Type::f16, Type::bf16};
-  constexpr Scales scales[] = {Scales::one, Scales::per_head, Scales::per_sequence, Scales::per_key, Scales::per_key};
+  constexpr Scales scales[] = {Scales::one,     Scales::per_head, Scales::per_sequence,
+                               Scales::per_key, Scales::per_key,  Scales::per_group};
   Cached cached;
   if (g.chance(0.85)) cached.type = pick(g, types);
   if (cached.type == Type::i8 || g.chance(0.7)) cached.scales = pick(g, scales);

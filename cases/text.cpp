@@ -59,7 +59,7 @@ void options(std::ostream& out, const Options& o) {
 constexpr const char* sinks[] = {"", " sinks", " sinks(-inf)", " sinks(high)"};
 
 void cached(std::ostream& out, const char* name, const Cached& keys) {
-  constexpr const char* forms[] = {"", "[1]", "[H]", "[B,H]", "[B,N,H]"};
+  constexpr const char* forms[] = {"", "[1]", "[H]", "[B,H]", "[B,N,H]", "[B,N,H,D/128]"};
   if (keys.type) out << " " << name << "=" << name_of(*keys.type);
   if (keys.scales != Scales::none)
     out << " " << name << "_scale" << forms[static_cast<std::size_t>(keys.scales)] << "*" << keys.size;

@@ -149,7 +149,8 @@ Call valid(Bytes& in) {
     const Type type = call.all[slot == k_scale ? k : v].view.type;
     if (!in.flag()) continue;
     if ((type == Type::e4m3 || type == Type::i8) && in.flag()) {
-      call.all[slot].view = Tensor(nullptr, Type::f32, {pools, rows, H});
+      call.all[slot].view = in.flag() ? Tensor(nullptr, Type::f32, {pools, rows, H})
+                                      : Tensor(nullptr, Type::f32, {pools, rows, H, 1});  // dims are few
     } else {
       call.all[slot].view = Tensor(nullptr, Type::f32, {in.flag() ? 1 : H});
       for (int e = 0; e < 16; ++e) call.all[slot].content.push_back(static_cast<std::byte>(in.byte()));
@@ -223,7 +224,7 @@ bool make(const Call& call, int threads, tessera_status& result, Memory& before,
 }
 
 bool written(const Call& call, std::size_t slot) {
-  if (slot == k_scale || slot == v_scale) return call.all[slot].view.ndim == 3;
+  if (slot == k_scale || slot == v_scale) return call.all[slot].view.ndim >= 3;
   return slot == k || slot == v || slot == q_out || slot == status;
 }
 

@@ -163,7 +163,7 @@ static cases::Cached cached(Bytes& in) {
   constexpr double sizes[] = {1, 1, 1, 0, 0x1p-140, 0x1p-60, 0x1p60};
   cases::Cached out;
   if (!in.rarely()) out.type = in.pick(types);
-  out.scales = static_cast<cases::Scales>(in.below(5)), out.size = in.pick(sizes);
+  out.scales = static_cast<cases::Scales>(in.below(6)), out.size = in.pick(sizes);
   return out;
 }
 
@@ -207,7 +207,11 @@ void use_pages(Bytes& in, Call& call) {
     shape_view(view, {pages, size, view.shape[heads], view.shape[heads + 1]});
   }
   for (const Slot slot : {slot_k_scale, slot_v_scale})
-    if (tessera_tensor& view = all[slot].view; view.ndim == 3) shape_view(view, {pages, size, view.shape[2]});
+    if (tessera_tensor& view = all[slot].view; view.ndim >= 3) {
+      std::vector<std::int64_t> shape{pages, size, view.shape[2]};
+      if (view.ndim == 4) shape.push_back(view.shape[3]);
+      shape_view(view, shape);
+    }
   const auto words = [&](Slot slot, std::initializer_list<std::int64_t> shape,
                          const std::vector<std::int32_t>& values) {
     Argument& a = all[slot];

@@ -115,7 +115,8 @@ typedef struct tessera_inputs {
   const tessera_tensor* seq_col0;   /* i64 [B]: added to options.col0 */
   const tessera_tensor* seq_batch0; /* i64 [B]: sequence b counts as number seq_batch0[b] + options.batch0 */
   const tessera_tensor* k_scale;    /* f32: an element of k means scale times number. [1], [Hk], [B,Hk], or */
-  const tessera_tensor* v_scale;    /* [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk] */
+  const tessera_tensor* v_scale;    /* [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk], or one per 128 dims: */
+                                    /* these, with ceil(D/128) behind */
   const tessera_tensor* qv;         /* [B,Nq,Hq,Dv] or [Tq,Hq,Dv], q's type: scores are scale * (q.k + qv.v). For */
                                     /* caches in which v is a part of the key (MLA). Forward pass on the CPU */
   const tessera_tensor* tree_mask;  /* i32 [B,Nq,words] or [Tq,words]: query i sees key Nk_b - Nq_b + t of its */
@@ -167,7 +168,8 @@ typedef struct tessera_append_args {
   int32_t interleaved;               /* 1: pairs are neighbours. 0: half of rotary_dim apart (NeoX) */
   int32_t reserved;
   const tessera_tensor* k_scale; /* f32: numbers are divided by it before they are stored. [1], [Hk], [B,Hk]: read. */
-  const tessera_tensor* v_scale; /* [pages,page_size,Hk] or [B,capacity,Hk], of e4m3 and i8: written */
+  const tessera_tensor* v_scale; /* [pages,page_size,Hk] or [B,capacity,Hk], also with ceil(D/128) behind, of e4m3 */
+                                 /* and i8: written */
 } tessera_append_args;
 
 /* What the backward pass reads besides the inputs. */

@@ -106,7 +106,8 @@ struct Inputs {
   Tensor seq_row0{}, seq_col0{};          // i64 [B]: added to Options::row0 and col0, sequence by sequence
   Tensor seq_batch0{};                    // i64 [B]: sequence b counts as number seq_batch0[b] + Options::batch0
   // An element of k means k_scale times the number that is stored; f32 [1], [Hk], [B,Hk], or one per key and head:
-  // [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk]. v_scale likewise.
+  // [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk]; or one per key, head and 128 dims: these, with a last
+  // size of ceil(D / 128). v_scale likewise, of Dv.
   Tensor k_scale{}, v_scale{};
   // [B,Nq,Hq,Dv] or [Tq,Hq,Dv], q's type: scores are scale * (q.k + qv.v), and scale defaults to 1/sqrt(D + Dv). For
   // caches in which v is a part of the key (MLA). Forward pass on the CPU.

@@ -50,7 +50,8 @@ class AttentionOptions(TypedDict, total=False):
                       page_indices[page_indptr[b]:page_indptr[b + 1]]
     leftpad_k         int32 [B]: places of the pages before the first key; seqused_k counts them
     k_scale, v_scale  f32: an element of k, or v, means scale times number. [1], [Hk], [B,Hk], or one for each key and head:
-                      [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk]. k and v may then have types of their own,
+                      [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk]; a fourth size of ceil(D/128), or of
+                      Dv: one for each 128 dims. k and v may then have types of their own,
                       float8_e4m3fn and int8 among them. On the CPU, without gradients
     row0, col0, head0, batch0   position of the first query, key, head and sequence in a larger whole, within 2**48 of 0
     deterministic     False: a GPU may add up dQ, dK and dV in any order, which can be faster; their bits may vary

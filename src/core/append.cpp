@@ -120,7 +120,7 @@ void check_places(Appending& c) {
 void check_scales(const Appending& c) {
   for (const auto& [name, scale, cache_name, cache] :
        {std::tuple{"k_scale", &c.a.k_scale, "k", &c.a.k}, {"v_scale", &c.a.v_scale, "v", &c.a.v}}) {
-    if (check_scale(name, *scale, *cache, c.p) == 3 && !has_eight_bits(*cache))
+    if (check_scale(name, *scale, *cache, c.p) >= 3 && !has_eight_bits(*cache))
       invalid(name, ": has shape ", shape_text(*scale), ", one for each token, but ", cache_name, " has type ",
               name_of(cache->type), "; those are computed for e4m3 and i8");
     if (scale->ndim == 2 && c.a.slots && c.packed)
@@ -181,7 +181,7 @@ void check_queries(const Appending& c) {
 
 void check_memory(const AppendArgs& a) {
   using Named = std::pair<const char*, const Tensor*>;
-  const auto computed = [](const Tensor& scale) { return scale.ndim == 3; };
+  const auto computed = [](const Tensor& scale) { return scale.ndim >= 3; };
   static const Tensor none;
   const std::array<Named, 16> read{{{"k_new", &a.k_new},
                                     {"v_new", &a.v_new},
@@ -228,7 +228,7 @@ std::int64_t number(const Tensor& t, std::int64_t token) {
 float* scale_of(const Tensor& scale, std::int64_t b, std::int64_t page, std::int64_t place) {
   std::int64_t at = 0;
   if (scale.ndim == 2) at = b * stride(scale, 0);
-  if (scale.ndim == 3) at = page * stride(scale, 0) + place * stride(scale, 1);
+  if (scale.ndim >= 3) at = page * stride(scale, 0) + place * stride(scale, 1);
   return static_cast<float*>(scale.data) + at;
 }
 

@@ -3,6 +3,7 @@
 #include "core/check_pages.hpp"
 
 #include "core/failure.hpp"
+#include "core/key_rows.hpp"
 #include "core/limits.hpp"
 #include "core/rules.hpp"
 #include "core/tensor.hpp"
@@ -81,13 +82,17 @@ int check_scale(const char* name, const Tensor& t, const Tensor& keys, const Pro
   check_view(name, t, p.device);
   check_type(name, t, Type::f32);
   const bool packed = keys.ndim == 3;
+  const std::int64_t groups = ceil_div(dim(keys, keys.ndim - 1), scale_width);
   if (t.ndim == 1 && dim(t, 0) != 1) check_shape(name, t, {p.Hk}, "[1] or [heads]");
   if (t.ndim == 2) check_shape(name, t, {p.B, p.Hk}, "[batch, heads]");
   if (t.ndim == 3 && packed) check_shape(name, t, {1, dim(keys, 0), p.Hk}, "[1, tokens, heads]");
   if (t.ndim == 3 && !packed)
     check_shape(name, t, {dim(keys, 0), dim(keys, 1), p.Hk},
                 p.pages ? "[pages, tokens, heads]" : "[batch, tokens, heads]");
-  if (t.ndim > 3) check_ndim(name, t, 3, "one per key and head, or fewer");
+  if (t.ndim == 4 && packed) check_shape(name, t, {1, dim(keys, 0), p.Hk, groups}, "[1, tokens, heads, dims / 128]");
+  if (t.ndim == 4 && !packed)
+    check_shape(name, t, {dim(keys, 0), dim(keys, 1), p.Hk, groups},
+                p.pages ? "[pages, tokens, heads, dims / 128]" : "[batch, tokens, heads, dims / 128]");
   return t.ndim;
 }
 

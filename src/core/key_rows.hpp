@@ -14,6 +14,9 @@ namespace tessera {
 // What an entry outside of the pool stands for: as many zeros as the longest row of any type has bytes.
 extern const char zero_row[];
 
+// Dims of a row that share a scale where rows have several.
+inline constexpr Int64 scale_width = 128;
+
 // K or V. Whoever asks for a row asks for one below the sequence's length: table entries behind it are never read.
 struct KeyRows {
   Type type = Type::f32;
@@ -29,6 +32,7 @@ struct KeyRows {
   // What the numbers of a key are multiplied by. Strides count floats, and are 0 where one scale serves all keys.
   const float* scales = nullptr;  // of key 0, or of the pool's page 0; null: 1
   Int64 scale_stride = 0, scale_page_stride = 0;
+  Int64 scale_groups = 1, scale_group_stride = 0;  // of scale_width dims each; one: a scale for all dims of a row
 
   TESSERA_ALWAYS_INLINE const char* row(Int64 j) const {
     if (!table) return base + j * stride;
@@ -51,38 +55,35 @@ struct KeyRows {
     return inside;
   }
 
-  TESSERA_ALWAYS_INLINE float scale(Int64 j) const {
-    if (!scales) return 1;
-    if (!table) return scales[j * scale_stride];
-    const Int64 place = j + leftpad, page = table[place / page_size * table_stride];
-    return scale_at(page, place % page_size);
+  // Of dim d of key j.
+  TESSERA_ALWAYS_INLINE float scale(Int64 j, Int64 d) const {
+    const float* place = scale_place(j);
+    return place ? place[d / scale_width * scale_group_stride] : 1;
   }
 
-  // Where the scale of key j lies; null: there is none, or its entry is outside of the pool.
+  // Where the scale of key j, or its first one, lies; null: there is none, or its entry is outside of the pool.
   TESSERA_ALWAYS_INLINE const float* scale_place(Int64 j) const {
     if (!scales || !table) return scales ? scales + j * scale_stride : nullptr;
     const Int64 place = j + leftpad, page = table[place / page_size * table_stride];
     return is_page(page) ? scales + page * scale_page_stride + place % page_size * scale_stride : nullptr;
   }
 
-  // As find(): out[r] is the scale of the range's r-th key. There are scales.
-  TESSERA_ALWAYS_INLINE void find_scales(Range keys, float* out) const {
+  // As find(): out[r] is the scale of the range's r-th key, for one group of dims. There are scales.
+  TESSERA_ALWAYS_INLINE void find_scales(Range keys, Int64 group, float* out) const {
     const Int64 count = keys.size();
+    const float* first = scales + group * scale_group_stride;
     if (!table) {
-      for (Int64 r = 0; r < count; ++r) out[r] = scales[(keys.begin + r) * scale_stride];
+      for (Int64 r = 0; r < count; ++r) out[r] = first[(keys.begin + r) * scale_stride];
       return;
     }
     Int64 number = (keys.begin + leftpad) / page_size, at = (keys.begin + leftpad) % page_size;
     for (Int64 r = 0; r < count;) {
       const Int64 page = table[number++ * table_stride];
-      for (; at < page_size && r < count; ++at, ++r) out[r] = scale_at(page, at);
+      // Of zeros, which an entry outside of the pool stands for, the scale is 1.
+      for (; at < page_size && r < count; ++at, ++r)
+        out[r] = is_page(page) ? first[page * scale_page_stride + at * scale_stride] : 1;
       at = 0;
     }
-  }
-
-  // Of zeros, which an entry outside of the pool stands for, the scale is 1.
-  TESSERA_ALWAYS_INLINE float scale_at(Int64 page, Int64 place) const {
-    return is_page(page) ? scales[page * scale_page_stride + place * scale_stride] : 1;
   }
 
   TESSERA_ALWAYS_INLINE bool is_page(Int64 page) const { return page >= 0 && page < pages; }

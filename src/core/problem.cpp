@@ -79,7 +79,8 @@ static std::string pages_text(const Pages& pages) {
 
 // Types that differ from q's, and scales.
 static std::string keys_text(const char* name, Type type, int scale, Type q_type) {
-  constexpr const char* forms[] = {"", " per head", " per sequence and head", " per key and head"};
+  constexpr const char* forms[] = {"", " per head", " per sequence and head", " per key and head",
+                                   " per key, head and 128 dims"};
   std::string out = type != q_type ? text(", ", name, " ", name_of(type)) : "";
   return scale ? out + text(", scales of ", name, forms[scale]) : out;
 }

@@ -40,7 +40,7 @@ struct Problem {
   bool far_strides = false;  // some stride of q, k, v or d_o is negative, or 2^40 bytes or more
 
   Type q_type = Type::f32, k_type = Type::f32, v_type = Type::f32, o_type = Type::f32;
-  int k_scale = 0, v_scale = 0;  // dimensions of the scales: 0 (none), 1 [1|Hk], 2 [B,Hk], 3 [.,.,Hk]
+  int k_scale = 0, v_scale = 0;  // dimensions of the scales: 0 (none), 1 [1|Hk], 2 [B,Hk], 3 [.,.,Hk], 4 [.,.,Hk,D/128]
   bool packed = false;
   // Packed: Nq, Nk are the total token counts. Paged: Nk is the most keys that the table has entries for.
   std::int64_t B = 0, Nq = 0, Nk = 0, Hq = 0, Hk = 0, D = 0, Dv = 0;

@@ -116,16 +116,17 @@ TokenRows token_rows(const Tensor& t, const Problem& p, std::int64_t b, std::int
   return {t.type, byte_address(t, b * stride(t, 0)), stride(t, 1), stride(t, 2)};
 }
 
-// Where the scales of these keys lie. `t` has 1 to 3 dimensions, of which the last one is the heads.
+// Where the scales of these keys lie. `t` has 1 to 4 dimensions; the third, or the last of fewer, is the heads.
 static KeyRows scaled(KeyRows rows, const Tensor& t, const Sequence& s, std::int64_t kv) {
   if (!t) return rows;
-  const bool per_key = t.ndim == 3, paged = rows.table != nullptr;
-  std::int64_t first = kv * stride(t, t.ndim - 1);
+  const bool per_key = t.ndim >= 3, paged = rows.table != nullptr;
+  std::int64_t first = kv * stride(t, per_key ? 2 : t.ndim - 1);
   if (t.ndim == 2 || (per_key && !paged)) first += s.b * stride(t, 0);
   if (per_key && !paged) first += s.k_begin * stride(t, 1);
   rows.scales = reinterpret_cast<const float*>(byte_address(t, first));
   rows.scale_stride = per_key ? stride(t, 1) : 0;
   rows.scale_page_stride = per_key ? stride(t, 0) : 0;
+  if (t.ndim == 4) rows.scale_groups = t.shape[3], rows.scale_group_stride = stride(t, 3);
   return rows;
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/key_rows.hpp"
 #include "core/limits.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor.hpp"
@@ -83,11 +84,19 @@ struct Rotation {
   }
 };
 
-// The scale of a row: the caller's, or computed and stored.
+// The scales of a row: the caller's, or computed and stored. Each is that of `width` dims.
 struct RowScale {
   float* place = nullptr;  // null: none
+  std::int64_t width = most_dims, stride = 0;
   bool computed = false;
 };
+
+// The scales of a row of the tensor `scales`, the first of which is at `place`.
+RowScale row_scale(const Tensor& scales, float* place) {
+  if (!place) return {};
+  if (scales.ndim < 4) return {.place = place, .computed = scales.ndim == 3};
+  return {.place = place, .width = scale_width, .stride = stride(scales, 3), .computed = true};
+}
 
 // The largest number of the row over the largest of the type, so that the row just fits; NaN and infinities aside.
 template <class Real>
@@ -115,8 +124,11 @@ void move_row(const char* from, Type type, char* to, Type to_type, std::int64_t 
   const std::int64_t converted = copied ? 2 * rotation.half : width;
   load(from, type, converted, row.data());
   rotation.turn(row.data());
-  if (scale.computed) *scale.place = fitting_scale(row.data(), width, to_type);
-  if (scale.place) divide(row.data(), width, *scale.place);
+  for (std::int64_t d = 0; d < width && scale.place; d += scale.width, scale.place += scale.stride) {
+    const std::int64_t dims = std::min(scale.width, width - d);
+    if (scale.computed) *scale.place = fitting_scale(row.data() + d, dims, to_type);
+    divide(row.data() + d, dims, *scale.place);
+  }
   if (copied) {
     const std::int64_t begin = converted * size_of(type);
     std::memmove(to + begin, from + begin, static_cast<std::size_t>(width * size_of(type) - begin));
@@ -138,10 +150,10 @@ void move_heads(const Tensor& from, std::int64_t token, char* to, const Tensor& 
   const std::int64_t heads = from.shape[static_cast<std::size_t>(head_dim)];
   const std::int64_t width = from.shape[static_cast<std::size_t>(head_dim + 1)];
   const std::int64_t step = stride(like, like.ndim - 2) * size_of(like.type), first = token_offset(from, token);
-  const std::int64_t scale_step = scale ? stride(scales, scales.ndim - 1) : 0;
+  const std::int64_t scale_step = scale ? stride(scales, scales.ndim < 3 ? scales.ndim - 1 : 2) : 0;
   for (std::int64_t h = 0; h < heads; ++h)
     move_row(at(from, first + h * stride(from, head_dim)), from.type, to + h * step, like.type, width, rotation,
-             {scale ? scale + h * scale_step : nullptr, scales.ndim == 3});
+             row_scale(scales, scale ? scale + h * scale_step : nullptr));
 }
 
 template <class Real>

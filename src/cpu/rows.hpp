@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/key_rows.hpp"
+#include "core/limits.hpp"
 #include "math/types.hpp"
 #include "tessera/types.hpp"
 
@@ -20,6 +21,8 @@ struct Rows {
   explicit operator bool() const { return base != nullptr; }
 };
 
+inline constexpr Int64 most_scale_groups = ceil_div(most_dims, scale_width);
+
 // Neighbouring keys, at most `most` of them: row r is that of the r-th. They may lie in several pages.
 template <Int64 most>
 struct KeyTile {
@@ -27,10 +30,11 @@ struct KeyTile {
   bool scaled, in_pool;  // in_pool: the rows are those of pages
   const char* base;      // the source's
   const char* rows[most];
-  float scales[most];  // if scaled; 1 behind the last key
+  Int64 groups;                           // of dims with a scale of their own; 1 if there are none
+  float scales[most_scale_groups][most];  // if scaled; 1 behind the last key
 
   TESSERA_ALWAYS_INLINE const char* row(Int64 r) const { return rows[r]; }
-  TESSERA_ALWAYS_INLINE float scale(Int64 r) const { return scaled ? scales[r] : 1; }
+  TESSERA_ALWAYS_INLINE float scale(Int64 r, Int64 group) const { return scaled ? scales[group][r] : 1; }
 
   TESSERA_ALWAYS_INLINE void find(const KeyRows& source, Range keys) {
     start(source, keys);
@@ -56,9 +60,11 @@ struct KeyTile {
  private:
   TESSERA_ALWAYS_INLINE void start(const KeyRows& source, Range keys) {
     type = source.type, base = source.base, scaled = source.scales != nullptr;
-    if (!scaled) return;
-    source.find_scales(keys, scales);
-    for (Int64 r = keys.size(); r < most; ++r) scales[r] = 1;
+    groups = source.scale_groups;
+    for (Int64 g = 0; g < groups && scaled; ++g) {
+      source.find_scales(keys, g, scales[g]);
+      for (Int64 r = keys.size(); r < most; ++r) scales[g][r] = 1;
+    }
   }
 };
 

@@ -30,7 +30,7 @@ struct Matrix {
   void load(const KeyRows& source, std::int64_t keys) {
     for (std::int64_t j = 0; j < keys; ++j)
       for (std::int64_t d = 0; d < width; ++d)
-        (*this)[j][d] = double(source.scale(j)) * load_element(source.row(j), source.type, d);
+        (*this)[j][d] = double(source.scale(j, d)) * load_element(source.row(j), source.type, d);
   }
   void clear() { std::fill(values.begin(), values.end(), 0.0); }
   double* operator[](std::int64_t i) { return values.data() + i * width; }

@@ -48,12 +48,13 @@ TEST(Append, EightBitsAndScales) {
       for (const Type to : {Type::e4m3, Type::i8, Type::f16})
         for (const Type from : {Type::f32, Type::bf16, Type::f64})
           for (const Scaled scaled :
-               {Scaled::no, Scaled::all, Scaled::by_head, Scaled::by_sequence, Scaled::by_token}) {
+               {Scaled::no, Scaled::all, Scaled::by_head, Scaled::by_sequence, Scaled::by_token, Scaled::by_group}) {
             if (scaled == Scaled::by_sequence && where == Where::slots && packed) continue;
-            if (scaled == Scaled::by_token && to == Type::f16) continue;
+            if (scaled >= Scaled::by_token && to == Type::f16) continue;
             Trial t{.where = where, .packed = packed, .rotated = ++seed % 2 == 0 ? 6 : 0};
             t.from = from, t.to = to, t.v_to = seed % 3 == 0 ? to : Type::e4m3, t.scaled = scaled, t.seed = seed;
             t.bad_entries = seed % 5 == 0, t.cache = caches[seed % 5];
+            if (scaled == Scaled::by_group && seed % 2 == 0) t.D = 130, t.Dv = 256;
             judge(t, 1 + static_cast<int>(seed % 3));
             if (HasFatalFailure()) return;
           }
@@ -124,6 +125,7 @@ TEST(Append, EightBitsThenAttend) {
 
 TEST(Append, RandomConfigurations) {
   constexpr std::int64_t pages[] = {1, 2, 3, 5, 16};
+  constexpr Scaled forms[] = {Scaled::by_head, Scaled::by_token, Scaled::by_group};
   constexpr Type types[] = {Type::f32, Type::f16, Type::bf16};
   for (std::uint64_t seed = 1; seed <= 400; ++seed) {
     Generator g(seed);
@@ -139,7 +141,8 @@ TEST(Append, RandomConfigurations) {
       t.counts.push_back(g.between(0, 12)), t.before.push_back(g.between(0, 20));
     t.cache = caches[g.between(0, 4)], t.seed = seed;
     if (g.chance(0.3)) t.to = Type::e4m3, t.v_to = g.chance(0.5) ? Type::i8 : Type::e4m3;
-    if (t.to == Type::e4m3 && g.chance(0.7)) t.scaled = g.chance(0.5) ? Scaled::by_token : Scaled::by_head;
+    if (t.to == Type::e4m3 && g.chance(0.7)) t.scaled = forms[g.between(0, 2)];
+    if (t.scaled == Scaled::by_group) t.D += 120, t.Dv += 240;
     judge(t, static_cast<int>(g.between(1, 4)));
     if (HasFatalFailure()) return;
   }

@@ -52,7 +52,10 @@ TEST(Forms, ThatSayTheSameGiveTheSameBits) {
     Inputs in = data.inputs();
     in.k_scale = in.v_scale = heads.tensor();
     attend(first, in, kernel);
-    for (const Tensor& form : {sequences, keys, all.tensor()}) {
+    // One group of dims is all of them.
+    Tensor groups = all.tensor();
+    groups.ndim = 4, groups.shape[3] = 1, groups.strides[3] = 1;
+    for (const Tensor& form : {sequences, keys, all.tensor(), groups}) {
       in.k_scale = in.v_scale = form;
       attend(data, in, kernel);
       expect_same(first, data);
@@ -65,6 +68,34 @@ TEST(Forms, ThatSayTheSameGiveTheSameBits) {
     attend(data, in, kernel);
     expect_same(first, data);
   });
+}
+
+// Of the dims of a row, group g is scaled as if it were a row of its own: numbers that were multiplied by powers of two
+// before, and the inverse as scales, give the bits of no scales.
+TEST(Groups, HaveScalesOfTheirOwn) {
+  for (const std::string& kernel : available_kernels())
+    for (const std::int64_t queries : {1, 9}) {
+      Case spec{.name = "groups", .Nq = queries, .Nk = 70, .Hq = 3, .Hk = 1, .D = 300, .Dv = 256, .backward = false};
+      spec.cached_k.type = Type::f32, spec.cached_v.type = Type::f16;  // f32: as many numbers as f16 has are exact
+      const CaseData plain = build(spec);
+      CaseData data = build(spec);
+      Buffer ones(Type::f32, {1, 70, 1, 3}), k_scale(Type::f32, {1, 70, 1, 3}), v_scale(Type::f32, {1, 70, 1, 2});
+      for (std::int64_t e = 0; e < ones.elements(); ++e) ones.set(e, 1), k_scale.set(e, std::exp2(e % 7 - 3));
+      for (std::int64_t e = 0; e < v_scale.elements(); ++e) v_scale.set(e, std::exp2(e % 5 - 2));
+      for (std::int64_t j = 0; j < 70; ++j) {
+        for (std::int64_t d = 0; d < 300; ++d)
+          data.k.set(j * 300 + d, plain.k.get(j * 300 + d) / k_scale.get(j * 3 + d / 128));
+        for (std::int64_t d = 0; d < 256; ++d)
+          data.v.set(j * 256 + d, plain.v.get(j * 256 + d) / v_scale.get(j * 2 + d / 128));
+      }
+      Inputs with = data.inputs(), without = plain.inputs();
+      with.q = without.q, with.k_scale = k_scale.tensor(), with.v_scale = v_scale.tensor();
+      without.k_scale = ones.tensor(), without.v_scale = ones.tensor();
+      without.v_scale.shape[3] = 2;
+      attend(data, with, kernel), attend(plain, without, kernel);
+      expect_same(plain, data);
+      ++case_count.judged;
+    }
 }
 
 // With scales that are powers of two, the products are numbers of f32: the same call on those has the same bits.

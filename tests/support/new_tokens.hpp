@@ -14,8 +14,8 @@ namespace tessera::test {
 
 // How a call says where its tokens go; piece: the cache of a sequence is one piece.
 enum class Where { table, indptr, apart, piece, slots };
-// Of the cache: [1], [Hk], [B,Hk], or one for each token and head, computed.
-enum class Scaled { no, all, by_head, by_sequence, by_token };
+// Of the cache: [1], [Hk], [B,Hk], or, computed, one for each token and head, or for each 128 dims of those.
+enum class Scaled { no, all, by_head, by_sequence, by_token, by_group };
 
 struct Trial {
   Where where = Where::table;
@@ -71,7 +71,7 @@ struct Prepared {
       follow_tables();
     make_rotation(g, B);
     if (t.scaled != Scaled::no) {
-      k_scale = make_scale(g, B), v_scale = make_scale(g, B);
+      k_scale = make_scale(g, B, t.D), v_scale = make_scale(g, B, t.Dv);
       a.k_scale = k_scale.tensor(), a.v_scale = v_scale.tensor();
     }
     a.status = t.where == Where::piece ? Tensor{} : Tensor(&status, Type::i32, {1});
@@ -174,7 +174,9 @@ struct Prepared {
     if (!t.packed) a.slots.ndim = 2, a.slots.shape = a.k_new.shape, a.slots.strides = {a.k_new.shape[1], 1, 0, 0};
   }
 
-  Buffer make_scale(Generator& g, std::int64_t B) const {
+  Buffer make_scale(Generator& g, std::int64_t B, std::int64_t width) const {
+    if (t.scaled == Scaled::by_group)
+      return Buffer(Type::f32, {pages, t.P, t.Hk, (width + 127) / 128}, {.order = {0, 3, 2, 1}, .gap = 1});
     if (t.scaled == Scaled::by_token) return Buffer(Type::f32, {pages, t.P, t.Hk}, {.order = {0, 2, 1, 3}, .gap = 1});
     const Shape shapes[] = {{1}, {t.Hk}, {B, t.Hk}};
     Buffer scale(Type::f32, shapes[static_cast<int>(t.scaled) - 1]);
@@ -238,15 +240,17 @@ inline void expect_code(double got, const Exact& exact, Type type, double scale,
   ASSERT_LE(std::abs(got - wanted), allowed) << what << ": " << got << " and not " << wanted;
 }
 
-// The scale of a row and head that is judged, and, if it was computed, whether it is the right one.
-inline double scale_of(const Prepared& p, bool value, std::int64_t row, std::int64_t h, std::size_t token,
-                       double largest) {
+// The scale of a row, head and group of dims that is judged, and, if it was computed, whether it is the right one.
+inline double scale_of(const Prepared& p, bool value, std::int64_t row, std::int64_t h, std::int64_t group,
+                       std::size_t token, double largest) {
   const Buffer& scale = value ? p.v_scale : p.k_scale;
   if (p.t.scaled == Scaled::no) return 1;
   if (p.t.scaled == Scaled::all) return scale.get(0);
   if (p.t.scaled == Scaled::by_head) return scale.get(h);
   if (p.t.scaled == Scaled::by_sequence) return scale.get(p.sequence[token] * p.t.Hk + h);
-  const double limit = (value ? p.t.v_to : p.t.to) == Type::i8 ? 127 : 448, got = scale.get(row * p.t.Hk + h);
+  const std::int64_t groups = p.t.scaled == Scaled::by_group ? scale.size(3) : 1;
+  const double limit = (value ? p.t.v_to : p.t.to) == Type::i8 ? 127 : 448;
+  const double got = scale.get((row * p.t.Hk + h) * groups + group);
   EXPECT_NEAR(got, largest / limit, 1e-6 * largest) << "scale of row " << row;
   return got;
 }
@@ -257,6 +261,7 @@ inline void judge_side(const Prepared& p, bool value) {
   const Buffer& rows = value ? p.v_new : p.k_new;
   const std::vector<std::int64_t>& target = value ? p.v_row : p.k_row;
   const std::int64_t H = p.t.Hk, width = value ? p.t.Dv : p.t.D;
+  const std::int64_t group_width = p.t.scaled == Scaled::by_group ? 128 : width, groups = (width - 1) / group_width + 1;
   std::map<std::int64_t, std::size_t> token_of;
   for (std::size_t n = 0; n < target.size(); ++n)
     if (target[n] >= 0) token_of[target[n]] = n;
@@ -271,20 +276,23 @@ inline void judge_side(const Prepared& p, bool value) {
       if (found == token_of.end()) {
         for (std::int64_t d = 0; d < width; ++d)  // 0xff in every type
           ASSERT_TRUE(stored(d) != stored(d) || (cache.type == Type::i8 && stored(d) == -1)) << "row " << row;
-        if (p.t.scaled == Scaled::by_token) {
-          ASSERT_TRUE((value ? p.v_scale : p.k_scale).untouched(row * H + h)) << "scale of row " << row;
-        }
+        for (std::int64_t g = 0; g < groups && p.t.scaled >= Scaled::by_token; ++g)
+          ASSERT_TRUE((value ? p.v_scale : p.k_scale).untouched((row * H + h) * groups + g)) << "scale of row " << row;
         continue;
       }
       const std::size_t n = found->second;
       const std::int64_t first = (static_cast<std::int64_t>(n) * H + h) * width;
       const std::int64_t position = !value && p.t.rotated > 0 ? p.position(n) : -1;
-      double largest = 0;
-      for (std::int64_t d = 0; d < width; ++d)
-        largest = std::max(largest, std::abs(rotated(p, rows, first, d, position).value));
-      const double scale = scale_of(p, value, row, h, n, largest);
+      std::vector<double> largest(static_cast<std::size_t>(groups)), scales;
+      for (std::int64_t d = 0; d < width; ++d) {
+        double& most = largest[static_cast<std::size_t>(d / group_width)];
+        most = std::max(most, std::abs(rotated(p, rows, first, d, position).value));
+      }
+      for (std::int64_t g = 0; g < groups; ++g)
+        scales.push_back(scale_of(p, value, row, h, g, n, largest[static_cast<std::size_t>(g)]));
       const std::string what = (value ? "v of token " : "k of token ") + std::to_string(n);
       for (std::int64_t d = 0; d < width; ++d) {
+        const double scale = scales[static_cast<std::size_t>(d / group_width)];
         Exact exact = rotated(p, rows, first, d, position);
         if (eight_bits) {
           expect_code(stored(d), exact, cache.type, scale, what);

@@ -123,9 +123,12 @@ struct PagedCase {
   // NaN where no key lies.
   void place_scales(const Cached& cached, std::int64_t heads, std::vector<float>& room, Tensor& view,
                     const Tensor& pool) const {
-    if (cached.scales != Scales::per_key) return;
-    room.assign(static_cast<std::size_t>(pages * pool.shape[1] * heads), std::numeric_limits<float>::quiet_NaN());
-    view = Tensor(room.data(), Type::f32, {pages, pool.shape[1], heads});
+    if (cached.scales != Scales::per_key && cached.scales != Scales::per_group) return;
+    const std::int64_t groups = cached.scales == Scales::per_group ? (pool.shape[3] + 127) / 128 : 1;
+    room.assign(static_cast<std::size_t>(pages * pool.shape[1] * heads * groups),
+                std::numeric_limits<float>::quiet_NaN());
+    view = Tensor(room.data(), Type::f32, {pages, pool.shape[1], heads, groups});
+    view.ndim = cached.scales == Scales::per_group ? 4 : 3;
   }
 
   // Entries of a sequence whose pages are listed: those that its length needs.
@@ -178,9 +181,11 @@ struct PagedCase {
         const Buffer& scale_from = value ? data.v_scale : data.k_scale;
         const std::int64_t width = pool.shape[3];
         for (std::int64_t h = 0; h < data.spec.Hk; ++h) {
-          if (scale.ndim == 3)
-            store_element(scale.data, scale.type, (entry(b, j, value) * pool.shape[1] + at) * data.spec.Hk + h,
-                          scale_from.get((s.row_k + j) * data.spec.Hk + h));
+          const std::int64_t groups = scale.ndim == 4 ? scale.shape[3] : 1;
+          for (std::int64_t g = 0; g < groups && scale.ndim >= 3; ++g)
+            store_element(scale.data, scale.type,
+                          ((entry(b, j, value) * pool.shape[1] + at) * data.spec.Hk + h) * groups + g,
+                          scale_from.get(((s.row_k + j) * data.spec.Hk + h) * groups + g));
           for (std::int64_t d = 0; d < width; ++d)
             store_element(pool.data, pool.type,
                           entry(b, j, value) * pool.strides[0] + at * pool.strides[1] + h * pool.strides[2] + d,

@@ -16,11 +16,11 @@ struct DecodeState {
 };
 
 struct DecodeScratch {
-  float *S, *second, *K, *V, *states;
+  float *S, *second, *part, *K, *V, *states;
   Int64 D, Dv, Dqv;
 
   DecodeScratch(Int64 D, Int64 Dv, Scratch& s, Int64 Dqv) :
-      S(s.take(decode_rows * block_q)), second(s.take(decode_rows * block_q)),
+      S(s.take(decode_rows * block_q)), second(s.take(decode_rows * block_q)), part(s.take(decode_rows * block_q)),
       K(s.take(decode_step * round_up(D, lanes))), V(s.take(decode_step * round_up(Dv, lanes))), states(s.take(0)),
       D(D), Dv(Dv), Dqv(Dqv) {
     for (Int64 n = 0; n < decode_jobs; ++n) DecodeState(D, Dv, Dqv, s);
@@ -30,7 +30,7 @@ struct DecodeScratch {
   struct Block {
     float *Q, *Qv, *O, *m;
     double* l;
-    float *S, *second, *K, *V;  // second: products of qv and v
+    float *S, *second, *part, *K, *V;  // second: products of qv and v; part: numbers of one group of dims
     Int64 Q_stride, O_stride;
   };
   HWY_INLINE Block job(Int64 n) const {
@@ -38,7 +38,8 @@ struct DecodeScratch {
     const DecodeState unused(D, Dv, Dqv, one);
     Scratch place(states + n * one.bytes() / Int64(sizeof(float)));
     const DecodeState state(D, Dv, Dqv, place);
-    return {state.Q, state.Qv, state.O, state.m, state.l, S, second, K, V, round_up(D, lanes), round_up(Dv, lanes)};
+    return {
+        state.Q, state.Qv, state.O, state.m, state.l, S, second, part, K, V, round_up(D, lanes), round_up(Dv, lanes)};
   }
 };
 using DecodeBlock = DecodeScratch::Block;
@@ -58,30 +59,41 @@ HWY_INLINE const StepTile& readable(const StepTile& keys, Int64 count, Int64 wid
 }
 
 // Products of keys, or values, with rows of Q, which carry the scores' factor; `width` is a multiple of the lanes.
-HWY_INLINE void row_products(const StepTile& keys, Int64 count, const float* Q, Int64 width, Int64 rows,
+HWY_INLINE void row_products(const StepTile& keys, Int64 count, const float* Q, Int64 Q_stride, Int64 width, Int64 rows,
                              const DecodePrefetch& next, float* S) {
-  if (keys.type == Type::f32) dot_all<float>(keys, count, Q, width, rows, width, next, S);
-  if (keys.type == Type::f16) dot_all<F16>(keys, count, Q, width, rows, width, next, S);
+  if (keys.type == Type::f32) dot_all<float>(keys, count, Q, Q_stride, rows, width, next, S);
+  if (keys.type == Type::f16) dot_all<F16>(keys, count, Q, Q_stride, rows, width, next, S);
   if (is_paired(keys.type, width))
-    dot_all<PairedBF16>(keys, count, Q, width, rows, width, next, S);
+    dot_all<PairedBF16>(keys, count, Q, Q_stride, rows, width, next, S);
   else if (keys.type == Type::bf16)
-    dot_all<BF16>(keys, count, Q, width, rows, width, next, S);
+    dot_all<BF16>(keys, count, Q, Q_stride, rows, width, next, S);
+}
+
+// The same times the keys' scales, which `source` has; `keys` are its rows as products read them. Where groups of dims
+// have scales of their own, their products are scaled one by one, in order.
+HWY_INLINE void scaled_products(const StepTile& source, const StepTile& keys, Int64 count, const float* Q, Int64 width,
+                                Int64 rows, const DecodePrefetch& next, float* S, float* part) {
+  if (source.groups == 1) {
+    row_products(keys, count, Q, width, width, rows, next, S);
+    return multiply_by_scales(source, 0, count, rows, S, S);
+  }
+  for (Int64 g = 0, d = 0; g < source.groups; ++g, d += scale_width) {
+    float* out = g == 0 ? S : part;
+    row_products(from_dim(keys, count, d), count, Q + d, width, lesser(scale_width, width - d), rows,
+                 g == 0 ? next : DecodePrefetch{}, out);
+    multiply_by_scales(source, g, count, rows, out, out);
+    if (g > 0) add_numbers(part, count, rows, S);
+  }
 }
 
 // S = K q, times the keys' scales, for every row of the job; with qv, plus V qv.
 HWY_INLINE void decode_products(const HeadJob& any, const StepKeys& step, const StepTile& K, const StepTile& V,
                                 Int64 rows, const DecodePrefetch& next, const DecodeBlock& s) {
   const Int64 count = step.keys.size();
-  row_products(K, count, s.Q, s.Q_stride, rows, next, s.S);
-  multiply_by_scales(step.K, count, rows, s.S);
+  scaled_products(step.K, K, count, s.Q, s.Q_stride, rows, next, s.S, s.part);
   if (!any.qv) return;
-  row_products(V, count, s.Qv, s.O_stride, rows, {}, s.second);
-  multiply_by_scales(step.V, count, rows, s.second);
-  for (Int64 row = 0; row < rows; ++row)
-    for (Int64 j = 0; j < count; j += lanes) {
-      float* at = s.S + row * block_q + j;
-      store(hn::Add(load(at), load(s.second + row * block_q + j)), at);
-    }
+  scaled_products(step.V, V, count, s.Qv, s.O_stride, rows, {}, s.second, s.part);
+  add_numbers(s.second, count, rows, s.S);
 }
 
 // Some keys of one query, for the rule: `first` is the distance of the first lane.
@@ -155,15 +167,29 @@ HWY_INLINE void decode_softmax(Int64 count, float* S, float* m, double* l, float
     l[r] = l[r] * double(alpha[r]) + double(hn::GetLane(hn::SumOfLanes(FloatTag(), total[r])));
 }
 
-// O += P V
-HWY_INLINE void decode_values(const StepTile& V, Int64 count, Int64 rows, const DecodePrefetch& next,
-                              const DecodeBlock& s) {
-  if (V.type == Type::f32) add_all_values<float>(V, count, s.S, rows, next, s.O, s.O_stride);
-  if (V.type == Type::f16) add_all_values<F16>(V, count, s.S, rows, next, s.O, s.O_stride);
-  if (is_paired(V.type, s.O_stride))
-    add_all_values<PairedBF16>(V, count, s.S, rows, next, s.O, s.O_stride);
+// O += P V, of `Dv` dims.
+HWY_INLINE void add_products(const StepTile& V, Int64 count, const float* P, Int64 rows, const DecodePrefetch& next,
+                             Int64 Dv, float* O, Int64 O_stride) {
+  if (V.type == Type::f32) add_all_values<float>(V, count, P, rows, next, Dv, O, O_stride);
+  if (V.type == Type::f16) add_all_values<F16>(V, count, P, rows, next, Dv, O, O_stride);
+  if (is_paired(V.type, Dv))
+    add_all_values<PairedBF16>(V, count, P, rows, next, Dv, O, O_stride);
   else if (V.type == Type::bf16)
-    add_all_values<BF16>(V, count, s.S, rows, next, s.O, s.O_stride);
+    add_all_values<BF16>(V, count, P, rows, next, Dv, O, O_stride);
+}
+
+// O += P V with V's scales, which `source` has and P takes in.
+HWY_INLINE void decode_values(const StepTile& source, const StepTile& V, Int64 count, Int64 rows,
+                              const DecodePrefetch& next, const DecodeBlock& s) {
+  if (source.groups == 1) {
+    multiply_by_scales(source, 0, count, rows, s.S, s.S);
+    return add_products(V, count, s.S, rows, next, s.O_stride, s.O, s.O_stride);
+  }
+  for (Int64 g = 0, d = 0; g < source.groups; ++g, d += scale_width) {
+    multiply_by_scales(source, g, count, rows, s.S, s.part);
+    add_products(from_dim(V, count, d), count, s.part, rows, g == 0 ? next : DecodePrefetch{},
+                 lesser(scale_width, s.O_stride - d), s.O + d, s.O_stride);
+  }
 }
 
 // A row of q or qv, times the scores' factor, in the order in which rows of `keys` are widened.
@@ -214,8 +240,7 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, const StepKeys& step, const
       float* at = s.O + row * s.O_stride + d;
       store(hn::Mul(load(at), set(alpha[row])), at);
     }
-  multiply_by_scales(step.V, keys.size(), rows, s.S);
-  decode_values(V, keys.size(), rows, next, s);
+  decode_values(step.V, V, keys.size(), rows, next, s);
 }
 
 // m, l and O of every row.

@@ -165,12 +165,28 @@ HWY_INLINE void move_rows(const StepTile& keys, Int64 count, Int64 width, float*
   }
 }
 
-// Rows of numbers, one per key, times the keys' scales.
-HWY_INLINE void multiply_by_scales(const StepTile& keys, Int64 count, Int64 rows, float* numbers) {
+// Rows of numbers, one per key, times the keys' scales of a group of dims.
+HWY_INLINE void multiply_by_scales(const StepTile& keys, Int64 group, Int64 count, Int64 rows, const float* numbers,
+                                   float* out) {
   for (Int64 j = 0; j < count && keys.scaled; j += lanes)
-    for (Int64 row = 0; row < rows; ++row) {
-      float* at = numbers + row * block_q + j;
-      store(hn::Mul(load(at), load(keys.scales + j)), at);
+    for (Int64 row = 0; row < rows; ++row)
+      store(hn::Mul(load(numbers + row * block_q + j), load(keys.scales[group] + j)), out + row * block_q + j);
+}
+
+// The rows from dim d on.
+HWY_INLINE StepTile from_dim(const StepTile& keys, Int64 count, Int64 d) {
+  StepTile part;
+  part.type = keys.type, part.scaled = false;
+  for (Int64 r = 0; r < count; ++r) part.rows[r] = keys.rows[r] + d * bytes_each(keys.type);
+  return part;
+}
+
+// sums += numbers
+HWY_INLINE void add_numbers(const float* numbers, Int64 count, Int64 rows, float* sums) {
+  for (Int64 row = 0; row < rows; ++row)
+    for (Int64 j = 0; j < count; j += lanes) {
+      float* at = sums + row * block_q + j;
+      store(hn::Add(load(at), load(numbers + row * block_q + j)), at);
     }
 }
 
@@ -246,23 +262,23 @@ HWY_INLINE void add_values_block(const StepTile& V, Int64 d, Int64 count, const 
 }
 
 template <class T, int rows>
-HWY_NOINLINE void add_values_of(const StepTile& V, Int64 count, const float* P, const DecodePrefetch& next, float* O,
-                                Int64 O_stride) {
+HWY_NOINLINE void add_values_of(const StepTile& V, Int64 count, const float* P, const DecodePrefetch& next, Int64 Dv,
+                                float* O, Int64 O_stride) {
   constexpr int cols = rows == 1 ? 8 : lanes < 16 ? 2 : 4;  // as many accumulators as fit the registers
   Int64 d = 0;
-  for (; d + cols * lanes <= O_stride; d += cols * lanes)
+  for (; d + cols * lanes <= Dv; d += cols * lanes)
     add_values_block<T, rows, cols>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
-  for (; d + pair_width <= O_stride; d += pair_width)
+  for (; d + pair_width <= Dv; d += pair_width)
     add_values_block<T, rows, 2>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
-  for (; d < O_stride; d += lanes)
+  for (; d < Dv; d += lanes)
     add_values_block<T, rows, 1>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
 }
 
 template <class T>
 HWY_INLINE void add_all_values(const StepTile& V, Int64 count, const float* P, Int64 rows, const DecodePrefetch& next,
-                               float* O, Int64 O_stride) {
-  if (rows == 1) return add_values_of<T, 1>(V, count, P, next, O, O_stride);
-  if (rows == 2) return add_values_of<T, 2>(V, count, P, next, O, O_stride);
+                               Int64 Dv, float* O, Int64 O_stride) {
+  if (rows == 1) return add_values_of<T, 1>(V, count, P, next, Dv, O, O_stride);
+  if (rows == 2) return add_values_of<T, 2>(V, count, P, next, Dv, O, O_stride);
   for (Int64 r = 0; r < rows; r += 4)
-    add_values_of<T, 4>(V, count, P + r * block_q, r == 0 ? next : DecodePrefetch{}, O + r * O_stride, O_stride);
+    add_values_of<T, 4>(V, count, P + r * block_q, r == 0 ? next : DecodePrefetch{}, Dv, O + r * O_stride, O_stride);
 }

@@ -121,15 +121,19 @@ HWY_INLINE void widen_row_of(const T* source, Int64 width, float factor, float* 
   for (; d < width; ++d) out[d] = widen(source[d]) * factor;
 }
 
+// out[0..width) = the numbers of any type at `row`, times factor
+HWY_INLINE void widen_numbers(Type type, const char* row, Int64 width, float factor, float* out) {
+  if (type == Type::f32) widen_row_of(reinterpret_cast<const float*>(row), width, factor, out);
+  if (type == Type::f16) widen_row_of(reinterpret_cast<const F16*>(row), width, factor, out);
+  if (type == Type::bf16) widen_row_of(reinterpret_cast<const BF16*>(row), width, factor, out);
+  if (type == Type::e4m3) widen_row_of(reinterpret_cast<const E4M3*>(row), width, factor, out);
+  if (type == Type::i8) widen_row_of(reinterpret_cast<const Int8*>(row), width, factor, out);
+}
+
 // Row i of Rows, or of keys.
 template <class Source>
 HWY_INLINE void widen_row(const Source& source, Int64 i, Int64 width, float factor, float* out) {
-  const char* row = source.row(i);
-  if (source.type == Type::f32) widen_row_of(reinterpret_cast<const float*>(row), width, factor, out);
-  if (source.type == Type::f16) widen_row_of(reinterpret_cast<const F16*>(row), width, factor, out);
-  if (source.type == Type::bf16) widen_row_of(reinterpret_cast<const BF16*>(row), width, factor, out);
-  if (source.type == Type::e4m3) widen_row_of(reinterpret_cast<const E4M3*>(row), width, factor, out);
-  if (source.type == Type::i8) widen_row_of(reinterpret_cast<const Int8*>(row), width, factor, out);
+  widen_numbers(source.type, source.row(i), width, factor, out);
 }
 
 // The steps of narrow<BF16> and narrow<F16> in math/types.hpp; the result is in the low half of each lane.

@@ -150,7 +150,10 @@ HWY_INLINE Panel load_panel(const KeyRows& source, Range range, Int64 width, boo
   }
   for (Int64 r = 0; r < range.size(); ++r) {
     prefetch_behind(block, r, range.size(), width);
-    widen_row(block, r, width, block.scale(r), buffer + r * width);
+    if (block.groups == 1) widen_row(block, r, width, block.scale(r, 0), buffer + r * width);
+    for (Int64 g = 0, d = 0; g < block.groups && block.groups > 1; ++g, d += scale_width)
+      widen_numbers(block.type, block.row(r) + d * bytes_each(block.type), lesser(scale_width, width - d),
+                    block.scale(r, g), buffer + r * width + d);
   }
   return {buffer, width};
 }
