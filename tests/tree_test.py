@@ -264,7 +264,8 @@ def check_c_abi():
     source = (ROOT / "src/api/c_api.cpp").read_text()
     block = source[source.index('extern "C" {'):source.index('}  // extern "C"')]
     block += "\n" + (ROOT / "src/api/dlpack.cpp").read_text().partition('extern "C" ')[2]
-    headers = "".join((ROOT / "include/tessera" / name).read_text() for name in ("tessera.h", "dlpack.h"))
+    block += "\n" + (ROOT / "src/api/vulkan.cpp").read_text().partition('extern "C" {')[2].partition('}  // extern')[0]
+    headers = "".join((ROOT / "include/tessera" / name).read_text() for name in ("tessera.h", "dlpack.h", "vulkan.h"))
     declared = set(re.findall(r"TESSERA_API[^;(]*?\b(tessera_\w+)\(", headers))
     bodies = dict(re.findall(r"^[a-z][^;{}]*?\b(tessera_\w+)\([^{;]*\) (\{.*?\})(?=\n(?:[a-z}]|\n|\Z))", block, re.M | re.S))
     for name in sorted(declared):

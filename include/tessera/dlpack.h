@@ -12,8 +12,8 @@ extern "C" {
 #endif
 
 /* Fills in *tensor, its size included. Refused, with nothing written: what a tessera_tensor has no place for (more than
- * 4 dimensions, vectors of several lanes, types that are not in tessera_type, devices other than CPU and CUDA, an
- * offset that is no whole number of elements). Pinned host memory counts as the CPU's, managed memory as CUDA's,
+ * 4 dimensions, vectors of several lanes, types that are not in tessera_type, devices other than CPU, CUDA and Vulkan,
+ * an offset that is no whole number of elements). Pinned host memory counts as the CPU's, managed memory as CUDA's,
  * booleans as TESSERA_U8. A DLTensor without strides is contiguous. */
 TESSERA_API tessera_status tessera_tensor_from_dlpack(const void* dl_tensor, tessera_tensor* tensor);
 

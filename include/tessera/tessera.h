@@ -62,7 +62,8 @@ typedef enum tessera_type {
 typedef enum tessera_device_type {
   TESSERA_DEVICE_ANY = 0, /* in tessera_execution: wherever the tensors are */
   TESSERA_DEVICE_CPU = 1,
-  TESSERA_DEVICE_CUDA = 2
+  TESSERA_DEVICE_CUDA = 2,
+  TESSERA_DEVICE_VULKAN = 7 /* data is a VkDeviceAddress; tessera/vulkan.h */
 } tessera_device_type;
 
 /* A non-owning view with DLPack's fields. Strides count elements. A stride of a dimension of size 1
@@ -238,7 +239,7 @@ typedef struct tessera_execution {
   size_t size;
   int32_t device_type;    /* TESSERA_DEVICE_ANY: where the tensors are */
   int32_t device_id;      /* 0 */
-  void* stream;           /* NULL; a CUstream for CUDA */
+  void* stream;           /* NULL; a CUstream for CUDA, a tessera_vulkan_queue* for Vulkan */
   int32_t threads;        /* 0: all that the process may use */
   int32_t sm_margin;      /* 0; multiprocessors of a GPU that persistent kernels leave free */
   void* workspace;        /* NULL on the CPU: the library allocates for the duration of the call */

@@ -16,7 +16,7 @@ namespace tessera {
 enum class Type : std::int32_t { f64 = 0, f32, f16, bf16, e4m3, e5m2, i32, i64, u8, i8 };
 
 // DLPack's codes; `any` means: wherever the tensors are.
-enum class DeviceType : std::int32_t { any = 0, cpu = 1, cuda = 2 };
+enum class DeviceType : std::int32_t { any = 0, cpu = 1, cuda = 2, vulkan = 7 };
 
 struct Device {
   DeviceType type = DeviceType::cpu;

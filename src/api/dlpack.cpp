@@ -56,8 +56,11 @@ std::int32_t device_of(const DlTensor& t) {
     case 2:  // plain and managed memory
     case 13:
       return TESSERA_DEVICE_CUDA;
+    case 7:  // whose data is a VkDeviceAddress here
+      return TESSERA_DEVICE_VULKAN;
     default:
-      invalid("dl_tensor: is on a device of DLPack's kind ", t.device_type, "; must be on CPU (1, 3) or CUDA (2, 13)");
+      invalid("dl_tensor: is on a device of DLPack's kind ", t.device_type, "; must be on CPU (1, 3), CUDA (2, ",
+              "13) or Vulkan (7)");
   }
 }
 

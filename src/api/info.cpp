@@ -11,6 +11,7 @@
 #include "cuda/jit/cache.hpp"
 #include "cuda/jit/nvrtc.hpp"
 #include "cuda/jit/pack.hpp"
+#include "vulkan/backend.hpp"
 
 namespace tessera::api {
 namespace {
@@ -61,7 +62,8 @@ std::string kernel_names() {
 std::string info() {
   return text("processor  ", processor(), "\nisa        ", cpu::instruction_sets(), "\nthreads    ", resolve_threads(0),
               "\nkernels    ", kernel_names(), "\nGPU        ", fact_or_failure(gpu_text), "\nNVRTC      ",
-              nvrtc_text(), "\npacked     ", fact_or_failure(cuda::packs_summary), "\ncache      ", cache_text(), "\n");
+              nvrtc_text(), "\npacked     ", fact_or_failure(cuda::packs_summary), "\ncache      ", cache_text(),
+              "\nVulkan     ", fact_or_failure(vulkan::devices_text), "\n");
 }
 
 }  // namespace tessera::api

@@ -12,6 +12,7 @@
 #include "mma/algorithms.hpp"
 #include "reference/kernel.hpp"
 #include "sm90/algorithms.hpp"
+#include "vulkan/backend.hpp"
 
 namespace tessera::api {
 
@@ -36,6 +37,7 @@ std::span<const Kernel* const> kernels() {
            return std::vector<gpu::GpuKernel>(algorithms.begin(), algorithms.end());
          }))
       all.push_back(&kernel);
+    for (const Kernel* kernel : vulkan::kernels()) all.push_back(kernel);
     for (const Kernel* kernel : cpu::kernels()) all.push_back(kernel);
     all.push_back(&reference::kernel());
     return all;

@@ -29,8 +29,8 @@ void check_attention_type(const char* name, Type type, bool keys) {
 void check_qkv(const Inputs& in, Problem& p) {
   check_given("q", in.q), check_given("k", in.k), check_given("v", in.v);
   p.device = in.q.device;
-  if (p.device.type != DeviceType::cpu && p.device.type != DeviceType::cuda)
-    invalid("q: is on ", name_of(p.device), "; must be on cpu or cuda");
+  if (p.device.type != DeviceType::cpu && p.device.type != DeviceType::cuda && p.device.type != DeviceType::vulkan)
+    invalid("q: is on ", name_of(p.device), "; must be on cpu, cuda or vulkan");
   for (const auto& [name, t] : {std::pair{"q", &in.q}, {"k", &in.k}, {"v", &in.v}}) {
     check_view(name, *t, p.device);
     check_attention_type(name, t->type, t != &in.q);

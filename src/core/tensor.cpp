@@ -63,6 +63,8 @@ std::string name_of(Device device) {
       return "cpu";
     case DeviceType::cuda:
       return text("cuda:", device.id);
+    case DeviceType::vulkan:
+      return text("vulkan:", device.id);
   }
   return text("device type ", static_cast<int>(device.type));
 }

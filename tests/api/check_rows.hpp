@@ -81,9 +81,9 @@ inline const Row rows[] = {
     {"device_of_a_gradient", Entry::backward, [](Arguments& a) { a.grads.dsinks.device = gpu; },
      "dsinks: is on cuda:3 but the call runs on cpu; all tensors must be there"},
     {"q_on_any", Entry::forward, [](Arguments& a) { a.in.q.device.type = DeviceType::any; },
-     "q: is on any; must be on cpu or cuda"},
+     "q: is on any; must be on cpu, cuda or vulkan"},
     {"q_on_nothing_known", Entry::forward, [](Arguments& a) { a.in.q.device.type = static_cast<DeviceType>(9); },
-     "q: is on device type 9; must be on cpu or cuda"},
+     "q: is on device type 9; must be on cpu, cuda or vulkan"},
 
     // Types
     {"reserved_type", Entry::forward, [](Arguments& a) { a.in.k.type = Type::e5m2; },

@@ -73,11 +73,18 @@ TEST(DlPack, TypesAndDevices) {
     t.dtype.code = row.code, t.dtype.bits = row.bits;
     EXPECT_EQ(from_dlpack(&t).type, row.type) << +row.code << " " << +row.bits;
   }
-  for (const std::int32_t kind : {1, 3, 2, 13}) {
+  const struct {
+    std::int32_t kind;
+    Device device;
+  } devices[] = {{1, {DeviceType::cpu, 0}},
+                 {3, {DeviceType::cpu, 0}},
+                 {2, {DeviceType::cuda, 4}},
+                 {13, {DeviceType::cuda, 4}},
+                 {7, {DeviceType::vulkan, 4}}};
+  for (const auto& row : devices) {
     Exported t;
-    t.device = {kind, 4};
-    const bool host = kind == 1 || kind == 3;
-    EXPECT_EQ(from_dlpack(&t).device, (host ? Device{DeviceType::cpu, 0} : Device{DeviceType::cuda, 4})) << kind;
+    t.device = {row.kind, 4};
+    EXPECT_EQ(from_dlpack(&t).device, row.device) << row.kind;
   }
 }
 
@@ -111,7 +118,7 @@ TEST(DlPack, WhatHasNoPlaceIsRefused) {
                  "dl_tensor: has DLPack's type (code 5, bits 64, lanes 1); must be f64, f32, f16, bf16, e4m3fn, i64, "
                  "i32, i8, u8 or bool, with one lane");
   t.dtype = {2, 32, 1}, t.device.device_type = 8;
-  expect_refused(&t, "dl_tensor: is on a device of DLPack's kind 8; must be on CPU (1, 3) or CUDA (2, 13)");
+  expect_refused(&t, "dl_tensor: is on a device of DLPack's kind 8; must be on CPU (1, 3), CUDA (2, 13) or Vulkan (7)");
   t.device.device_type = 1, t.byte_offset = 6;
   expect_refused(&t, "dl_tensor: byte_offset is 6; must be a multiple of its elements' 4 bytes");
   t.byte_offset = 0, t.shape = nullptr;

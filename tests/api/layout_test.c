@@ -4,7 +4,7 @@
  * `reserved` gets its line when it has a name). Links nothing. Implements docs/versions.md, "The C ABI". */
 #include <stdio.h>
 
-#include "tessera/tessera.h"
+#include "tessera/vulkan.h"
 
 struct place {
   const char* name;
@@ -130,6 +130,15 @@ static const struct place places[] = {
   AT(tessera_append_args, interleaved, 152)
   AT(tessera_append_args, k_scale, 160)
   AT(tessera_append_args, v_scale, 168)
+  /* tessera_vulkan_queue */
+  AT(tessera_vulkan_queue, size, 0)
+  AT(tessera_vulkan_queue, instance, 8)
+  AT(tessera_vulkan_queue, physical_device, 16)
+  AT(tessera_vulkan_queue, device, 24)
+  AT(tessera_vulkan_queue, queue, 32)
+  AT(tessera_vulkan_queue, queue_family, 40)
+  AT(tessera_vulkan_queue, semaphore, 48)
+  AT(tessera_vulkan_queue, value, 56)
   /* enumerations */
   NUMBER(TESSERA_OK, 0)
   NUMBER(TESSERA_INVALID_ARGUMENT, 1)
@@ -150,6 +159,7 @@ static const struct place places[] = {
   NUMBER(TESSERA_DEVICE_ANY, 0)
   NUMBER(TESSERA_DEVICE_CPU, 1)
   NUMBER(TESSERA_DEVICE_CUDA, 2)
+  NUMBER(TESSERA_DEVICE_VULKAN, 7)
   NUMBER(TESSERA_BOTTOM_RIGHT, 0)
   NUMBER(TESSERA_TOP_LEFT, 1)
   NUMBER(TESSERA_OFFSET, 2)

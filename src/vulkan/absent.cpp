@@ -1,0 +1,50 @@
+// What stands in for the Vulkan backend where it could not be built: every call says so. See backend.hpp.
+#include <array>
+
+#include "core/failure.hpp"
+#include "core/once.hpp"
+#include "core/tensor.hpp"
+#include "vulkan/backend.hpp"
+
+namespace tessera::vulkan {
+namespace {
+
+constexpr const char* absent =
+    "this library was built without its Vulkan backend: glslangValidator, Python or Vulkan's headers were missing";
+
+[[noreturn]] void refuse() { throw Failure(TESSERA_UNSUPPORTED, absent); }
+
+class AbsentKernel : public Kernel {
+ public:
+  explicit AbsentKernel(const char* name) : own_name(name) {}
+  const char* name() const override { return own_name; }
+  PlanOrReason plan(const Problem& p, const Execution&) const override {
+    if (p.device.type != DeviceType::vulkan)
+      return {nullptr, text("device is ", name_of(p.device), "; this kernel runs on vulkan")};
+    return {nullptr, absent};
+  }
+
+ private:
+  const char* own_name;
+};
+
+}  // namespace
+
+std::span<const Kernel* const> kernels() {
+  struct Absent {
+    AbsentKernel tiled{"vk_tiled"}, naive{"vk_naive"};
+    std::array<const Kernel*, 2> all{&tiled, &naive};
+  };
+  static constinit Once<const Absent> made;
+  return made.get([] { return Absent(); }).all;
+}
+
+std::string devices_text() { return text("none: ", absent); }
+int device_count() { refuse(); }
+void* allocate(int, std::size_t) { refuse(); }
+void free_memory(int, void*) { refuse(); }
+void upload(int, void*, const void*, std::size_t) { refuse(); }
+void download(int, void*, const void*, std::size_t) { refuse(); }
+void release(const tessera_vulkan_queue&) { refuse(); }
+
+}  // namespace tessera::vulkan
