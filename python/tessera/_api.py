@@ -38,7 +38,7 @@ class Plan(NamedTuple):
     description: str
 
 
-_HAVE_HEADS = {"q", "k", "v", "o", "d_o", "dq", "dk", "dv"}  # [..., tokens, heads, dim], or the other way round
+_HAVE_HEADS = {"q", "k", "v", "qv", "o", "d_o", "dq", "dk", "dv"}  # [..., tokens, heads, dim], or the other way round
 
 
 def _swap(sizes: tuple[int, ...]) -> tuple[int, ...]:

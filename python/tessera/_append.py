@@ -20,7 +20,7 @@ WRITTEN = ("k", "v", "q_out", "status", "k_scale", "v_scale")
 
 def is_written(name: str, array: Array) -> bool:
     """Scales are written where there is one for each row."""
-    return name in WRITTEN and (not name.endswith("_scale") or len(array.shape) == 3)
+    return name in WRITTEN and (not name.endswith("_scale") or len(array.shape) >= 3)
 
 
 def converted(given: Mapping[str, Array]) -> dict[str, Array]:

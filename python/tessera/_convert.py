@@ -13,7 +13,7 @@ from ._options import KEYWORDS
 _LENGTHS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "v_block_table", "page_indptr",
             "page_indices", "leftpad_k", "cu_seqlens_new", "positions", "q_positions"}
 _FLOATS = {"float64", "float32", "float16", "bfloat16"}
-_ROWS = {"q", "k", "v", "o", "d_o", "k_new", "v_new"}  # read row by row: the numbers of each lie side by side
+_ROWS = {"q", "k", "v", "qv", "o", "d_o", "k_new", "v_new"}  # read row by row: the numbers of each lie side by side
 
 
 def refuse_masked(name: str, array: Any) -> None:
@@ -40,6 +40,34 @@ def type_name(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
 
 
+_BITS = [*(1 << bit for bit in range(31)), -(1 << 31)]  # of a word, the last with its sign
+
+
+def _tree_words(mask: Any) -> Any:
+    """Booleans [..., n] as int32 [..., ceil(n / 32)]: bit t % 32 of word t / 32 is number t."""
+    count = mask.shape[-1]
+    words, rest = (count + 31) // 32, -count % 32
+    if type(mask).__module__.startswith("torch"):
+        torch = sys.modules["torch"]
+        weights = torch.tensor(_BITS, dtype=torch.int32, device=mask.device)
+        bits, kind = torch.nn.functional.pad(mask, (0, rest)), torch.int32
+    else:
+        library = sys.modules["numpy"] if type(mask).__module__.startswith("numpy") else sys.modules["jax"].numpy
+        weights, kind = library.asarray(_BITS, dtype="int32"), "int32"
+        bits = library.pad(mask, [(0, 0)] * (len(mask.shape) - 1) + [(0, rest)])
+    return (bits.reshape(*mask.shape[:-1], words, 32) * weights).sum(-1, dtype=kind)  # bits never carry
+
+
+def _tree(mask: Any) -> Any:
+    """A tree as the library reads it. Words without a sign hold the same bits."""
+    dtype = type_name(mask)
+    if dtype == "bool" and len(mask.shape) > 0:
+        return _tree_words(mask)
+    if dtype == "uint32":
+        return mask.view(sys.modules["torch"].int32 if type(mask).__module__.startswith("torch") else "int32")
+    return mask
+
+
 def optional(name: str, array: Any, q_dtype: str) -> Any:
     """An optional array as the library reads it: lengths in int32, numbers in f32, masks and biases [1,1,Nq,Nk].
 
@@ -48,6 +76,8 @@ def optional(name: str, array: Any, q_dtype: str) -> Any:
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         return array  # refused by name where it is looked at
     refuse_masked(name, array)
+    if name == "tree_mask":
+        return _tree(array)
     if name in ("bias", "mask") and len(array.shape) == 2:
         array = array[None, None]
     elif name in ("bias", "mask") and len(array.shape) != 4:

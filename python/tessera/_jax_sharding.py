@@ -22,7 +22,7 @@ Axes = tuple[str, ...]  # of a mesh
 Part = Callable[..., tuple[Array, ...]]
 
 BATCH, HEADS, KV_HEADS, OTHER = "b", "h", "g", ""
-_QUERIES, _KEYS = {"q", "o", "d_o", "dq"}, {"k", "v", "dk", "dv"}
+_QUERIES, _KEYS, _SCALES = {"q", "qv", "o", "d_o", "dq"}, {"k", "v", "dk", "dv"}, {"k_scale", "v_scale"}
 _PER_SEQUENCE = {"seqused_q", "seqused_k", "leftpad_k", "block_table", "v_block_table"}
 
 
@@ -62,7 +62,11 @@ class Described(NamedTuple):
             roles[1] = HEADS if shape[1] > 1 else OTHER
         elif name in ("slopes", "sinks", "dsinks"):
             roles[-1] = HEADS
-        begins = name in _PER_SEQUENCE or (len(shape) > 1 and name != "rng" and not (paged and name in _KEYS))
+        elif name in _SCALES:  # [1], [Hk], [B,Hk], [.,.,Hk], [.,.,Hk,D/128]
+            place = min(len(shape), 3) - 1
+            roles[place] = KV_HEADS if shape[place] == counts[KV_HEADS] else OTHER
+        of_pages = paged and (name in _KEYS or (name in _SCALES and len(shape) > 2))
+        begins = name in _PER_SEQUENCE or (len(shape) > 1 and name != "rng" and not of_pages)
         if begins and counts[BATCH] > 1 and shape[0] == counts[BATCH] and roles[0] == OTHER:
             roles[0] = BATCH
         return roles

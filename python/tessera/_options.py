@@ -53,6 +53,13 @@ class AttentionOptions(TypedDict, total=False):
                       [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk]; a fourth size of ceil(D/128), or of
                       Dv: one for each 128 dims. k and v may then have types of their own,
                       float8_e4m3fn and int8 among them. On the CPU, without gradients
+    qv                [B,Nq,Hq,Dv], packed [Tq,Hq,Dv], q's type: scores are scale * (q.k + qv.v), as MLA's caches need
+                      them; scale is then 1/sqrt(D + Dv) by default. On the CPU, without gradients
+    tree_mask         a tree of draft tokens, whose keys are the last Nq of each sequence: which of these a query sees. Bits
+                      of int32 [B,Nq,words], packed [Tq,words], or bool [B,Nq,Nq], packed [Tq,most]: true means seen.
+                      It stands in place of causal there. On the CPU, without gradients
+    positions         int32 [B,Nq], packed [Tq]: the key beside which each query stands, for causal, window and ALiBi. On the
+                      CPU, without gradients
     row0, col0, head0, batch0   position of the first query, key, head and sequence in a larger whole, within 2**48 of 0
     deterministic     False: a GPU may add up dQ, dK and dV in any order, which can be faster; their bits may vary
     kernel            name of a kernel to force, as `tessera.info()` lists them
@@ -86,6 +93,9 @@ class AttentionOptions(TypedDict, total=False):
     leftpad_k: Any
     k_scale: Any
     v_scale: Any
+    qv: Any
+    tree_mask: Any
+    positions: Any
     row0: int
     col0: int
     head0: int
@@ -99,7 +109,7 @@ class AttentionOptions(TypedDict, total=False):
 TENSORS = {"bias": "bias", "mask": "mask", "alibi_slopes": "slopes", "sinks": "sinks", "cu_seqlens_q": "cu_seqlens_q",
            "cu_seqlens_k": "cu_seqlens_k", "seqused_q": "seqused_q", "seqused_k": "seqused_k", "rng": "rng",
            **{name: name for name in ("block_table", "v_block_table", "page_indptr", "page_indices", "leftpad_k",
-                                      "k_scale", "v_scale")}}
+                                      "k_scale", "v_scale", "qv", "tree_mask", "positions")}}
 
 
 KEYWORDS = {ours: name for name, ours in TENSORS.items()}  # and back

@@ -33,7 +33,8 @@ KERNEL = "kernel_name"  # of operators: torch.compile calls one function with th
 _BEFORE = {"bool causal": False, "bool deterministic": True, "float? scale": None, "SymInt window_left": -1,
            "SymInt window_right": -1, "float softcap": 0.0}
 OPTIONAL = ("cu_seqlens_q", "cu_seqlens_k", "bias", "mask", "slopes", "sinks", "seqused_q", "seqused_k", "rng",
-             "block_table", "v_block_table", "page_indptr", "page_indices", "leftpad_k", "k_scale", "v_scale")
+            "block_table", "v_block_table", "page_indptr", "page_indices", "leftpad_k", "k_scale", "v_scale",
+            "qv", "tree_mask", "positions")
 _AFTER = {"SymInt max_seqlen_q": -1, "SymInt max_seqlen_k": -1, "float dropout": 0.0, "int alignment": 0,
           "SymInt diagonal_offset": 0, "SymInt row0": 0, "SymInt col0": 0, "SymInt head0": 0, "SymInt batch0": 0,
           f"str? {KERNEL}": None, "int threads": 0}
@@ -49,7 +50,9 @@ BACKWARD = "Tensor d_o, Tensor? d_lse, Tensor o, Tensor lse, bool[] wanted, " + 
 _OPTIONAL_FIRST = len(_BEFORE)
 _OPTIONAL_END = _OPTIONAL_FIRST + len(OPTIONAL)
 _SEEDS = _OPTIONAL_END + len(_AFTER)
-_SLOPES = PLACES["slopes"]
+# Tensors whose gradient attention does not give, by their keywords, and what to do about it.
+_FIXED = {"alibi_slopes": (PLACES["slopes"], "pass alibi_slopes.detach(), or the same scores as a bias"),
+          **{name: (PLACES[name], f"pass {name}.detach()") for name in ("k_scale", "v_scale", "qv")}}
 _SETTINGS = [name.split()[-1].replace(KERNEL, "kernel") for name in (*_BEFORE, *_AFTER)]
 
 RESULTS = "o", "lse"
@@ -350,9 +353,9 @@ class Attention(_SingleLevelFunction):
 
     @staticmethod
     def save(ctx: Any, o: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, arguments: tuple[Any, ...]) -> None:
-        if len(arguments) > _SLOPES and ctx.needs_input_grad[3 + _SLOPES]:
-            raise NotImplementedError("alibi_slopes: requires a gradient, which attention does not give; pass "
-                                      "alibi_slopes.detach(), or the same scores as a bias")
+        for name, (place, instead) in _FIXED.items():
+            if len(arguments) > place and ctx.needs_input_grad[3 + place]:
+                raise NotImplementedError(f"{name}: requires a gradient, which attention does not give; {instead}")
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(o, lse, q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END])
         ctx.settings = arguments[:_OPTIONAL_FIRST], arguments[_OPTIONAL_END:]

@@ -117,7 +117,8 @@ def _scores(q: Tensor, k: Tensor, arguments: Sequence[Any]) -> int:
 
 @register_flop_formula(torch.ops.tessera.forward, get_raw=True)  # type: ignore[untyped-decorator]
 def forward_flops(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, out_val: Any = None) -> int:
-    return 2 * _scores(q, k, arguments) * (q.shape[-1] + v.shape[-1])
+    products = 1 + (len(arguments) > ops.PLACES["qv"] and arguments[ops.PLACES["qv"]] is not None)  # with v
+    return 2 * _scores(q, k, arguments) * (q.shape[-1] + products * v.shape[-1])
 
 
 @register_flop_formula(torch.ops.tessera.backward, get_raw=True)  # type: ignore[untyped-decorator]

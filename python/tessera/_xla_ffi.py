@@ -18,8 +18,8 @@ _METADATA, _EXECUTE = 1, 3  # XLA_FFI_Extension_Metadata, XLA_FFI_ExecutionStage
 _INVALID_ARGUMENT, _INTERNAL = 3, 13  # XLA_FFI_Error_Code
 
 # XLA_FFI_DataType
-TYPES = {1: _abi.U8, 4: _abi.I32, 5: _abi.I64, 6: _abi.U8, 8: _abi.I32, 10: _abi.F16, 11: _abi.F32, 12: _abi.F64,
-         16: _abi.BF16}
+TYPES = {1: _abi.U8, 2: _abi.I8, 4: _abi.I32, 5: _abi.I64, 6: _abi.U8, 8: _abi.I32, 10: _abi.F16, 11: _abi.F32, 12: _abi.F64,
+         16: _abi.BF16, 20: _abi.E4M3}
 
 
 def _struct(name: str, *fields: tuple[str, Any]) -> Any:

@@ -147,6 +147,10 @@ def _save(question: _Question, primals: dict[str, Any]) -> tuple[tuple[Array, Ar
     if "slopes" in primals and primals["slopes"].perturbed:
         raise NotImplementedError("alibi_slopes: are to be differentiated, but attention gives them no gradient; pass "
                                   "jax.lax.stop_gradient(alibi_slopes), or the same scores as a bias")
+    for name in ("k_scale", "v_scale", "qv"):
+        if name in primals and primals[name].perturbed:
+            raise NotImplementedError(f"{name}: is to be differentiated, but attention gives it no gradient; pass "
+                                      f"jax.lax.stop_gradient({name})")
     tensors = {name: p.value for name, p in primals.items()}
     wanted = {name: None for name, p in primals.items() if p.perturbed and name in GRADIENTS}
     o, lse = _forward(question, tensors)
@@ -195,9 +199,6 @@ def _array(name: str, x: Any, q_type: str) -> Array:
 
 def _ask(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> tuple[_Question, dict[str, Array]]:
     parsed = parse(options)
-    for name in ("k_scale", "v_scale"):
-        if name in parsed.tensors:
-            raise NotImplementedError(f"{name}: is given; scales of keys and values are for NumPy's and PyTorch's arrays")
     tensors = {"q": q, "k": k, "v": v, **parsed.tensors}
     q_type = type_name(q) if hasattr(q, "dtype") else ""
     arrays = {name: _array(name, x, q_type) for name, x in tensors.items()}
@@ -237,6 +238,8 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, layout:
     int64 [2]. Arrays that are sharded over batch or heads stay so.
     """
     q, k, v = _swap_heads(layout, q, k, v)
+    if options.get("qv") is not None:
+        (options["qv"],) = _swap_heads(layout, options["qv"])
     o, lse = _attention(*_ask(q, k, v, options))
     (o,) = _swap_heads(layout, o)
     return (o, lse) if return_lse else o

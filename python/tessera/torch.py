@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ._options import AttentionOptions, Layout
 
 
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
+
+
 def _signed(value: int) -> int:
     """Operators take integers of 64 bits with a sign."""
     return (value + 2**63) % 2**64 - 2**63
@@ -49,9 +52,13 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]
     device = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:  # q, k and v take its type
         dtype = torch.get_autocast_dtype(device)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        q, k, v = (x if x.dtype in _EIGHT_BITS else x.to(dtype) for x in (q, k, v))  # a cache stays what it is
+        if "qv" in given:
+            given["qv"] = given["qv"].to(dtype)
     for name in tensors:
         given[name] = optional(name, given[name], type_name(q))
+    if "qv" in given:
+        given["qv"] = ops.rows(given["qv"])
     return q, k, v, given
 
 
@@ -60,6 +67,10 @@ def _nested(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> tuple[Ten
     for name in more:
         if name in given:
             raise ValueError(f"{name}: is given with nested tensors, which have their own; use one or the other")
+    if "qv" in given and given["qv"].is_nested:
+        if not torch.equal(given["qv"].offsets(), q.offsets()):
+            raise ValueError("qv: has other lengths than q; they must agree in tokens")
+        given["qv"] = given["qv"].values()
     o, lse = ops.forward_operator(packed_q, packed_k, packed_v, **given, **more)
     return pack(o, q, 1), pack(lse, q, 2)
 
@@ -93,6 +104,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, layo
     if heads_first:
         require_tensors({"q": q, "k": k, "v": v})
         q, k, v = (x.transpose(-3, -2) if x.dim() > 2 else x for x in (q, k, v))
+        if isinstance(options.get("qv"), Tensor) and options["qv"].dim() > 2:
+            options["qv"] = options["qv"].transpose(-3, -2)
     q, k, v, given = _prepared(q, k, v, options)
     if torch.compiler.is_compiling() or not ops.unobserved((q, k, v, *given.values())):
         nested = q.is_nested or k.is_nested or v.is_nested

@@ -118,9 +118,6 @@ def test_jax_arrays_cannot_be_written(rng):
     cache = jax.numpy.zeros((5, P, HK, D))
     with pytest.raises(ValueError, match="k: cannot be written"):
         tessera.append(k_new, v_new, cache, np.zeros((5, P, HK, D), np.float32), seqused_k=LENGTHS, block_table=TABLE)
-    x = jax.numpy.zeros((1, 4, 2, 8))
-    with pytest.raises(NotImplementedError, match="k_scale: is given; scales of keys and values are for"):
-        tessera.attention(x, x, x, k_scale=jax.numpy.ones(1))
 
 
 # --- PyTorch ---------------------------------------------------------------------------------------------------------

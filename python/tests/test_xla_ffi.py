@@ -21,7 +21,8 @@ STRUCTS = {"_Extension": "Extension_Base", "_Version": "Api_Version", "_Metadata
            "_Allocate": "DeviceMemory_Allocate_Args", "_Free": "DeviceMemory_Free_Args",
            "_OrdinalGet": "DeviceOrdinal_Get_Args"}
 TYPES = {"PRED": _abi.U8, "S32": _abi.I32, "S64": _abi.I64, "U8": _abi.U8, "U32": _abi.I32, "F16": _abi.F16,
-         "F32": _abi.F32, "F64": _abi.F64, "BF16": _abi.BF16}
+         "F32": _abi.F32, "F64": _abi.F64, "BF16": _abi.BF16, "S8": _abi.I8,
+         "F8E4M3FN": _abi.E4M3}
 CONSTANTS = {"XLA_FFI_Extension_Metadata": "_METADATA", "XLA_FFI_ExecutionStage_EXECUTE": "_EXECUTE",
              "XLA_FFI_Error_Code_INVALID_ARGUMENT": "_INVALID_ARGUMENT", "XLA_FFI_Error_Code_INTERNAL": "_INTERNAL"}
 

@@ -116,20 +116,21 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
                             causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                             rotary_interleaved: bool = True, alibi_slopes: Optional[Tensor] = None, num_splits: int = 0,
                             return_softmax_lse: bool = False, k_descale: Optional[Tensor] = None,
-                            v_descale: Optional[Tensor] = None) -> Any:
+                            v_descale: Optional[Tensor] = None, qv: Optional[Tensor] = None) -> Any:
     """Appends k and v to the caches, in place, and attends to them: O [B,Nq,Hq,D], or (O, LSE [B,Hq,Nq]).
 
     q [B,Nq,Hq,D]; k_cache and v_cache [Bc,capacity,Hk,D], or pools [pages,page_size,Hk,D] with block_table; k and v
     [B,n,Hk,D]; cache_seqlens int32 [B], before appending. No gradients. num_splits changes nothing: how keys are split
     depends on their number alone. Caches may be float8_e4m3fn or int8, with k_descale and v_descale: f32 [1], [Hk], [B,Hk],
-    or, written for k and v, [pages,page_size,Hk] or [B,capacity,Hk]. A call that is refused leaves the caches as they were.
+    or, written for k and v, [pages,page_size,Hk] or [B,capacity,Hk], also with ceil(D/128) behind. With qv [B,Nq,Hq,Dv]
+    scores are those of q and k plus those of qv and v. A call that is refused leaves the caches as they were.
     """
     with torch.no_grad():
         o, lse = _with_kvcache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
                                cache_leftpad, block_table, rotary_interleaved, {"k_scale": k_descale,
                                                                                 "v_scale": v_descale},
                                scale=softmax_scale, causal=causal,
-                               window=window_size, softcap=softcap, alibi_slopes=alibi_slopes)
+                               window=window_size, softcap=softcap, alibi_slopes=alibi_slopes, qv=qv)
     return (o, lse) if return_softmax_lse else o
 
 
