@@ -158,8 +158,8 @@ int bits(const Arguments& a, Json& rows) {
 
 int simulate(const Arguments& a, Json& rows) {
   const Shape shape{a.heads, a.kv_heads, a.dim, a.dim, 2};
-  const Machine machine{a.forward * 1e12,  a.backward * 1e12, a.call * 1e-6, a.link * 1e9,
-                        a.node_link * 1e9, a.latency * 1e-6,  true};
+  const Machine machine{a.forward * 1e12, a.backward * 1e12, a.call * 1e-6,
+                        a.link * 1e9,     a.node_link * 1e9, a.latency * 1e-6};
   std::printf(
       "Simulated, not measured: %g and %g TFLOP/s inside a call, %g us a call, %g GB/s between nodes, %g inside.\n",
       a.forward, a.backward, a.call, a.link, a.node_link);

@@ -63,6 +63,7 @@ std::vector<Question> questions(const Problem& p, const Sharing& s) {
     for (const Span& x : spans) rows = hash(rows, std::vector<Int64>{x.sequence, x.begin, x.end});
   }
   hashed("partition", rows), whole("scheme", Int64(s.scheme)), whole("segment", s.segment);
+  whole("grain", s.grain);
   return out;
 }
 
@@ -131,7 +132,8 @@ Plan::Plan(std::shared_ptr<Communicator> communicator, const Problem& problem, c
   agree();
   const Mask mask = mask_of(problem.options);
   const auto make = [&](Pass pass) {
-    return make_schedule(problem.lengths, mask, sharing.partition, {sharing.scheme, pass, sharing.segment});
+    return make_schedule(problem.lengths, mask, sharing.partition,
+                         {sharing.scheme, pass, sharing.segment, sharing.grain});
   };
   forward_schedule = make(Pass::forward), backward_schedule = make(Pass::backward);
 }
@@ -155,10 +157,12 @@ std::string Plan::complaint() const {
       invalid("row0, col0, head0 and batch0: must be 0; the plan knows where each part lies");
     if (o.accumulate) invalid("accumulate: is 1; must be 0 over several ranks");
     if (sharing.segment < 0) invalid("segment: is " + text(sharing.segment) + "; must be 0 (none) or positive");
+    if (sharing.grain < 1) invalid("grain: is " + text(sharing.grain) + "; must be positive");
     if (sharing.segment > 0 && sharing.scheme != Scheme::gather)
       invalid("segment: is " + text(sharing.segment) +
               "; a ring's bits depend on the number of ranks, so it must be 0 there");
-    make_schedule(problem.lengths, mask_of(o), partition, {sharing.scheme, Pass::forward, sharing.segment});
+    make_schedule(problem.lengths, mask_of(o), partition,
+                  {sharing.scheme, Pass::forward, sharing.segment, sharing.grain});
     // The rules for one device are the library's.
     const Range kv = key_heads(problem.Hk, 0, partition.slices);
     Inputs in;

@@ -26,6 +26,8 @@ struct Sharing {
   Scheme scheme = Scheme::gather;
   Int64 segment =
       0;  // results have the same bits on any number of ranks whose cuts lie on its multiples; 0: no promise
+  Int64 grain = 384;  // rows: where a gather without segments may cut the keys; multiples of a kernel's key tile keep
+                      // the bits of one call
   double timeout = 300;  // seconds that a rank waits for another
   int threads = 0;       // of each rank; 0: all that the process may use
 };

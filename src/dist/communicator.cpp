@@ -3,7 +3,6 @@
 #include "dist/communicator.hpp"
 
 #include <cstring>
-#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -77,34 +76,49 @@ void Line::listen() {
   if (const std::optional<std::string> heard = transport->notice()) throw Heard{*heard};
 }
 
-void Line::start(std::vector<Message> messages) {
+UInt64 Line::start(std::vector<Message> messages) {
   listen();
-  group = std::move(messages);
-  transport->start(group);
+  if (messages.empty()) return started;
+  queue.push_back(std::move(messages));
+  if (queue.size() == 1) transport->start(queue.front());
+  return ++started;
+}
+
+// Lets the next group begin where one is complete. Returns the ranks for which the first of the queue waits.
+std::set<int> Line::progress() {
+  std::set<int> missing;
+  while (!queue.empty()) {
+    const std::vector<bool> done = transport->test();
+    for (std::size_t i = 0; i < done.size(); ++i)
+      if (!done[i]) missing.insert(queue.front()[i].peer);
+    if (!missing.empty()) break;
+    queue.pop_front();
+    ++complete;
+    if (!queue.empty()) transport->start(queue.front());
+  }
+  return missing;
 }
 
 void Line::poll() {
-  transport->test();
+  progress();
   listen();
 }
 
-void Line::wait() {
-  const Clock::time_point deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+void Line::wait(UInt64 group) {
+  const auto limit = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+  Clock::time_point since = Clock::now();
   for (int tries = 0;; pause(tries)) {
-    const std::vector<bool> done = transport->test();
+    const UInt64 before = complete;
+    const std::set<int> missing = progress();
     listen();
-    std::set<int> missing;
-    for (std::size_t i = 0; i < done.size(); ++i)
-      if (!done[i]) missing.insert(group[i].peer);
-    if (missing.empty()) break;
-    if (Clock::now() < deadline) continue;
+    if (complete >= group) return;
+    if (complete != before) since = Clock::now();
+    if (Clock::now() < since + limit) continue;
     std::ostringstream sentence;
     sentence << "no answer within " << timeout << " s from rank" << (missing.size() == 1 ? "" : "s");
     for (const int r : missing) sentence << (r == *missing.begin() ? " " : ", ") << r;
     throw Error(TESSERA_COMMUNICATION_ERROR, sentence.str());
   }
-  group.clear();
 }
 
 std::vector<Bytes> Line::gather(const Bytes& mine) {
@@ -120,8 +134,7 @@ std::vector<Bytes> Line::gather(const Bytes& mine) {
     messages.push_back({r, true, sent});
     messages.push_back({r, false, all.back()});
   }
-  start(std::move(messages));
-  wait();
+  wait(start(std::move(messages)));
   std::vector<Bytes> out;
   for (int r = 0; r < size(); ++r) {
     const Bytes& bytes = *all[static_cast<std::size_t>(r)];

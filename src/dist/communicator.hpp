@@ -6,8 +6,10 @@
 
 #include <chrono>
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,11 +58,13 @@ class Line {
   int rank() const { return transport->rank(); }
   int size() const { return transport->size(); }
 
-  void start(std::vector<Message> group);
+  // Puts a group at the end of the queue: groups travel one after the other. Returns its number.
+  UInt64 start(std::vector<Message> group);
   // Between two pieces of work: progress, and word of others' failures.
   void poll();
-  // Until the group is complete. Beyond the limit: an Error that names the ranks that have not answered.
-  void wait();
+  // Until this group and all before it are complete. Beyond the limit: an Error that names the ranks that have not
+  // answered.
+  void wait(UInt64 group);
   // Every rank's bytes, all of the same size, in the order of ranks.
   std::vector<Bytes> gather(const Bytes& mine);
 
@@ -89,10 +93,12 @@ class Line {
   void require_usable() const;
   void give_up(const char* sentence) noexcept;
   void listen();
+  std::set<int> progress();
 
   std::shared_ptr<Communicator> transport;
   double timeout;
-  std::vector<Message> group;
+  std::deque<std::vector<Message>> queue;  // its first group is under way
+  UInt64 started = 0, complete = 0;        // groups
 };
 
 // Seals a message: its last 16 bytes say which message it is and what it held, so that a damaged or crossed one is

@@ -25,8 +25,11 @@ Executor::Executor(Line& line, const Problem& problem, const Sharing& sharing, c
     slice(s.slice_of(rank)), hq(heads_of(Kind::query, slice)), hk(heads_of(Kind::key, slice)),
     memory(s.of[index(rank)].slot_rows), spans(node_rows(s.partition, node)) {
   for (const Span& span : spans) span_rows.push_back(rows), rows += span.rows();
+  for (std::size_t i = 0; i < s.pieces.size(); ++i)
+    if (s.pieces[i].node == node) kept.insert(static_cast<int>(i));
   for (const Step& step : s.of[index(rank)].steps)
-    for (const Work& w : step.work) slot_of[w.key] = w.slot;
+    for (const Transfer& x : step.group)
+      if (x.what == What::sums && x.send) kept.insert(piece_at(s, x.rows.sequence, x.rows.begin));
 }
 
 Range Executor::heads_of(Kind kind, int u) const {
@@ -46,6 +49,15 @@ Int64 Executor::node_row(const Span& span) const {
   return span_rows[at] + span.begin - spans[at].begin;
 }
 
+// Where it begins in a tensor of the node: keys lie in the memory for keys.
+Int64 Executor::row_in(const Field& field, const Span& span) const {
+  const Int64 row = node_row(span);
+  if (field.kind != Kind::key) return row;
+  const auto at =
+      static_cast<std::size_t>(std::upper_bound(span_rows.begin(), span_rows.end(), row) - span_rows.begin() - 1);
+  return s.of[index(rank)].home[at] + row - span_rows[at];
+}
+
 void Executor::take(Field& field, const RowView& user, Kind kind, Int64 room) {
   field.user = user, field.kind = kind;
   field.rows = Rows(user.type, room, heads_of(kind, slice).size(), user.width);
@@ -56,7 +68,7 @@ void Executor::take(Field& field, const RowView& user, Kind kind, Int64 room) {
     const Range heads = heads_of(kind, slice);
     packed.resize(index(packed_bytes(user, span.rows(), heads)));
     pack(packed.data(), user, row, span.rows(), heads);
-    unpack(packed.data(), field.rows.view, node_row(span), span.rows(), {0, heads.size()});
+    unpack(packed.data(), field.rows.view, row_in(field, span), span.rows(), {0, heads.size()});
     row += span.rows();
   }
 }
@@ -81,7 +93,7 @@ void Executor::forward(const Inputs& inputs, const Outputs& outputs) {
   state_l = Rows(Type::f64, rows, hq.size(), 1);
   run();
   finish_forward(outputs);
-  if (s.partition.slices > 1) do_step(s.of[index(rank)].steps.back(), s.of[index(rank)].steps.size() - 1);
+  exchange_results();
   write_results();
 }
 
@@ -98,7 +110,7 @@ void Executor::backward(const Inputs& inputs, const Saved& saved, const Gradient
   run();
   finish_backward(gradients);
   const std::vector<float> dsinks = want_dsinks ? sum_sinks() : std::vector<float>();
-  if (s.partition.slices > 1) do_step(s.of[index(rank)].steps.back(), s.of[index(rank)].steps.size() - 1);
+  exchange_results();
   write_results();
   for (std::size_t h = 0; h < dsinks.size(); ++h)
     static_cast<float*>(gradients.dsinks.data)[Int64(h) * gradients.dsinks.strides[0]] = dsinks[h];
@@ -108,7 +120,27 @@ void Executor::backward(const Inputs& inputs, const Saved& saved, const Gradient
 void Executor::run() {
   const std::vector<Step>& steps = s.of[index(rank)].steps;
   const std::size_t end = steps.size() - (s.partition.slices > 1 ? 1 : 0);
-  for (std::size_t t = 0; t < end; ++t) do_step(steps[t], t);
+  for (std::size_t t = 0; t < end; ++t) {
+    read_until(t + 1 - std::min(t + 1, index(s.ahead)));
+    start(t);
+    do_work(steps[t]);
+  }
+  read_until(end);
+}
+
+void Executor::do_work(const Step& step) {
+  for (const Work& job : step.work)
+    for (const Range& heads : head_groups(job)) {
+      s.settings.pass == Pass::forward ? work_forward(job, heads) : work_backward(job, heads);
+      line.poll();
+    }
+}
+
+void Executor::exchange_results() {
+  if (s.partition.slices == 1) return;
+  const std::size_t last = s.of[index(rank)].steps.size() - 1;
+  start(last);
+  read_until(last + 1);
 }
 
 // --- messages
@@ -127,9 +159,10 @@ void Executor::require_sealed(const Bytes& message, UInt64 number, int from, std
 
 Int64 Executor::bytes_of(const Transfer& t) const {
   if (t.what == What::keys)
-    return packed_bytes(k.rows.view, piece(t.piece).rows.rows(), {0, hk.size()}) +
-           packed_bytes(v.rows.view, piece(t.piece).rows.rows(), {0, hk.size()});
-  if (t.what == What::gradients) return piece(t.piece).rows.rows() * hk.size() * (p.D + p.Dv) * Int64(sizeof(float));
+    return packed_bytes(k.rows.view, t.rows.rows(), {0, hk.size()}) +
+           packed_bytes(v.rows.view, t.rows.rows(), {0, hk.size()});
+  if (t.what == What::gradients || t.what == What::sums)
+    return t.rows.rows() * hk.size() * (p.D + p.Dv) * Int64(sizeof(float));
   // Rows of the rank that needs them, or that they come from, and heads of the other one.
   const bool mine = t.send == (t.what == What::heads);
   const int owner = mine ? rank : t.peer, other = mine ? t.peer : rank;
@@ -145,22 +178,23 @@ Int64 Executor::bytes_of(const Transfer& t) const {
 }
 
 std::byte* Executor::fill(std::byte* at, const Transfer& t) {
+  const Int64 n = t.rows.rows();
   if (t.what == What::keys) {
-    const Int64 row = s.of[index(rank)].slot_row[index(t.slot)], n = piece(t.piece).rows.rows();
-    at = pack(at, k.rows.view, row, n, {0, hk.size()});
-    return pack(at, v.rows.view, row, n, {0, hk.size()});
+    at = pack(at, k.rows.view, t.at, n, {0, hk.size()});
+    return pack(at, v.rows.view, t.at, n, {0, hk.size()});
   }
-  if (t.what == What::gradients) {
-    if (s.settings.segment == 0) {  // what is sent is cleared: the slot will be used again
-      const Int64 row = s.of[index(rank)].slot_row[index(slot_of.at(t.piece))];
+  if (t.what == What::gradients || t.what == What::sums) {
+    if (s.settings.segment == 0) {  // what is sent is cleared: the memory may be used again
       for (Rows* sum : {&sum_dk, &sum_dv}) {
-        const auto count = index(piece(t.piece).rows.rows() * hk.size() * sum->view.width);
-        at = put_floats(at, sum->floats(row), count);
-        std::fill_n(sum->floats(row), count, 0.f);
+        const auto count = index(n * hk.size() * sum->view.width);
+        at = put_floats(at, sum->floats(t.at), count);
+        std::fill_n(sum->floats(t.at), count, 0.f);
       }
       return at;
     }
-    const std::vector<float> sums = folded(shares_of.at(t.piece), t.first, t.last);
+    const int key = piece_at(s, t.rows.sequence, t.rows.begin);
+    const Int64 last = t.what == What::sums ? tree_of(t.rows.sequence) : t.last;
+    const std::vector<float> sums = folded(shares_of.at(key), t.first, last, {t.rows.begin, t.rows.end});
     return put_floats(at, sums.data(), sums.size());
   }
   if (t.what == What::heads) {
@@ -175,32 +209,42 @@ std::byte* Executor::fill(std::byte* at, const Transfer& t) {
 }
 
 const std::byte* Executor::read(const std::byte* at, const Transfer& t) {
+  const Int64 n = t.rows.rows();
   if (t.what == What::keys) {
-    const Int64 row = s.of[index(rank)].slot_row[index(t.slot)], n = piece(t.piece).rows.rows();
-    at = unpack(at, k.rows.view, row, n, {0, hk.size()});
-    return unpack(at, v.rows.view, row, n, {0, hk.size()});
+    at = unpack(at, k.rows.view, t.at, n, {0, hk.size()});
+    return unpack(at, v.rows.view, t.at, n, {0, hk.size()});
   }
-  if (t.what == What::gradients) {
+  if (t.what == What::gradients || t.what == What::sums) {
     const auto count = index(bytes_of(t)) / sizeof(float);
-    Share share{t.first, t.last, std::vector<float>(count)};
+    const Int64 last = t.what == What::sums ? tree_of(t.rows.sequence) : t.last;
+    Share share{t.first, last, {t.rows.begin, t.rows.end}, std::vector<float>(count)};
     std::memcpy(share.sums.data(), at, count * sizeof(float));
     if (s.settings.segment == 0)
-      add_gradients(t.piece, share.sums.data());
+      add_gradients(t.at, n, share.sums.data());
     else
-      shares_of[t.piece].push_back(std::move(share));
+      shares_of[piece_at(s, t.rows.sequence, t.rows.begin)].push_back(std::move(share));
     return at + count * sizeof(float);
   }
   for (Field* f : fields)
     for (const Span& span : s.partition.of[index(t.peer)])
-      at = unpack(at, f->rows.view, node_row(span), span.rows(), {0, f->rows.view.heads});
+      at = unpack(at, f->rows.view, row_in(*f, span), span.rows(), {0, f->rows.view.heads});
   return at;
 }
 
 // All transfers between two ranks in a step are one message, in the order of the schedule.
-void Executor::do_step(const Step& step, std::size_t t) {
+std::vector<const Transfer*> Executor::transfers_of(std::size_t step, int peer, bool send) const {
+  std::vector<const Transfer*> out;
+  for (const Transfer& x : s.of[index(rank)].steps[step].group)
+    if (x.peer == peer && x.send == send) out.push_back(&x);
+  return out;
+}
+
+void Executor::start(std::size_t t) {
+  const Step& step = s.of[index(rank)].steps[t];
   std::map<std::pair<int, bool>, std::vector<const Transfer*>> links;
   for (const Transfer& x : step.group) links[{x.peer, x.send}].push_back(&x);
   std::vector<Message> messages;
+  Group group{0, t, {}};
   for (const auto& [link, transfers] : links) {
     const auto [peer, send] = link;
     Int64 bytes = 0;
@@ -212,24 +256,28 @@ void Executor::do_step(const Step& step, std::size_t t) {
       seal(*room, number_of(t, rank, peer));
     }
     messages.push_back({peer, send, room});
+    if (!send) group.received.push_back(messages.back());
   }
-  line.start(messages);
-  for (const Job& job : jobs_of(step))
-    for (const Range& heads : head_groups(job)) {
-      s.settings.pass == Pass::forward ? work_forward(job, heads) : work_backward(job, heads);
-      line.poll();
+  if (s.settings.segment > 0) drop_sent(step);
+  group.number = line.start(std::move(messages));
+  unread.push_back(std::move(group));
+}
+
+// Reads, in order, what the groups of steps before `end` have brought.
+void Executor::read_until(std::size_t end) {
+  for (; !unread.empty() && unread.front().step < end; unread.pop_front()) {
+    const Group& group = unread.front();
+    line.wait(group.number);
+    for (const Message& message : group.received) {
+      require_sealed(*message.bytes, number_of(group.step, message.peer, rank), message.peer, group.step);
+      const std::vector<const Transfer*> transfers = transfers_of(group.step, message.peer, false);
+      if (transfers[0]->what == What::results) {
+        arrived.emplace_back(message.peer, message.bytes);
+        continue;
+      }
+      const std::byte* at = message.bytes->data();
+      for (const Transfer* x : transfers) at = read(at, *x);
     }
-  line.wait();
-  for (const Message& message : messages) {
-    if (message.send) continue;
-    require_sealed(*message.bytes, number_of(t, message.peer, rank), message.peer, t);
-    const std::vector<const Transfer*>& transfers = links[{message.peer, false}];
-    if (transfers[0]->what == What::results) {
-      arrived.emplace_back(message.peer, message.bytes);
-      continue;
-    }
-    const std::byte* at = message.bytes->data();
-    for (const Transfer* x : transfers) at = read(at, *x);
   }
 }
 

@@ -18,26 +18,8 @@ constexpr double most_operations = 2e8;
 
 }  // namespace
 
-// Neighbouring keys that lie side by side are one job, unless every piece must be a call of its own to keep its bits.
-std::vector<Executor::Job> Executor::jobs_of(const Step& step) const {
-  std::vector<Job> jobs;
-  for (const Work& w : step.work) {
-    const Span& keys = piece(w.key).rows;
-    const Int64 row = s.of[index(rank)].slot_row[index(w.slot)];
-    if (!jobs.empty() && s.settings.segment == 0) {
-      Job& last = jobs.back();
-      if (last.query == w.query && last.keys.end == keys.begin && last.row + last.keys.size() == row) {
-        last.keys.end = keys.end;
-        continue;
-      }
-    }
-    jobs.push_back({w.query, w.key, {keys.begin, keys.end}, row});
-  }
-  return jobs;
-}
-
 // Query heads of one call each, as many as belong to whole key heads.
-std::vector<Range> Executor::head_groups(const Job& job) const {
+std::vector<Range> Executor::head_groups(const Work& job) const {
   const double operations =
       2.0 * double(piece(job.query).rows.rows()) * double(job.keys.size()) * double(hq.size()) * double(p.D + p.Dv);
   if (operations <= most_operations) return {{0, hq.size()}};
@@ -47,7 +29,7 @@ std::vector<Range> Executor::head_groups(const Job& job) const {
   return groups;
 }
 
-Options Executor::options_of(const Job& job, Int64 head) const {
+Options Executor::options_of(const Work& job, Int64 head) const {
   Options options = p.options;
   options.alignment = Alignment::offset, options.diagonal_offset = s.mask.offset;
   options.row0 = piece(job.query).rows.begin, options.col0 = job.keys.begin;
@@ -55,7 +37,7 @@ Options Executor::options_of(const Job& job, Int64 head) const {
   return options;
 }
 
-Tensor Executor::pairs_of(const Field& field, const Job& job, Range heads) const {
+Tensor Executor::pairs_of(const Field& field, const Work& job, Range heads) const {
   const RowView& view = field.rows.view;
   const Int64 n = piece(job.query).rows.rows(), head = view.heads == 1 ? 0 : heads.begin;
   const bool one = view.width == 1;  // for all keys
@@ -65,14 +47,14 @@ Tensor Executor::pairs_of(const Field& field, const Job& job, Range heads) const
   return t;
 }
 
-Inputs Executor::inputs_of(const Job& job, Range heads) const {
+Inputs Executor::inputs_of(const Work& job, Range heads) const {
   const Piece& query = piece(job.query);
   const Int64 ratio = p.Hk == 0 ? 1 : p.Hq / p.Hk;
   const Range kv{heads.begin / ratio, heads.end / ratio};
   Inputs in;
   in.q = q.rows.tokens(query.at, query.rows.rows(), heads);
-  in.k = k.rows.tokens(job.row, job.keys.size(), kv);
-  in.v = v.rows.tokens(job.row, job.keys.size(), kv);
+  in.k = k.rows.tokens(job.at, job.keys.size(), kv);
+  in.v = v.rows.tokens(job.at, job.keys.size(), kv);
   if (bias.rows.view.data) in.bias = pairs_of(bias, job, heads);
   if (mask.rows.view.data) in.mask = pairs_of(mask, job, heads);
   if (slopes) {
@@ -97,7 +79,7 @@ State Executor::state_of(const Piece& query, Range heads) const {
 }
 
 // The state is carried from job to job; who starts it counts the sink.
-Inputs Executor::continued(const Job& job, Range heads) {
+Inputs Executor::continued(const Work& job, Range heads) {
   Inputs in = inputs_of(job, heads);
   if (begun.contains({job.query, heads.begin}))
     in.state = state_of(piece(job.query), heads);
@@ -107,7 +89,7 @@ Inputs Executor::continued(const Job& job, Range heads) {
   return in;
 }
 
-void Executor::work_forward(const Job& job, Range heads) {
+void Executor::work_forward(const Work& job, Range heads) {
   Outputs out;
   out.state = state_of(piece(job.query), heads);
   tessera::forward(continued(job, heads), out, options_of(job, heads.begin), {.threads = sharing.threads});
@@ -117,7 +99,7 @@ void Executor::finish_forward(const Outputs& outputs) {
   Rows final_o(outputs.o.type, rows, hq.size(), p.Dv), final_lse(Type::f32, rows, hq.size(), 1);
   for (std::size_t i = 0; i < s.pieces.size(); ++i) {
     if (s.pieces[i].node != node) continue;
-    const Job none{.query = static_cast<int>(i)};
+    const Work none{.query = static_cast<int>(i)};
     const Range heads{0, hq.size()};
     Outputs out;
     out.o = final_o.tokens(s.pieces[i].at, s.pieces[i].rows.rows(), heads);
@@ -130,7 +112,7 @@ void Executor::finish_forward(const Outputs& outputs) {
 
 // --- backward
 
-void Executor::work_backward(const Job& job, Range heads) {
+void Executor::work_backward(const Work& job, Range heads) {
   const Piece& query = piece(job.query);
   const Int64 n = query.rows.rows(), ratio = p.Hq / p.Hk, keys = job.keys.size();
   const Range kv{heads.begin / ratio, heads.end / ratio};
@@ -141,11 +123,12 @@ void Executor::work_backward(const Job& job, Range heads) {
   if (d_lse.rows.view.data) saved.d_lse = d_lse.rows.numbers(query.at, n, heads);
   Gradients gradients{sum_dq.tokens(query.at, n, heads), {}, {}, {}, {}};
   if (s.settings.segment == 0) {
-    gradients.dk = sum_dk.tokens(job.row, keys, kv), gradients.dv = sum_dv.tokens(job.row, keys, kv);
+    gradients.dk = sum_dk.tokens(job.at, keys, kv), gradients.dv = sum_dv.tokens(job.at, keys, kv);
   } else {  // a leaf of the tree
-    std::vector<Share>& shares = shares_of[job.key];
+    std::vector<Share>& shares = shares_of[piece_at(s, query.rows.sequence, job.keys.begin)];
     if (heads.begin == 0)
-      shares.push_back({query.leaf, query.leaf + 1, std::vector<float>(index(keys * hk.size() * (p.D + p.Dv)))});
+      shares.push_back(
+          {query.leaf, query.leaf + 1, job.keys, std::vector<float>(index(keys * hk.size() * (p.D + p.Dv)))});
     float* sums = shares.back().sums.data();
     gradients.dk = Tensor(sums + kv.begin * p.D, Type::f32, {1, keys, kv.size(), p.D});
     gradients.dv = Tensor(sums + keys * hk.size() * p.D + kv.begin * p.Dv, Type::f32, {1, keys, kv.size(), p.Dv});
@@ -154,42 +137,83 @@ void Executor::work_backward(const Job& job, Range heads) {
   tessera::backward(inputs_of(job, heads), saved, gradients, options, {.threads = sharing.threads});
 }
 
-void Executor::add_gradients(int key, const float* sums) {
+// Rows of the memory for keys.
+void Executor::add_gradients(Int64 row, Int64 n, const float* sums) {
   for (Rows* sum : {&sum_dk, &sum_dv}) {
-    float* to = sum->floats(piece(key).at);
-    const Int64 count = piece(key).rows.rows() * hk.size() * sum->view.width;
+    float* to = sum->floats(row);
+    const Int64 count = n * hk.size() * sum->view.width;
     for (Int64 i = 0; i < count; ++i) to[i] += sums[i];
     sums += count;
   }
 }
 
-// The sum over leaves first to last as a binary tree, of which some nodes are there already. Empty: nothing.
-std::vector<float> Executor::folded(std::vector<Share>& shares, Int64 first, Int64 last) {
+// The least power of two that holds the leaves of a sequence.
+Int64 Executor::tree_of(Int64 sequence) const {
+  const Int64 length = s.lengths[index(sequence)], segment = s.settings.segment;
+  return segment == 0 ? 0 : static_cast<Int64>(std::bit_ceil(static_cast<UInt64>((length + segment - 1) / segment)));
+}
+
+// The sum for some rows over leaves first to last as a binary tree, of which some nodes are there already. Empty:
+// nothing.
+std::vector<float> Executor::folded(const std::vector<Share>& shares, Int64 first, Int64 last, Range rows) const {
   bool any = false;
-  for (Share& x : shares) {
-    if (x.first == first && x.last == last) return std::move(x.sums);
+  for (const Share& x : shares) {
+    if (x.rows.begin > rows.begin || x.rows.end < rows.end) continue;
+    if (x.first == first && x.last == last) {
+      std::vector<float> out;
+      const float* from = x.sums.data();
+      for (const Int64 width : {hk.size() * p.D, hk.size() * p.Dv}) {
+        const float* begin = from + (rows.begin - x.rows.begin) * width;
+        out.insert(out.end(), begin, begin + rows.size() * width);
+        from += x.rows.size() * width;
+      }
+      return out;
+    }
     any |= x.first < last && first < x.last;
   }
   if (!any || last - first == 1) return {};
-  std::vector<float> left = folded(shares, first, (first + last) / 2);
-  std::vector<float> right = folded(shares, (first + last) / 2, last);
+  std::vector<float> left = folded(shares, first, (first + last) / 2, rows);
+  std::vector<float> right = folded(shares, (first + last) / 2, last, rows);
   if (left.empty()) return right;
   for (std::size_t i = 0; i < right.size(); ++i) left[i] += right[i];
   return left;
 }
 
+// Shares that have left and are summed elsewhere.
+void Executor::drop_sent(const Step& step) {
+  for (const Transfer& x : step.group)
+    if (x.what == What::gradients && x.send) {
+      const int key = piece_at(s, x.rows.sequence, x.rows.begin);
+      if (!kept.contains(key)) shares_of.erase(key);
+    }
+}
+
 void Executor::finish_backward(const Gradients& gradients) {
-  std::vector<Int64> leaves(s.lengths.size());
-  for (const Piece& x : s.pieces) ++leaves[index(x.rows.sequence)];
   for (auto& [key, shares] : shares_of) {
+    const Span& rows = piece(key).rows;
     if (piece(key).node != node) continue;
-    const auto all = static_cast<Int64>(std::bit_ceil(static_cast<UInt64>(leaves[index(piece(key).rows.sequence)])));
-    const std::vector<float> sums = folded(shares, 0, all);
-    if (!sums.empty()) add_gradients(key, sums.data());
+    std::set<Int64> cuts{rows.end};
+    for (const Share& x : shares) cuts.insert(x.rows.begin), cuts.insert(x.rows.end);
+    Int64 begin = rows.begin;
+    for (const Int64 end : cuts) {
+      const std::vector<float> sums = folded(shares, 0, tree_of(rows.sequence), {begin, end});
+      const Int64 at = row_in(k, rows) + begin - rows.begin;
+      if (!sums.empty()) add_gradients(at, end - begin, sums.data());
+      begin = end;
+    }
   }
   give(token_rows(gradients.dq), Kind::query, converted(sum_dq, gradients.dq.type, rows));
-  give(token_rows(gradients.dk), Kind::key, converted(sum_dk, gradients.dk.type, rows));
-  give(token_rows(gradients.dv), Kind::key, converted(sum_dv, gradients.dv.type, rows));
+  give(token_rows(gradients.dk), Kind::key, own_rows(sum_dk, gradients.dk.type));
+  give(token_rows(gradients.dv), Kind::key, own_rows(sum_dv, gradients.dv.type));
+}
+
+// Of the memory for keys, the node's own rows.
+Rows Executor::own_rows(Rows& sums, Type type) {
+  Rows own(Type::f32, rows, hk.size(), sums.view.width);
+  for (std::size_t i = 0; i < spans.size(); ++i)
+    std::copy_n(sums.floats(s.of[index(rank)].home[i]), index(spans[i].rows() * hk.size() * sums.view.width),
+                own.floats(span_rows[i]));
+  return converted(own, type, rows);
 }
 
 // dSink is a sum over all rows of all ranks: each piece's part in f32 goes to everybody, who adds them in the order of
@@ -207,7 +231,7 @@ std::vector<float> Executor::sum_sinks() {
   for (std::size_t i = 0; i < s.pieces.size(); ++i) {
     if (s.pieces[i].node != node) continue;
     const Range heads{0, hq.size()};
-    const Job none{.query = static_cast<int>(i)};
+    const Work none{.query = static_cast<int>(i)};
     const Int64 at = s.pieces[i].at, n = s.pieces[i].rows.rows();
     Inputs in = inputs_of(none, heads);
     in.bias = in.mask = {};
@@ -223,8 +247,7 @@ std::vector<float> Executor::sum_sinks() {
   std::vector<Message> messages;
   for (int r = 0; r < line.size(); ++r)
     if (r != rank) messages.push_back({r, true, all[index(rank)]}), messages.push_back({r, false, all[index(r)]});
-  line.start(messages);
-  line.wait();
+  line.wait(line.start(messages));
   std::vector<double> sums(index(p.Hq));
   std::vector<std::size_t> read(index(line.size()));
   for (int r = 0; r < line.size(); ++r) require_sealed(*all[index(r)], number_of(step, r, r), r, step);

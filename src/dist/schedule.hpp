@@ -17,15 +17,18 @@ enum class Scheme {
 };
 enum class Pass { forward, backward };
 
-// What is cut smaller than the partition does, so that results have the same bits on any number of ranks: rows are
-// then worked on in segments of this many, the same ones everywhere. 0: not at all.
 struct Settings {
   Scheme scheme = Scheme::gather;
   Pass pass = Pass::forward;
+  // Rows are worked on in segments of this many, the same ones everywhere, so that results have the same bits on any
+  // number of ranks. 0: not at all.
   Int64 segment = 0;
+  // Without segments, Scheme::gather cuts the keys of a row on multiples of this alone. On multiples of a kernel's key
+  // tile a cut leaves the forward pass its bits; 384 holds the tiles of 64, 128 and 192 keys.
+  Int64 grain = 384;
 };
 
-// The unit of work and of transfer: neighbouring rows of one sequence that a node holds.
+// Neighbouring rows of one sequence that a node holds; with segments, one of them.
 struct Piece {
   Span rows;
   int node = 0;    // who holds it
@@ -35,8 +38,9 @@ struct Piece {
 
 enum class What {
   heads,      // rows of a rank of the node, for the heads of the receiver
-  keys,       // K and V of a piece
-  gradients,  // a share of dK and dV of a piece, to the node that holds it
+  keys,       // K and V of some rows
+  gradients,  // a share of dK and dV of some rows, to the node that sums them
+  sums,       // dK and dV of some rows, to the node that holds them
   results,    // rows of a rank of the node, back to it, from the heads of the sender
 };
 
@@ -44,27 +48,29 @@ struct Transfer {
   What what = What::keys;
   bool send = false;
   int peer = 0;               // a rank
-  int piece = -1;             // keys, gradients
-  int slot = -1;              // keys: where they lie at this end
+  Span rows{};                // of keys
+  Int64 at = 0;               // where these begin in this end's memory for keys
   Int64 first = 0, last = 0;  // gradients: the share is that of the leaves first to last of queries; 0, 0: of all
 };
 
-// Attention of the queries of one piece with the keys of another, which lie in `slot`.
+// One call: attention of the queries of a piece with some keys of its sequence, which lie from row `at` on.
 struct Work {
-  int query = 0, key = 0, slot = 0;
+  int query = 0;
+  Range keys{};
+  Int64 at = 0;
 };
 
-// The group is started, the work is done meanwhile, and the step ends when both are complete. Work uses what earlier
-// groups brought, and a group sends what earlier steps left.
+// The group is started, and the work is done. Groups travel one after the other in the order of steps, beside the work
+// of this step and of the next ones.
 struct Step {
   std::vector<Transfer> group;
   std::vector<Work> work;
 };
 
 struct RankSchedule {
-  std::vector<Step> steps;      // as many on every rank
-  std::vector<Int64> slot_row;  // where each slot begins in the rank's memory for keys
-  Int64 slot_rows = 0;          // rows of that memory
+  std::vector<Step> steps;  // as many on every rank
+  std::vector<Int64> home;  // where each span of the node's rows begins in the rank's memory for keys
+  Int64 slot_rows = 0;      // rows of that memory
 };
 
 struct Schedule {
@@ -72,6 +78,7 @@ struct Schedule {
   Partition partition;
   std::vector<Int64> lengths;
   Mask mask;
+  int ahead = 1;  // a step begins when all groups are complete that were started this many steps before, or earlier
   std::vector<Piece> pieces;  // by sequence and position
   std::vector<RankSchedule> of;
 
@@ -83,8 +90,10 @@ struct Schedule {
 Schedule make_schedule(const std::vector<Int64>& lengths, const Mask& mask, const Partition& partition,
                        const Settings& settings);
 
-// Does some query of one piece see some key of the other?
-bool sees(const Schedule& schedule, const Piece& query, const Piece& key);
+// The keys that some query of a piece sees.
+Range keys_seen(const Schedule& schedule, const Piece& query);
+// The piece that holds a row.
+int piece_at(const Schedule& schedule, Int64 sequence, Int64 row);
 
 // The shares in which a node returns the gradients of a key piece, as leaves of queries: one share for all of them, or
 // (segments) the largest aligned subtrees that its pieces fill, less those that see nothing of the key piece.
@@ -100,9 +109,10 @@ struct Judgement {
 };
 
 // Every visible pair of a query tile and a key tile exactly once; sends match receives, step by step; nothing is sent
-// or worked on before it is there, and no slot is overwritten in use; with Scheme::gather every row sees its keys in
-// ascending order; gradients of every piece return complete to the node that holds it. Independent of how the schedule
-// was made: it looks at the steps, and at visible() for tiles of `tile` rows.
+// or worked on that may still be under way, and no row of memory is written while it may be read; with Scheme::gather
+// every row sees its keys in ascending order; every share of dK and dV is in one sum, and every sum comes to the node
+// that holds the rows, once and complete. Independent of how the schedule was made: it looks at the steps, and at
+// visible() for tiles of `tile` rows.
 Judgement check_schedule(const Schedule& schedule, Int64 tile);
 
 }  // namespace tessera::dist

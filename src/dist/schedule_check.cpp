@@ -35,6 +35,8 @@ const char* name(What what) {
       return "keys";
     case What::gradients:
       return "gradients";
+    case What::sums:
+      return "sums";
     default:
       return "results";
   }
@@ -61,54 +63,58 @@ void check_cover(std::vector<Span> spans, const std::vector<Int64>& lengths, con
     if (reached[b] != lengths[b]) fault("the ", whose, " hold row ", reached[b], " of sequence ", b, " never");
 }
 
-// What lies in a rank's memory for keys.
+// What lies in a rank's memory for keys: which key in each row.
 class KeyMemory {
  public:
-  KeyMemory(const Schedule& s, int rank) :
-      s(s), rank(rank), layout(s.of[index(rank)]), holds(layout.slot_row.size(), -1) {
-    std::size_t slot = 0;
-    for (std::size_t p = 0; p < s.pieces.size(); ++p)
-      if (s.pieces[p].node == s.node_of(rank)) {
-        if (slot >= holds.size() || layout.slot_row[slot] != s.pieces[p].at)
-          fault("rank ", rank, ": slot ", slot, " is not where piece ", p, " of its own lies");
-        put(static_cast<int>(slot++), static_cast<int>(p));
-      }
+  KeyMemory(const Schedule& s, int rank) : rank(rank), rows(s.of[index(rank)].slot_rows) {}
+
+  void put_own(const Schedule& s) {
+    const std::vector<Span> own = node_rows(s.partition, s.node_of(rank));
+    const std::vector<Int64>& home = s.of[index(rank)].home;
+    if (home.size() != own.size())
+      fault("rank ", rank, ": has places for ", home.size(), " of its ", own.size(), " spans");
+    for (std::size_t i = 0; i < own.size(); ++i) put(own[i], home[i]);
   }
 
-  Range rows(int slot, int piece) const {
-    if (slot < 0 || index(slot) >= holds.size()) fault("rank ", rank, ": there is no slot ", slot);
-    const Int64 begin = layout.slot_row[index(slot)];
-    const Range r{begin, begin + s.pieces[index(piece)].rows.rows()};
-    if (r.end > layout.slot_rows) fault("rank ", rank, ": slot ", slot, " is too small for piece ", piece);
+  Range place(const Span& keys, Int64 at) const {
+    const Range r{at, at + keys.rows()};
+    if (at < 0 || r.end > rows)
+      fault("rank ", rank, ": rows ", r.begin, " to ", r.end, " are outside of its memory for ", rows);
     return r;
   }
 
-  void require(int slot, int piece, int step, const char* use) const {
-    rows(slot, piece);
-    if (holds[index(slot)] != piece)
-      fault("rank ", rank, ", step ", step, ": ", use, " piece ", piece, " in slot ", slot, ", which does not hold it");
+  void require(const Span& keys, Int64 at, int step, const char* use) const {
+    const Range r = place(keys, at);
+    auto run = held.upper_bound(r.begin);
+    if (run != held.begin()) --run;
+    for (Int64 row = r.begin; row < r.end; row = run->second.end, ++run)
+      if (run == held.end() || run->first > row || run->second.end <= row || run->second.sequence != keys.sequence ||
+          run->second.shift + row != keys.begin + row - at)
+        fault("rank ", rank, ", step ", step, ": ", use, " key ", keys.begin + row - at, " of sequence ", keys.sequence,
+              " in row ", row, ", which does not hold it");
   }
 
   // Whatever lay in these rows is gone.
-  void put(int slot, int piece) {
-    const Range r = rows(slot, piece);
-    auto at = valid.upper_bound(r.begin);
-    if (at != valid.begin() && std::prev(at)->second.end > r.begin) --at;
-    while (at != valid.end() && at->first < r.end) holds[index(at->second.slot)] = -1, at = valid.erase(at);
-    valid[r.begin] = {r.end, slot};
-    holds[index(slot)] = piece;
+  void put(const Span& keys, Int64 at) {
+    const Range r = place(keys, at);
+    auto run = held.upper_bound(r.begin);
+    if (run != held.begin() && std::prev(run)->second.end > r.begin) --run;
+    while (run != held.end() && run->first < r.end) {
+      const auto [begin, old] = *run;
+      run = held.erase(run);
+      if (begin < r.begin) held[begin] = {r.begin, old.sequence, old.shift};
+      if (old.end > r.end) run = held.insert({r.end, old}).first;
+    }
+    held[r.begin] = {r.end, keys.sequence, keys.begin - at};
   }
 
  private:
   struct Held {
-    Int64 end;
-    int slot;
+    Int64 end, sequence, shift;  // shift: key less row
   };
-  const Schedule& s;
   int rank;
-  const RankSchedule& layout;
-  std::vector<int> holds;       // piece in each slot
-  std::map<Int64, Held> valid;  // by first row
+  Int64 rows;
+  std::map<Int64, Held> held;  // by first row
 };
 
 // One rank's steps, replayed.
@@ -118,22 +124,29 @@ class Replay {
 
   void run() {
     const std::vector<Step>& steps = s.of[index(rank)].steps;
+    const std::size_t ahead = index(s.ahead);
     for (std::size_t t = 0; t < steps.size(); ++t) {
       const int step = static_cast<int>(t);
-      std::vector<Range> used, written;
-      for (const Work& w : steps[t].work) work(w, step), used.push_back(memory.rows(w.slot, w.key));
+      if (t == (s.partition.slices > 1 ? ahead : 0)) memory.put_own(s);  // before, heads are under way
+      if (t >= ahead)
+        for (const Transfer& x : steps[t - ahead].group)
+          if (x.what == What::keys && !x.send) memory.put(x.rows, x.at);
+      for (const Work& w : steps[t].work) work(w, step);
       for (const Transfer& x : steps[t].group) {
-        if (x.what == What::keys) {
-          if (x.send) memory.require(x.slot, x.piece, step, "sends");
-          (x.send ? used : written).push_back(memory.rows(x.slot, x.piece));
-        } else {
+        if (x.what != What::keys)
           other(x, step, t + 1 == steps.size());
-        }
+        else if (x.send)
+          memory.require(x.rows, x.at, step, "sends");
+        else
+          memory.place(x.rows, x.at);
       }
+      // In this step, all groups may be under way from the first for which it did not wait.
+      std::vector<Range> used, written;
+      for (const Work& w : steps[t].work) used.push_back({w.at, w.at + w.keys.size()});
+      for (std::size_t u = t + 1 - std::min(t + 1, ahead); u <= t; ++u)
+        for (const Transfer& x : steps[u].group)
+          if (x.what == What::keys) (x.send ? used : written).push_back(memory.place(x.rows, x.at));
       apart(used, written, step);
-      for (const Work& w : steps[t].work) last_work[w.key] = step;
-      for (const Transfer& x : steps[t].group)
-        if (x.what == What::keys && !x.send) memory.put(x.slot, x.piece);
     }
     covered();
     exchanged();
@@ -147,30 +160,27 @@ class Replay {
   BandMask band(int piece) const { return s.mask.band(s.lengths[index(rows(piece).sequence)]); }
 
   void work(const Work& w, int step) {
-    memory.require(w.slot, w.key, step, "works on");
+    const Span keys{rows(w.query).sequence, w.keys.begin, w.keys.end};
+    memory.require(keys, w.at, step, "works on");
     if (s.pieces[index(w.query)].node != node)
       fault("rank ", rank, ", step ", step, ": works on queries of piece ", w.query, ", which node ",
             s.pieces[index(w.query)].node, " holds");
-    if (!sees(s, s.pieces[index(w.query)], s.pieces[index(w.key)]))
-      fault("rank ", rank, ", step ", step, ": piece ", w.query, " sees nothing of piece ", w.key);
-    if (s.partition.slices > 1 && step == 0) fault("rank ", rank, ": works before heads were exchanged");
-    std::vector<int>& seen = keys[w.query];
-    if (s.settings.scheme == Scheme::gather && !seen.empty() && rows(seen.back()).begin > rows(w.key).begin)
-      fault("rank ", rank, ", step ", step, ": piece ", w.query, " sees piece ", w.key, " after ", seen.back(),
-            ", against the order of keys");
-    seen.push_back(w.key);
-    queries[w.key].push_back(w.query);
+    const Range seen = keys_seen(s, s.pieces[index(w.query)]);
+    if (w.keys.begin >= seen.end || w.keys.end <= seen.begin)
+      fault("rank ", rank, ", step ", step, ": piece ", w.query, " sees nothing of keys ", w.keys.begin, " to ",
+            w.keys.end);
+    std::vector<Done>& before = done[w.query];
+    if (s.settings.scheme == Scheme::gather && !before.empty() && before.back().keys.begin > w.keys.begin)
+      fault("rank ", rank, ", step ", step, ": piece ", w.query, " sees key ", w.keys.begin, " after ",
+            before.back().keys.begin, ", against the order of keys");
+    before.push_back({w.keys, step});
   }
 
   void other(const Transfer& x, int step, bool is_last) {
-    if (x.what == What::gradients) {
+    if (x.what == What::gradients || x.what == What::sums) {
       if (s.settings.pass == Pass::forward) fault("rank ", rank, ", step ", step, ": gradients in a forward pass");
-      if (!x.send) return;
-      const auto done = last_work.find(x.piece);
-      if (done == last_work.end() || s.rank_of(s.pieces[index(x.piece)].node, s.slice_of(rank)) != x.peer)
-        fault("rank ", rank, ", step ", step, ": returns gradients of piece ", x.piece, " to rank ", x.peer,
-              done == last_work.end() ? " before any work on it" : ", which does not hold it");
-      sent[x.piece].push_back({{x.first, x.last}, step});
+      memory.place(x.rows, x.at);
+      (x.what == What::sums ? sums : gradients)[x.send].push_back({x, step});
       return;
     }
     if (s.node_of(x.peer) != node || x.peer == rank || (x.what == What::heads ? step != 0 : !is_last))
@@ -178,7 +188,7 @@ class Replay {
     ++exchanges[{x.what, x.send, x.peer}];
   }
 
-  // What a step writes must be nothing that it reads, nor be written twice.
+  // What is written must be nothing that is read meanwhile, nor be written twice.
   void apart(std::vector<Range>& used, std::vector<Range>& written, int step) const {
     const auto order = [](const Range& a, const Range& b) { return a.begin < b.begin; };
     std::sort(used.begin(), used.end(), order);
@@ -199,9 +209,9 @@ class Replay {
     for (std::size_t p = 0; p < s.pieces.size(); ++p) {
       if (s.pieces[p].node != node) continue;
       const int query = static_cast<int>(p);
-      std::vector<Span> seen;
-      for (const int key : keys[query]) seen.push_back(rows(key));
-      std::sort(seen.begin(), seen.end(), by_position);
+      std::vector<Range> seen;
+      for (const Done& w : done[query]) seen.push_back(w.keys);
+      std::sort(seen.begin(), seen.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
       for (std::size_t i = 1; i < seen.size(); ++i)
         if (seen[i].begin < seen[i - 1].end) fault("rank ", rank, ": piece ", p, " sees key ", seen[i].begin, " twice");
       const Span& own = rows(query);
@@ -230,28 +240,127 @@ class Replay {
         }
   }
 
-  // Every query piece's share of dK and dV leaves once, after the last work on the keys.
-  void returned() const {
+  // Every query piece's share of dK and dV leaves once, after the work, or is part of this rank's sum. A sum that other
+  // rows' owners wait for leaves once, when all its shares are there. As sends match receives, every share then comes
+  // to the owner once.
+  void returned() {
     if (s.settings.pass == Pass::forward) return;
-    for (const auto& [key, step] : last_work) {
-      const auto found = sent.find(key);
-      if (s.pieces[index(key)].node == node) {
-        if (found != sent.end()) fault("rank ", rank, ": sends gradients of its own piece ", key);
-        continue;
-      }
-      if (found == sent.end()) fault("rank ", rank, ": never returns the gradients of piece ", key);
-      for (const auto& [leaves, when] : found->second)
-        if (when <= step)
-          fault("rank ", rank, ", step ", when, ": returns gradients of piece ", key, " before its last work");
-      for (const int query : queries.at(key)) {
-        const Int64 leaf = s.pieces[index(query)].leaf;
-        Int64 times = 0;
-        for (const auto& [leaves, when] : found->second)
-          times += leaves == Leaves{0, 0} || (leaves.first <= leaf && leaf < leaves.last);
-        if (times != 1)
-          fault("rank ", rank, ": returns gradients of piece ", key, " for piece ", query, " ", times, " times");
-      }
+    for (auto* list : {&gradients[0], &gradients[1], &sums[0], &sums[1]})
+      std::sort(list->begin(), list->end(), [](const Moved& a, const Moved& b) { return a.key() < b.key(); });
+    for (const Moved& x : sums[true]) {
+      const Piece& piece = piece_of(x);
+      if (s.rank_of(piece.node, s.slice_of(rank)) != x.transfer.peer)
+        fault("rank ", rank, ", step ", x.step, ": sends the sum of key ", x.transfer.rows.begin, " of sequence ",
+              x.transfer.rows.sequence, " to rank ", x.transfer.peer, ", which does not hold it");
+      if (piece.node == node) fault("rank ", rank, ", step ", x.step, ": sends a sum of rows that it holds");
     }
+    check_once(sums[true], "sends the sum of key ");
+    check_once(sums[false], "receives the sum of key ");
+    for (const Moved& x : gradients[false]) {
+      const Int64 at = kept_until(x.transfer.rows, x.step + s.ahead);
+      if (at < x.transfer.rows.end) lost(x.transfer.rows.sequence, at);
+    }
+    for (const auto& [query, works] : done)
+      for (const Done& w : works) returned(query, w);
+  }
+
+  struct Done {
+    Range keys;
+    int step;
+  };
+  struct Moved {
+    Transfer transfer;
+    int step;
+    std::pair<Int64, Int64> key() const { return {transfer.rows.sequence, transfer.rows.begin}; }
+  };
+
+  const Piece& piece_of(const Moved& x) const {
+    const int p = piece_at(s, x.transfer.rows.sequence, x.transfer.rows.begin);
+    if (index(p) >= s.pieces.size() || rows(p).end < x.transfer.rows.end)
+      fault("rank ", rank, ", step ", x.step, ": returns rows of several pieces at once");
+    return s.pieces[index(p)];
+  }
+
+  [[noreturn]] void lost(Int64 sequence, Int64 key) const {
+    fault("rank ", rank, ": never returns the gradients of key ", key, " of sequence ", sequence);
+  }
+
+  void check_once(const std::vector<Moved>& list, const char* what) const {
+    for (std::size_t i = 1; i < list.size(); ++i) {
+      const Span &a = list[i - 1].transfer.rows, &b = list[i].transfer.rows;
+      if (a.sequence == b.sequence && a.end > b.begin)
+        fault("rank ", rank, ": ", what, b.begin, " of sequence ", b.sequence, " twice");
+    }
+  }
+
+  // The part of a list that touches these keys; entries do not nest.
+  template <class Fn>
+  void for_touching(const std::vector<Moved>& list, const Span& keys, Fn fn) const {
+    auto x = std::lower_bound(list.begin(), list.end(), std::pair(keys.sequence, keys.begin),
+                              [](const Moved& m, const auto& key) { return m.key() < key; });
+    // Entries that begin before may reach into them; those of a piece begin at most its rows before.
+    const Int64 first = rows(piece_at(s, keys.sequence, keys.begin)).begin;
+    while (x != list.begin() && std::prev(x)->key() >= std::pair(keys.sequence, first)) --x;
+    for (; x != list.end() && x->key() < std::pair(keys.sequence, keys.end); ++x)
+      if (x->transfer.rows.end > keys.begin) fn(*x);
+  }
+
+  // Of these keys, the first whose sum does not stay at the node that holds them, nor leaves for it from group `ready`
+  // on: their end, if there is none.
+  Int64 kept_until(const Span& keys, int ready) const {
+    Int64 at = keys.begin;
+    while (at < keys.end) {
+      const Piece& piece = s.pieces[index(piece_at(s, keys.sequence, at))];
+      Int64 next = at;
+      if (piece.node == node) {
+        next = piece.rows.end;
+        for_touching(sums[false], {keys.sequence, at, lesser(next, keys.end)}, [&](const Moved& x) {
+          fault("rank ", rank, ": receives the sum of key ", x.transfer.rows.begin, " of sequence ", keys.sequence,
+                " without the shares that it has itself");
+        });
+      } else {
+        for_touching(sums[true], {keys.sequence, at, at + 1}, [&](const Moved& x) {
+          next = x.transfer.rows.end;
+          if (x.step < ready)
+            fault("rank ", rank, ", step ", x.step, ": sends the sum of key ", at, " of sequence ", keys.sequence,
+                  " before all shares are there");
+        });
+        if (next == at) return at;
+      }
+      at = next;
+    }
+    return keys.end;
+  }
+
+  void returned(int query, const Done& w) const {
+    const Int64 leaf = s.pieces[index(query)].leaf, sequence = rows(query).sequence;
+    Int64 at = w.keys.begin;
+    const auto stays = [&](Int64 end) {
+      if (at >= end) return;
+      const Int64 until = kept_until({sequence, at, end}, w.step + 1);
+      if (until < end) lost(sequence, until);
+    };
+    for_touching_pieces(w.keys, sequence, [&](const Moved& x) {
+      const Transfer& t = x.transfer;
+      if (!(t.first == 0 && t.last == 0) && (leaf < t.first || t.last <= leaf)) return;
+      if (x.step <= w.step)
+        fault("rank ", rank, ", step ", x.step, ": returns gradients of key ", greater(at, t.rows.begin),
+              " of sequence ", sequence, " before its last work");
+      if (greater(t.rows.begin, w.keys.begin) < at)
+        fault("rank ", rank, ": returns gradients of key ", greater(t.rows.begin, w.keys.begin), " of sequence ",
+              sequence, " for piece ", query, " twice");
+      stays(t.rows.begin);
+      at = t.rows.end;
+    });
+    stays(w.keys.end);
+  }
+
+  // Gradients that leave, for all pieces of these keys.
+  template <class Fn>
+  void for_touching_pieces(Range keys, Int64 sequence, Fn fn) const {
+    for (int p = piece_at(s, sequence, keys.begin);
+         index(p) < s.pieces.size() && rows(p).sequence == sequence && rows(p).begin < keys.end; ++p)
+      for_touching(gradients[true], {sequence, greater(keys.begin, rows(p).begin), lesser(keys.end, rows(p).end)}, fn);
   }
 
  public:
@@ -261,17 +370,15 @@ class Replay {
   const Schedule& s;
   int rank, node;
   KeyMemory memory;
-  std::map<int, std::vector<int>> keys;     // by query piece, the key pieces in the order of work
-  std::map<int, std::vector<int>> queries;  // by key piece
-  std::map<int, int> last_work;             // by key piece, the step
-  std::map<int, std::vector<std::pair<Leaves, int>>> sent;
+  std::map<int, std::vector<Done>> done;     // by query piece, in the order of work
+  std::vector<Moved> gradients[2], sums[2];  // received and sent
   std::map<std::tuple<What, bool, int>, int> exchanges;
 };
 
 // Sends of each step against receives, between every two ranks, in order.
 void check_matches(const Schedule& s) {
   const std::size_t steps = s.of.empty() ? 0 : s.of[0].steps.size();
-  using Message = std::tuple<What, int, Int64, Int64>;
+  using Message = std::tuple<What, Int64, Int64, Int64, Int64, Int64>;
   for (std::size_t r = 0; r < s.of.size(); ++r)
     if (s.of[r].steps.size() != steps) fault("rank ", r, " has ", s.of[r].steps.size(), " steps, rank 0 has ", steps);
   for (std::size_t t = 0; t < steps; ++t) {
@@ -282,7 +389,8 @@ void check_matches(const Schedule& s) {
         if (x.peer < 0 || index(x.peer) >= s.of.size() || x.peer == me)
           fault("rank ", me, ", step ", t, ": there is no peer ", x.peer);
         auto& link = links[x.send ? std::pair(me, x.peer) : std::pair(x.peer, me)];
-        (x.send ? link.first : link.second).push_back({x.what, x.piece, x.first, x.last});
+        (x.send ? link.first : link.second)
+            .push_back({x.what, x.rows.sequence, x.rows.begin, x.rows.end, x.first, x.last});
       }
     for (const auto& [ends, link] : links)
       if (link.first != link.second)

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulator; see simulate.hpp. Each rank has one link out and one in, and computes while they work; a step ends
-// when its work and its messages are done, and a message begins when both ends have reached the step.
+// The simulator; see simulate.hpp. Each rank has one link out and one in, and computes while they work. As in the
+// executor, a group is under way when those before it are complete and its own ranks have reached the step, and a step
+// begins when the groups that it waits for are complete.
 #include "dist/simulate.hpp"
 
 #include <algorithm>
-#include <set>
-#include <utility>
 
 namespace tessera::dist {
 namespace {
@@ -18,21 +17,30 @@ class Simulation {
 
   Simulated run() {
     const std::size_t ranks = s.of.size(), steps = ranks ? s.of[0].steps.size() : 0;
+    const auto ahead = index(s.ahead);
     std::vector<double> now(ranks);
+    std::vector<std::vector<double>> complete(steps, std::vector<double>(ranks));  // groups, those before included
     std::vector<Int64> calls(ranks);
     for (std::size_t t = 0; t < steps; ++t) {
-      std::vector<double> busy(ranks), end = now;
-      for (std::size_t r = 0; r < ranks; ++r) busy[r] = link_seconds(s.of[r].steps[t]);
+      std::vector<double> begin(ranks), busy(ranks);
       for (std::size_t r = 0; r < ranks; ++r) {
         const Step& step = s.of[r].steps[t];
-        end[r] = now[r] + work_seconds(r, step, calls[r]);
-        double begin = now[r], slowest = busy[r];
-        for (const Transfer& x : step.group)
-          begin = std::max(begin, now[index(x.peer)]), slowest = std::max(slowest, busy[index(x.peer)]);
-        if (!step.group.empty()) end[r] = std::max(end[r], begin + machine.latency + slowest);
+        if (t >= ahead) now[r] = std::max(now[r], complete[t - ahead][r]);
+        if (t > 0 && s.partition.slices > 1 && t + 1 == steps) now[r] = std::max(now[r], complete[t - 1][r]);
+        begin[r] = t > 0 ? std::max(now[r], complete[t - 1][r]) : now[r];
+        busy[r] = link_seconds(step);
+        now[r] += work_seconds(r, step, calls[r]);
       }
-      now = std::move(end);
+      for (std::size_t r = 0; r < ranks; ++r) {
+        const Step& step = s.of[r].steps[t];
+        double from = begin[r], slowest = busy[r];
+        for (const Transfer& x : step.group)
+          from = std::max(from, begin[index(x.peer)]), slowest = std::max(slowest, busy[index(x.peer)]);
+        complete[t][r] = step.group.empty() ? (t > 0 ? complete[t - 1][r] : 0) : from + machine.latency + slowest;
+      }
     }
+    if (steps)
+      for (std::size_t r = 0; r < ranks; ++r) now[r] = std::max(now[r], complete[steps - 1][r]);
     Simulated out;
     for (std::size_t r = 0; r < ranks; ++r) {
       out.seconds = std::max(out.seconds, now[r]), out.calls = std::max(out.calls, calls[r]);
@@ -61,45 +69,29 @@ class Simulation {
     const double heads = double(hk(int(rank)) * (shape.Hq / shape.Hk));
     const double each = 2 * heads * double(backward ? 3 * shape.D + 2 * shape.Dv : shape.D + shape.Dv);
     double seconds = 0;
-    const Work* last = nullptr;
     for (const Work& w : step.work) {
-      const Span& keys = s.pieces[index(w.key)].rows;
-      const double flops = each * pairs(s.pieces[index(w.query)], keys.begin, keys.end);
+      const double flops = each * pairs(s.pieces[index(w.query)], w.keys.begin, w.keys.end);
       const double needed = flops / (backward ? machine.backward_flops : machine.forward_flops);
-      computing += needed, seconds += needed;
-      if (!last || !joins(rank, *last, w)) seconds += machine.call_seconds, ++calls;
-      last = &w;
+      computing += needed, seconds += needed + machine.call_seconds, ++calls;
     }
     return seconds;
-  }
-
-  // Does the executor make one call of both?
-  bool joins(std::size_t rank, const Work& a, const Work& b) const {
-    const Span &x = s.pieces[index(a.key)].rows, &y = s.pieces[index(b.key)].rows;
-    const std::vector<Int64>& row = s.of[rank].slot_row;
-    return s.settings.segment == 0 && a.query == b.query && x.sequence == y.sequence && x.end == y.begin &&
-           row[index(a.slot)] + x.rows() == row[index(b.slot)];
   }
 
   // How long the busier of a rank's two directions is.
   double link_seconds(const Step& step) const {
     double out = 0, in = 0;
-    std::set<std::pair<What, int>> left;  // pieces that have left already
     for (const Transfer& x : step.group) {
       const bool inside = x.what == What::heads || x.what == What::results;
       const double seconds = bytes(x) / (inside ? machine.node_link : machine.link);
-      if (!x.send)
-        in += seconds;
-      else if (!machine.shared || x.what != What::keys || left.insert({x.what, x.piece}).second)
-        out += seconds;
+      (x.send ? out : in) += seconds;
     }
     return std::max(out, in);
   }
 
   double bytes(const Transfer& x) const {
     const double key_row = double(hk(x.peer) * (shape.D + shape.Dv));
-    if (x.what == What::keys) return double(s.pieces[index(x.piece)].rows.rows()) * key_row * double(shape.bytes);
-    if (x.what == What::gradients) return double(s.pieces[index(x.piece)].rows.rows()) * key_row * 4;
+    if (x.what == What::keys) return double(x.rows.rows()) * key_row * double(shape.bytes);
+    if (x.what == What::gradients || x.what == What::sums) return double(x.rows.rows()) * key_row * 4;
     // Q, K and V there and O back; in the backward pass Q, K, V, O and dO there and dQ, dK and dV back.
     const double query_row = double(shape.Hq / shape.Hk * hk(x.peer)), rows = double(s.partition.rows(x.peer));
     const bool backward = s.settings.pass == Pass::backward;

@@ -13,7 +13,6 @@ struct Machine {
   double link = 50e9;                                      // bytes per second between nodes, each way and rank
   double node_link = 450e9;                                // the same inside a node
   double latency = 5e-6;                                   // of a step's messages
-  bool shared = true;  // a piece that goes to several nodes leaves its own once: a pipelined broadcast
 };
 
 struct Shape {

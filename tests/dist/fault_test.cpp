@@ -95,6 +95,7 @@ TEST(Agreement, EveryFieldThatDiffersIsNamedOnEveryRank) {
       {"seed differs: rank 0 has 0, rank 2 has 5", [](int, Problem& p, Sharing&) { p.options.seed = 5; }},
       {"seed_offset differs: rank 0 has 0, rank 2 has 5", [](int, Problem& p, Sharing&) { p.options.seed_offset = 5; }},
       {"scheme differs: rank 0 has 0, rank 2 has 1", [](int, Problem&, Sharing& s) { s.scheme = Scheme::gather; }},
+      {"grain differs: rank 0 has 384, rank 2 has 192", [](int, Problem&, Sharing& s) { s.grain = 192; }},
       {"slices differs: rank 0 has 1, rank 2 has 2",
        [](int, Problem& p, Sharing& s) { s.partition = two_level(zigzag(p.lengths, 2, 4), 2, 1); }},
       {"partition differs between rank 0 and rank 2",
@@ -123,6 +124,7 @@ TEST(Agreement, WhatOneRankMayNotAskAllHear) {
       {"accumulate: is 1; must be 0 over several ranks",
        [](int, Problem& p, Sharing&) { p.options.accumulate = true; }},
       {"segment: is -1; must be 0 (none) or positive", [](int, Problem&, Sharing& s) { s.segment = -1; }},
+      {"grain: is 0; must be positive", [](int, Problem&, Sharing& s) { s.grain = 0; }},
       {"segment: is 4; a ring's bits depend on the number of ranks, so it must be 0 there",
        [](int, Problem&, Sharing& s) { s.segment = 4; }},
       {"Hq: is 5; must be a multiple of Hk, 2", [](int, Problem& p, Sharing&) { p.Hq = 5; }},
@@ -190,6 +192,20 @@ TEST(Faults, AFailingTransportIsReported) {
 
 TEST(Faults, ADelayWithinTheLimitIsNone) {
   expect_all(run({}, on_rank(1, {.kind = Fault::delay, .group = 2, .seconds = 0.25})), "");
+}
+
+// The same while several groups are under way: those of a gather run ahead of the work.
+TEST(Faults, AGatherThatRunsAheadEndsAsWell) {
+  const Change gather = [](int, Problem&, Sharing& s) { s.scheme = Scheme::gather, s.grain = 4; };
+  const std::pair<Fault, const char*> rows[] = {
+      {{.kind = Fault::drop, .group = 3}, "no answer within 1 s from rank"},
+      {{.kind = Fault::lose, .group = 3}, "arrived damaged, or belongs to another call"},
+      {{.kind = Fault::corrupt, .group = 3}, "arrived damaged, or belongs to another call"},
+      {{.kind = Fault::wrong_size, .group = 3}, "a message from rank 1 has "},
+      {{.kind = Fault::fail, .group = 3}, "the network is down"},
+  };
+  for (const auto& [fault, sentence] : rows) expect_heard(run(gather, on_rank(1, fault)), sentence);
+  expect_all(run(gather, on_rank(1, {.kind = Fault::delay, .group = 3, .seconds = 0.25})), "");
 }
 
 TEST(Faults, WhatOneRankGetsWrongInACallAllHear) {
