@@ -128,6 +128,8 @@ typedef struct tessera_inputs {
 
 /* Bits of tessera_outputs.status. */
 #define TESSERA_PAGE_OUTSIDE_POOL 1 /* a table entry in use was no page of the pool: its keys counted as zeros */
+#define TESSERA_BEYOND_BOUNDS 2     /* on GPUs: a length or a position was beyond the plan's bounds, the table, the */
+                                    /* cache or rotary_cos: a length was cut, a row of append left out */
 
 /* What the forward pass writes (and what merge writes). */
 typedef struct tessera_outputs {

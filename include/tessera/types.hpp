@@ -128,6 +128,9 @@ struct Outputs {
 };
 
 inline constexpr std::int32_t page_outside_pool = 1;
+// On GPUs, where lengths and positions are read by the kernel: one was beyond what the plan's bounds, the table, the
+// cache or rotary_cos hold. A length was cut, a row of append left out.
+inline constexpr std::int32_t beyond_bounds = 2;
 
 // What append takes: new tokens, the cache that they go to, where in it, and how keys and queries are rotated.
 struct AppendArgs {

@@ -219,7 +219,7 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, 
 
 
 def merge(partials: Iterable[tuple[Array, Array]], *, threads: int = 0) -> tuple[Array, Array]:
-    """Partial results (O, LSE) over disjoint sets of keys become that of their union. CPU arrays.
+    """Partial results (O, LSE) over disjoint sets of keys become that of their union.
 
     O [B,Nq,Hq,Dv] or [Tq,Hq,Dv], LSE f32 [B,Hq,Nq] or [Hq,Tq]; all of one shape, in f32, f16 or bf16.
     """
@@ -231,17 +231,17 @@ def merge(partials: Iterable[tuple[Array, Array]], *, threads: int = 0) -> tuple
             raise TypeError(f"partials[{i}]: is a {type(part).__name__}; must be a pair (O, LSE)")
     made = maker(partials[0][0])
     keep: list[Any] = []
-    views = [(view(f"partials[{i}].o", o, 0, keep), view(f"partials[{i}].lse", lse, 0, keep))
+    views = [(view(f"partials[{i}].o", o, made.stream, keep), view(f"partials[{i}].lse", lse, made.stream, keep))
              for i, (o, lse) in enumerate(partials)]
     o, lse = (made.make(part.shape, part.type) for part in views[0])
-    views.append((view("merged.o", o, 0, keep), view("merged.lse", lse, 0, keep)))
+    views.append((view("merged.o", o, made.stream, keep), view("merged.lse", lse, made.stream, keep)))
     structs = (_abi.Outputs * len(views))()
     for struct, (part_o, part_lse) in zip(structs, views):
         tensors = _call.tensor("o", part_o), _call.tensor("lse", part_lse)
         keep.extend(tensors)
         struct.size = ctypes.sizeof(_abi.Outputs)
         struct.o, struct.lse = (ctypes.pointer(t) for t in tensors)
-    execution = _abi.make(_abi.Execution, threads=threads)
+    execution = _abi.make(_abi.Execution, threads=threads, stream=made.stream or None)
     _abi.check(_abi.lib.tessera_merge(structs, len(partials), ctypes.byref(structs[len(partials)]),
                                       ctypes.byref(execution)))
     return o, lse

@@ -28,11 +28,11 @@ def converted(given: Mapping[str, Array]) -> dict[str, Array]:
     return {name: array if is_written(name, array) else optional(name, rows(name, array), "") for name, array in given.items()}
 
 
-def run(views: Mapping[str, View], interleaved: bool, threads: int) -> None:
-    """The views by their names in the C ABI."""
+def run(views: Mapping[str, View], interleaved: bool, threads: int, stream: int) -> None:
+    """The views by their names in the C ABI. On a GPU the call is enqueued on `stream`, a CUstream."""
     tensors = {name: ctypes.pointer(_call.tensor(name, view)) for name, view in views.items()}
     args = _abi.make(_abi.AppendArgs, interleaved=int(interleaved), **tensors)
-    execution = _abi.make(_abi.Execution, threads=threads)
+    execution = _abi.make(_abi.Execution, threads=threads, stream=stream or None)
     _abi.check(_abi.lib.tessera_append(ctypes.byref(args), ctypes.byref(execution)))
 
 
@@ -44,7 +44,7 @@ def append(k_new: Array, v_new: Array, k: Array, v: Array, *, seqused_k: Optiona
            q: Optional[Array] = None, q_out: Optional[Array] = None, q_positions: Optional[Array] = None,
            status: Optional[Array] = None, k_scale: Optional[Array] = None, v_scale: Optional[Array] = None,
            threads: int = 0) -> Optional[Array]:
-    """Writes new keys, rotated, and values to a cache, in place; returns the rotated q, if one is given. CPU arrays.
+    """Writes new keys, rotated, and values to a cache, in place; returns the rotated q, if one is given.
 
     k_new [B,n,Hk,D] and v_new [B,n,Hk,Dv], or [T,Hk,D] and [T,Hk,Dv] with cu_seqlens_new or slots. k and v are the cache:
     [pages,page_size,Hk,D] with block_table, page_indptr and page_indices, or slots (int32 or int64, one for each token;
@@ -71,9 +71,10 @@ def append(k_new: Array, v_new: Array, k: Array, v: Array, *, seqused_k: Optiona
             raise ValueError(f"{name}: cannot be written; must be a writable array, and none of JAX's")
     given = converted(given)
     keep: list[Any] = []
-    views = {name: view(name, array, 0, keep) for name, array in given.items()}
+    stream = maker(k).stream
+    views = {name: view(name, array, stream, keep) for name, array in given.items()}
     if q is not None and q_out is None:
         given["q_out"] = maker(q).make(views["q"].shape, views["q"].type)
-        views["q_out"] = view("q_out", given["q_out"], 0, keep)
-    run(views, interleaved, _abi.integer("threads", threads, 32))
+        views["q_out"] = view("q_out", given["q_out"], stream, keep)
+    run(views, interleaved, _abi.integer("threads", threads, 32), stream)
     return given.get("q_out")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's operator tessera::append, with a fake implementation, and the function to call. CPU tensors.
+"""PyTorch's operator tessera::append, with a fake implementation, and the function to call.
 
 The caches, q_out and status are written; no gradient flows through them. Used by torch.py.
 """
@@ -36,7 +36,10 @@ def _given(tensors: tuple[Any, ...]) -> dict[str, Tensor]:
 def _run(*arguments: Any) -> None:
     interleaved, threads, *_ = *arguments[len(_NAMES):], False, 0
     given = _given(arguments[:len(_NAMES)])
-    _append.run({name: view(name, t) for name, t in given.items()}, interleaved, threads or torch.get_num_threads())
+    k = given["k"]
+    stream = torch.cuda.current_stream(k.device).cuda_stream if k.is_cuda else 0
+    _append.run({name: view(name, t) for name, t in given.items()}, interleaved, threads or torch.get_num_threads(),
+                stream)
     written = [t for name, t in given.items() if _append.is_written(name, t) and not t.is_inference()]
     torch.autograd.graph.increment_version(written)  # so that a backward pass that needs the old numbers is refused
 

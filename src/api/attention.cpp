@@ -20,6 +20,8 @@
 #include "core/per_thread.hpp"
 #include "core/tensor.hpp"
 #include "cpu/kernels.hpp"
+#include "gpu/append.hpp"
+#include "gpu/merge.hpp"
 
 namespace tessera::api {
 namespace {
@@ -140,11 +142,14 @@ void run(const Planned& planned, const Problem& asked, Call call) {
 }
 
 void append(const AppendArgs& args, const Execution& execution) {
-  cpu::append(args, check_append(args, execution), resolve_threads(execution.threads));
+  const Appending call = check_append(args, execution);
+  if (args.k.device.type == DeviceType::cuda) return gpu::append(call, execution);
+  cpu::append(args, find_rows(call), resolve_threads(execution.threads));
 }
 
 void merge(std::span<const Outputs> partials, const Outputs& merged, const Execution& execution) {
   check_merge(partials, merged, execution);
+  if (merged.o.device.type == DeviceType::cuda) return gpu::merge(partials, merged, execution);
   cpu::merge(partials, merged, resolve_threads(execution.threads));
 }
 

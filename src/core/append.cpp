@@ -17,15 +17,6 @@
 namespace tessera {
 namespace {
 
-// The call, and as much of an attention call over its cache as the rules for tables and the places of keys need.
-struct Appending {
-  const AppendArgs& a;
-  Problem p;  // of the cache; p.B is 0 with packed tokens and slots
-  Call call;
-  bool packed = false;  // the new tokens have no batch dimension
-  std::int64_t n = 0;   // new tokens: of each sequence, or, packed, of all
-};
-
 bool has_eight_bits(const Tensor& t) { return t.type == Type::e4m3 || t.type == Type::i8; }
 
 void check_number(const char* name, const Tensor& t, bool cache = false) {
@@ -343,9 +334,9 @@ void find_positions(const Appending& c, NewRows& rows) {
 
 }  // namespace
 
-NewRows check_append(const AppendArgs& a, const Execution& execution) {
+Appending check_append(const AppendArgs& a, const Execution& execution) {
   check_given("k_new", a.k_new), check_given("v_new", a.v_new), check_given("k", a.k), check_given("v", a.v);
-  check_cpu("k", a.k, execution);
+  check_cpu_or_cuda("k", a.k, execution);
   Appending c{.a = a, .p = {.device = a.k.device}, .call = {}};
   Inputs& in = c.call.inputs;
   in.k = a.k, in.v = a.v, in.seqused_k = a.seqused_k, in.block_table = a.block_table;
@@ -359,11 +350,16 @@ NewRows check_append(const AppendArgs& a, const Execution& execution) {
   check_rotation(c);
   check_queries(c);
   check_memory(a);
-  if (!a.slots) check_lengths(c);
+  c.tokens = c.packed ? c.n : product({dim(a.k_new, 0), c.n});
+  c.q_tokens = !a.q ? 0 : c.packed ? c.n : product({dim(a.q, 0), dim(a.q, 1)});
+  return c;
+}
 
+NewRows find_rows(const Appending& c) {
+  const AppendArgs& a = c.a;
+  if (!a.slots) check_lengths(c);
   NewRows rows;
-  rows.tokens = c.packed ? c.n : product({dim(a.k_new, 0), c.n});
-  rows.q_tokens = !a.q ? 0 : c.packed ? c.n : product({dim(a.q, 0), dim(a.q, 1)});
+  rows.tokens = c.tokens, rows.q_tokens = c.q_tokens;
   rows.k.resize(static_cast<std::size_t>(rows.tokens)), rows.v.resize(static_cast<std::size_t>(rows.tokens));
   if (a.k_scale) rows.k_scales.resize(rows.k.size());
   if (a.v_scale) rows.v_scales.resize(rows.v.size());

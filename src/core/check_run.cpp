@@ -197,7 +197,7 @@ void check_partial(const std::string& name, const Outputs& part, const Tensor& l
 void check_merge(std::span<const Outputs> partials, const Outputs& merged, const Execution& execution) {
   if (partials.empty()) invalid("n: is 0; merging needs at least one partial result");
   check_given("merged.o", merged.o);
-  check_cpu("merged.o", merged.o, execution);
+  check_cpu_or_cuda("merged.o", merged.o, execution);
   check_partial("merged.", merged, merged.o, false);
   check_writable("merged.o", merged.o);
   if (merged.lse) check_writable("merged.lse", merged.lse);

@@ -177,6 +177,13 @@ void check_cpu(const char* name, const Tensor& t, const Execution& execution) {
   check_execution(execution, t.device);
 }
 
+void check_cpu_or_cuda(const char* name, const Tensor& t, const Execution& execution) {
+  if (t.device.type != DeviceType::cpu && t.device.type != DeviceType::cuda)
+    throw Failure(TESSERA_UNSUPPORTED,
+                  text(name, ": is on ", name_of(t.device), "; this call runs on cpu and cuda tensors"));
+  check_execution(execution, t.device);
+}
+
 void check_host_offsets(const char* name, const Tensor& offsets, std::int64_t n, std::int64_t count, const char* what) {
   for (std::int64_t b = 0; b < n; ++b) {
     const std::int64_t begin = entry(offsets, b), end = entry(offsets, b + 1);

@@ -40,5 +40,6 @@ void check_positions(const Options& options);
 void check_dropout(const Options& options, const Tensor& rng);
 void check_execution(const Execution& execution, Device device);
 void check_cpu(const char* name, const Tensor& t, const Execution& execution);  // of calls that only the CPU answers
+void check_cpu_or_cuda(const char* name, const Tensor& t, const Execution& execution);  // append and merge
 
 }  // namespace tessera

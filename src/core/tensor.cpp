@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/failure.hpp"
+#include "math/odd.hpp"
 
 namespace tessera {
 
@@ -129,17 +130,6 @@ double load_element(const void* data, Type type, std::int64_t index) {
     default:
       throw Failure(TESSERA_INTERNAL, text("no element access for type ", name_of(type)));
   }
-}
-
-// f64 -> 16 bits in one rounding: going through f32 with round-to-nearest would round twice. Rounding to odd first
-// keeps enough information for the second rounding to be the right one.
-static float to_f32_odd(double value) {
-  float f = static_cast<float>(value);
-  if (static_cast<double>(f) == value || value != value || f - f != 0) return f;  // exact, NaN, infinite
-  const bool away = (static_cast<double>(f) > value) == (value > 0);
-  auto bits = __builtin_bit_cast(std::uint32_t, f);
-  if (away) bits -= 1;  // truncate towards zero
-  return __builtin_bit_cast(float, bits | 1u);
 }
 
 void store_element(void* data, Type type, std::int64_t index, double value) {

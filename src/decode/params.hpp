@@ -5,25 +5,9 @@
 #pragma once
 
 #include "decode/tree.hpp"
-#include "gpu/params.hpp"
+#include "gpu/pages.hpp"
 
 namespace tessera::decode {
-
-// Pages of K, or of V: entry n of sequence b is entries[b * sequence + n * entry]; listed by indptr, b * sequence is
-// indptr[b] * entry.
-struct PageTable {
-  const Int32* entries;  // null: no pages
-  Int64 sequence, entry;
-  Int64 pages;  // of the pool
-};
-
-struct PageTables {
-  PageTable k, v;
-  gpu::LengthRef indptr, leftpad;  // data null: none
-  Int64 entries;                   // listed by indptr: of all sequences
-  Int32 size;                      // keys of a page
-  Int32* status;                   // or null
-};
 
 // A work item: a node of the merge tree, of the rows `tile` of one KV head of one sequence.
 struct Item {
@@ -53,7 +37,7 @@ struct Memory {
 
 struct Params {
   gpu::ForwardParams call;  // where there are pages, the batch stride of k and v is that of pages
-  PageTables pages;
+  gpu::PageTables pages;
   Memory memory;
   Int32 D, Dv;         // of the tensors
   Int32 group;         // heads of a KV head

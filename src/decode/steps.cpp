@@ -85,31 +85,9 @@ bool fit(Config& c, int shared_bytes) {
 
 gpu::TokenRef page_ref(const Tensor& t) { return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)}; }
 
-PageTables pages_of(const Problem& p, const Call& call) {
-  if (!p.pages) return {};
-  const Inputs& in = call.inputs;
-  const auto lengths = [](const Tensor& t) {
-    return t ? gpu::LengthRef{static_cast<const Int32*>(t.data), stride(t, 0)} : gpu::LengthRef{};
-  };
-  const auto table = [&](const Tensor& t, std::int64_t pages) {
-    return PageTable{.entries = static_cast<const Int32*>(t.data),
-                     .sequence = t.ndim == 2 ? stride(t, 0) : 0,
-                     .entry = stride(t, t.ndim - 1),
-                     .pages = pages};
-  };
-  const Tensor& of_k = p.pages->indptr ? in.page_indices : in.block_table;
-  return {.k = table(of_k, p.pages->count),
-          .v = table(p.pages->v_table ? in.v_block_table : of_k, p.pages->v_count),
-          .indptr = lengths(in.page_indptr),
-          .leftpad = lengths(in.leftpad_k),
-          .entries = p.pages->entries,
-          .size = static_cast<Int32>(p.pages->size),
-          .status = static_cast<Int32*>(call.outputs.status.data)};
-}
-
 Params params_of(const Problem& p, const cuda::Target& target, const Config& c, const Given& given) {
   Params out{.call = given.forward(),
-             .pages = pages_of(p, given.call),
+             .pages = gpu::page_tables(p, given.call),
              .memory = carve(p, target, c, given.own).memory,
              .D = static_cast<Int32>(p.D),
              .Dv = static_cast<Int32>(p.Dv),

@@ -89,7 +89,18 @@ Question question(const Problem& p, const Call& call, double score_scale) {
 }  // namespace
 
 Element element_of(Type type) {
-  return type == Type::f16 ? Element::f16 : type == Type::bf16 ? Element::bf16 : Element::f32;
+  switch (type) {
+    case Type::f16:
+      return Element::f16;
+    case Type::bf16:
+      return Element::bf16;
+    case Type::e4m3:
+      return Element::e4m3;
+    case Type::i8:
+      return Element::i8;
+    default:
+      return Element::f32;
+  }
 }
 
 ScoreConfig score_config(const Problem& p) {
@@ -100,6 +111,33 @@ double corrected_scale(const Problem& p, bool halves) {
   const double length = static_cast<double>(p.D) / (halves ? 2 : 1);
   const double lost = p.q_type == Type::f16 ? std::min(length * 0x1p-28, 5 * 0x1p-24) : length * 1.25 * 0x1p-30;
   return p.options.scale * (1 + lost);
+}
+
+PageTables page_tables(const Problem& p, const Call& call) {
+  if (!p.pages) return {};
+  const Inputs& in = call.inputs;
+  const auto table = [&](const Tensor& t, std::int64_t pages) {
+    PageTable out{.entries = static_cast<const Int32*>(t.data), .sequence = 0, .entry = 0, .pages = pages};
+    if (t) out.sequence = t.ndim == 2 ? stride(t, 0) : 0, out.entry = stride(t, t.ndim - 1);
+    return out;
+  };
+  const Tensor& of_k = p.pages->indptr ? in.page_indices : in.block_table;
+  return {.k = table(of_k, p.pages->count),
+          .v = table(p.pages->v_table ? in.v_block_table : of_k, p.pages->v_count),
+          .indptr = length_ref(in.page_indptr),
+          .leftpad = length_ref(in.leftpad_k),
+          .entries = p.pages->entries,
+          .size = p.pages->size,
+          .status = static_cast<Int32*>(call.outputs.status.data)};
+}
+
+ScaleRef scale_ref(const Tensor& t) {
+  if (!t) return {};
+  ScaleRef out{.data = static_cast<float*>(t.data), .sequence = 0, .page = 0, .place = 0, .head = 0};
+  out.head = stride(t, t.ndim - 1);
+  if (t.ndim == 2) out.sequence = stride(t, 0);
+  if (t.ndim == 3) out.page = stride(t, 0), out.place = stride(t, 1);
+  return out;
 }
 
 ForwardParams forward_params(const Problem& p, const Call& call, double score_scale) {

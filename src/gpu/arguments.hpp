@@ -7,7 +7,7 @@
 #include "core/kernel.hpp"
 #include "cuda/device.hpp"
 #include "gpu/config.hpp"
-#include "gpu/params.hpp"
+#include "gpu/pages.hpp"
 
 namespace tessera::gpu {
 
@@ -21,6 +21,11 @@ double corrected_scale(const Problem& problem, bool halves);
 
 // `score_scale`: see Question.
 ForwardParams forward_params(const Problem& problem, const Call& call, double score_scale);
+
+// Tables and the status word of keys in pages; all null where there are none.
+PageTables page_tables(const Problem& problem, const Call& call);
+// k_scale or v_scale, whatever its form.
+ScaleRef scale_ref(const Tensor& scale);
 
 // f32 sums in the workspace, of which a rung may ask for several copies: `convert` adds them in their order and writes
 // the gradient. 0: the rung's own kernels write it.

@@ -7,7 +7,7 @@
 
 namespace tessera::gpu {
 
-enum class Element { f32, f16, bf16, none };
+enum class Element { f32, f16, bf16, none, e4m3, i8 };  // the last two: of caches only
 
 enum class Side { queries, keys };  // what the rows of a backward kernel are
 

@@ -7,7 +7,7 @@
 namespace tessera::gpu {
 
 std::string spelled(Element element) {
-  const char* names[] = {"f32", "f16", "bf16", "none"};
+  const char* names[] = {"f32", "f16", "bf16", "none", "e4m3", "i8"};
   return text("tessera::gpu::Element::", names[static_cast<int>(element)]);
 }
 

@@ -401,7 +401,7 @@ inline const Row rows[] = {
     {"merge_without_lse", Entry::merge, [](Arguments& a) { a.parts[1].lse = {}; },
      "partials[1].lse: is missing; it is required"},
     {"merge_elsewhere", Entry::merge, [](Arguments& a) { a.out.o.device = gpu; },
-     "merged.o: is on cuda:3; this call runs on cpu tensors only", TESSERA_UNSUPPORTED},
+     "merged.lse: is on cpu but the call runs on cuda:3; all tensors must be there"},
     {"merge_part_elsewhere", Entry::merge, [](Arguments& a) { a.parts[0].o.device = gpu; },
      "partials[0].o: is on cuda:3 but the call runs on cpu; all tensors must be there"},
     {"merge_type", Entry::merge, [](Arguments& a) { a.parts[1].o.type = Type::i32; },

@@ -11,8 +11,6 @@
 namespace tessera::test {
 namespace {
 
-constexpr Where wheres[] = {Where::table, Where::indptr, Where::apart, Where::piece, Where::slots};
-
 TEST(Append, EveryFormLayoutAndRotation) {
   std::uint64_t seed = 0;
   for (const Where where : wheres)
@@ -124,26 +122,8 @@ TEST(Append, EightBitsThenAttend) {
 }
 
 TEST(Append, RandomConfigurations) {
-  constexpr std::int64_t pages[] = {1, 2, 3, 5, 16};
-  constexpr Scaled forms[] = {Scaled::by_head, Scaled::by_token, Scaled::by_group};
-  constexpr Type types[] = {Type::f32, Type::f16, Type::bf16};
   for (std::uint64_t seed = 1; seed <= 400; ++seed) {
-    Generator g(seed);
-    Trial t{.where = wheres[g.between(0, 4)], .packed = g.chance(0.5), .interleaved = g.chance(0.5)};
-    t.positions = g.chance(0.3), t.wide_slots = g.chance(0.5), t.bad_entries = g.chance(0.4);
-    t.P = pages[g.between(0, 4)], t.Hk = g.between(1, 3), t.Hq = t.Hk * g.between(1, 3);
-    t.D = g.between(1, 40), t.Dv = g.between(1, 40), t.rotated = g.chance(0.7) ? 2 * g.between(0, t.D / 2) : 0;
-    t.queries = g.chance(0.5) ? g.between(1, 6) : 0;
-    t.from = types[g.between(0, 2)], t.to = types[g.between(0, 2)], t.v_to = types[g.between(0, 2)];
-    t.trigonometry = g.chance(0.5) ? t.from : Type::f32;
-    t.counts.clear(), t.before.clear();
-    for (std::int64_t b = g.between(0, 5); b >= 0; --b)
-      t.counts.push_back(g.between(0, 12)), t.before.push_back(g.between(0, 20));
-    t.cache = caches[g.between(0, 4)], t.seed = seed;
-    if (g.chance(0.3)) t.to = Type::e4m3, t.v_to = g.chance(0.5) ? Type::i8 : Type::e4m3;
-    if (t.to == Type::e4m3 && g.chance(0.7)) t.scaled = forms[g.between(0, 2)];
-    if (t.scaled == Scaled::by_group) t.D += 120, t.Dv += 240;
-    judge(t, static_cast<int>(g.between(1, 4)));
+    judge(random_trial(seed), static_cast<int>(1 + seed % 4));
     if (HasFatalFailure()) return;
   }
 }

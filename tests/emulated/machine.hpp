@@ -65,7 +65,7 @@ class Machine {
     producers = static_cast<std::size_t>(producer_threads);
     for (int b = 0; b < blocks; ++b) {
       blockIdx.x = b;
-      std::memset(memory, 0xff, memory_bytes);  // NaN
+      if (memory) std::memset(memory, 0xff, memory_bytes);  // NaN
       meetings.clear(), phase_barriers.clear(), exchanged.clear();
       late_copies.assign(static_cast<std::size_t>(threads), {{}});
       late_products.assign(static_cast<std::size_t>(threads), {{}});
@@ -167,7 +167,7 @@ class Machine {
   }
 
   static constexpr std::size_t memory_bytes = 232448;
-  unsigned char* memory = nullptr;  // of the block
+  unsigned char* memory = nullptr;  // of the block; null: its kernels have none
   int block_threads = 0;
   std::mt19937 random{1};
 

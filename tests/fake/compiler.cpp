@@ -8,6 +8,8 @@
 #include "cuda/jit/nvrtc.hpp"
 #include "decode/config.hpp"
 #include "decode/params.hpp"
+#include "gpu/append_params.hpp"
+#include "gpu/merge_params.hpp"
 #include "gpu/params.hpp"
 #include "mma/params.hpp"
 #include "sm90/one_pass_config.hpp"
@@ -49,6 +51,8 @@ std::string behind(const std::string& text, const std::string& before, const cha
 std::size_t bytes_of(const std::string& type) {
   if (type == "tessera::gpu::ForwardParams") return sizeof(gpu::ForwardParams);
   if (type == "tessera::gpu::BackwardParams") return sizeof(gpu::BackwardParams);
+  if (type == "tessera::gpu::AppendParams") return sizeof(gpu::AppendParams);
+  if (type == "tessera::gpu::MergeParams") return sizeof(gpu::MergeParams);
   if (type == "tessera::mma::ForwardParams") return sizeof(mma::ForwardParams);
   if (type == "tessera::mma::BackwardParams") return sizeof(mma::BackwardParams);
   if (type == "tessera::mma::OnePassParams") return sizeof(mma::OnePassParams);

@@ -259,7 +259,7 @@ void Addressed::mma_one_pass(const mma::OnePassParams& p) {
   if (!is_set("ordered")) begins_at_zero("sums");
 }
 
-void Addressed::pool(const char* name, const gpu::TokenRef& ref, const decode::PageTable& table, const Tensor& of,
+void Addressed::pool(const char* name, const gpu::TokenRef& ref, const gpu::PageTable& table, const Tensor& of,
                      const Tensor& of_table) {
   const std::int64_t size = of.shape[1], heads = of.shape[2], width = of.shape[3];
   tensor(name, ref.data,

@@ -6,6 +6,8 @@
 #include "api/units.hpp"
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
+#include "gpu/append.hpp"
+#include "gpu/merge.hpp"
 #include "tests/gate/gate.hpp"
 
 namespace tessera::gate {
@@ -142,6 +144,9 @@ const char* const decode_options[] = {"softcap", "alibi", "pages", "f32 out"};
 const HeadDims decode_dims[] = {{40, 40}, {64, 64}, {128, 128}, {192, 128}, {256, 256}};
 const char* const decode_architectures[] = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
 
+// Append and merge: a kernel each, for every problem.
+const char* const call_architectures[] = {"sm_75", "sm_80", "sm_90a", "sm_120a"};
+
 // Whose kernels are looked at: those of every rung, of the one that a call gets, or of one family.
 enum class Rungs { all, best, hopper, mma, decode };
 
@@ -261,6 +266,11 @@ class Collector {
     add(Rungs::decode, architecture, Pass::forward, type, dims, chosen);
   }
 
+  void calls(const char* architecture) {
+    add_unit({"append", "every type", {gpu::append_unit_text(), architecture}}, "every type");
+    add_unit({"merge", "every type", {gpu::merge_unit_text(), architecture}}, "every type");
+  }
+
   void hopper_subsets(Pass pass, Type type, HeadDims dims) {
     const std::vector<std::string> others{"softcap", "alibi", "mask", "dropout"};
     for (const char* bias : {"", "bias", "f32 bias"})
@@ -345,6 +355,7 @@ UnitSet known_units() {
           for (const std::string option : decode_options) c.decode(architecture, type, dims, {rows, option});
           c.decode(architecture, type, dims, {rows, "softcap", "alibi", "pages"});
         }
+  for (const char* architecture : call_architectures) c.calls(architecture);
   return std::move(c.set);
 }
 

@@ -39,7 +39,7 @@ struct Rows {
     if constexpr (!config.paged) {
       return w.item.b * t.batch + (w.k_first + key) * t.token + of_head;
     } else {
-      const PageTable& table = side ? p.pages.v : p.pages.k;
+      const gpu::PageTable& table = side ? p.pages.v : p.pages.k;
       const UInt32 place = UInt32(w.k_first) + UInt32(key), number = place / UInt32(p.pages.size);
       const Int64 page = table.entries[(side ? w.v_entry : w.k_entry) + number * table.entry];
       if (page < 0 || page >= table.pages) {

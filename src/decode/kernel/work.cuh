@@ -89,7 +89,7 @@ struct Work {
 static_assert(sizeof(Work) <= work_bytes);
 
 // Entry 0 of a sequence in a table.
-__device__ inline Int64 first_entry(const Params& p, const PagedSequence& s, const PageTable& table, Int32 b) {
+__device__ inline Int64 first_entry(const Params& p, const PagedSequence& s, const gpu::PageTable& table, Int32 b) {
   return p.pages.indptr.data ? s.listed.begin * table.entry : b * table.sequence;
 }
 

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Append and merge on a GPU: the trials of the CPU's tests, with the CPU's bits; rows that have no place; append and
+// attention over it in one graph. Links tessera_cases. tests/decode runs the kernels' text without a GPU.
+#include <map>
+
+#include "tests/gpu/support.hpp"
+#include "tests/support/new_tokens.hpp"
+
+namespace tessera::test {
+namespace {
+
+// Tensors that lie in host memory, and the same bytes on the GPU: views that share memory share it there too.
+class Mirror {
+ public:
+  void add(const Tensor& t) {
+    if (!t || t.elements() == 0) return;
+    std::int64_t low = 0, high = 1;
+    for (std::size_t d = 0; d < static_cast<std::size_t>(t.ndim); ++d)
+      (t.strides[d] < 0 ? low : high) += t.shape[d] == 1 ? 0 : (t.shape[d] - 1) * t.strides[d];
+    const std::int64_t bytes = tessera::size_of(t.type);
+    std::byte* begin = static_cast<std::byte*>(t.data) + low * bytes;
+    std::byte* end = static_cast<std::byte*>(t.data) + high * bytes;
+    for (auto range = ranges.begin(); range != ranges.end();)
+      if (range->first < end && begin < range->second)
+        begin = std::min(begin, range->first), end = std::max(end, range->second), range = ranges.erase(range);
+      else
+        ++range;
+    ranges[begin] = end;
+  }
+  void upload() {
+    for (const auto& [begin, end] : ranges) {
+      auto& copy = copies[begin];
+      if (!copy) copy = std::make_unique<DeviceMemory>(gpu, static_cast<std::size_t>(end - begin));
+      copy->write(begin, static_cast<std::size_t>(end - begin));
+    }
+  }
+  void download() const {
+    for (const auto& [begin, end] : ranges) copies.at(begin)->read(begin, static_cast<std::size_t>(end - begin));
+  }
+  Tensor operator()(Tensor t) const {
+    if (!t) return t;
+    t.device = gpu;
+    const auto* data = static_cast<std::byte*>(t.data);
+    for (const auto& [begin, end] : ranges)
+      if (begin <= data && data < end) t.data = static_cast<std::byte*>(copies.at(begin)->data()) + (data - begin);
+    return t;
+  }
+
+ private:
+  std::map<std::byte*, std::byte*> ranges;
+  std::map<std::byte*, std::unique_ptr<DeviceMemory>> copies;
+};
+
+void append_on_gpu(const AppendArgs& a) {
+  Mirror mirror;
+  AppendArgs on_gpu = a;
+  Tensor* const all[] = {&on_gpu.k_new,
+                         &on_gpu.v_new,
+                         &on_gpu.k,
+                         &on_gpu.v,
+                         &on_gpu.seqused_k,
+                         &on_gpu.block_table,
+                         &on_gpu.page_indptr,
+                         &on_gpu.page_indices,
+                         &on_gpu.slots,
+                         &on_gpu.rotary_cos,
+                         &on_gpu.rotary_sin,
+                         &on_gpu.positions,
+                         &on_gpu.q,
+                         &on_gpu.q_out,
+                         &on_gpu.q_positions,
+                         &on_gpu.status,
+                         &on_gpu.k_scale,
+                         &on_gpu.v_scale,
+                         &on_gpu.cu_seqlens_new,
+                         &on_gpu.v_block_table};
+  for (const Tensor* t : all) mirror.add(*t);
+  mirror.upload();
+  for (Tensor* t : all) *t = mirror(*t);
+  append(on_gpu, {.device = gpu});
+  wait_for(nullptr);
+  mirror.download();
+}
+
+void expect_cpus_bits(const Trial& trial) {
+  SCOPED_TRACE(describe(trial));
+  Prepared on_cpu(trial), on_gpu(trial);
+  append(on_cpu.a, {.threads = 1});
+  append_on_gpu(on_gpu.a);
+  expect_same_bits(on_cpu.k, on_gpu.k, "k");
+  if (on_cpu.v) expect_same_bits(on_cpu.v, on_gpu.v, "v");
+  if (on_cpu.q_out) expect_same_bits(on_cpu.q_out, on_gpu.q_out, "q_out");
+  if (on_cpu.k_scale) expect_same_bits(on_cpu.k_scale, on_gpu.k_scale, "k_scale");
+  if (on_cpu.v_scale) expect_same_bits(on_cpu.v_scale, on_gpu.v_scale, "v_scale");
+  EXPECT_EQ(on_cpu.status, on_gpu.status);
+  ++case_count.judged;
+}
+
+class GpuAppend : public Gpu {};
+
+TEST_F(GpuAppend, RandomTrialsHaveTheCpusBits) {
+  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
+    expect_cpus_bits(random_trial(seed, false));
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(GpuAppend, EveryTypeAndScale) {
+  std::uint64_t seed = 0;
+  for (const Where where : wheres)
+    for (const Type to : {Type::f32, Type::f16, Type::bf16, Type::e4m3, Type::i8})
+      for (const Scaled scaled : {Scaled::no, Scaled::all, Scaled::by_head, Scaled::by_sequence, Scaled::by_token}) {
+        const bool eight = to == Type::e4m3 || to == Type::i8;
+        if (scaled == Scaled::by_token && !eight) continue;
+        Trial t{.where = where, .interleaved = ++seed % 2 == 0, .D = 128, .Dv = 64, .rotated = 64, .queries = 3};
+        t.from = seed % 3 ? Type::bf16 : Type::f32, t.to = to, t.v_to = to, t.scaled = scaled, t.seed = seed;
+        t.cache = Cache::heads_first;
+        expect_cpus_bits(t);
+        if (HasFailure()) return;
+      }
+}
+
+TEST_F(GpuAppend, RowsWithoutAPlaceAreLeftOut) {
+  Trial t{.rotated = 4, .queries = 3};
+  Prepared p(t);
+  p.lengths[1] = 1000;
+  append_on_gpu(p.a);
+  EXPECT_EQ(p.status, 4 | beyond_bounds);
+  EXPECT_TRUE(p.k.margins_intact() && p.v.margins_intact());
+}
+
+// In float64 on both; exp and log may differ in its last place, which f32 seldom shows.
+TEST_F(GpuAppend, MergeAgreesWithTheCpus) {
+  Generator g(3);
+  const Shape shape{2, 7, 3, 80}, of_lse{2, 3, 7};
+  std::vector<Buffer> o, lse;
+  for (int n = 0; n < 5; ++n) {
+    o.emplace_back(n % 2 ? Type::f32 : Type::bf16, shape), lse.emplace_back(Type::f32, of_lse);
+    fill_normal(o.back(), g);
+    for (std::int64_t e = 0; e < lse.back().elements(); ++e)
+      lse.back().set(e, g.chance(0.3) ? -std::numeric_limits<double>::infinity() : 5 * g.normal());
+  }
+  std::vector<Outputs> parts, on_gpu;
+  for (std::size_t n = 0; n < o.size(); ++n) parts.push_back({.o = o[n].tensor(), .lse = lse[n].tensor()});
+  const Buffer cpu_o(Type::f32, shape), cpu_lse(Type::f32, of_lse), gpu_o(Type::f32, shape), gpu_lse(Type::f32, of_lse);
+  merge(parts, {.o = cpu_o.tensor(), .lse = cpu_lse.tensor()});
+  Mirror mirror;
+  for (const Outputs& part : parts) mirror.add(part.o), mirror.add(part.lse);
+  mirror.add(gpu_o.tensor()), mirror.add(gpu_lse.tensor());
+  mirror.upload();
+  for (const Outputs& part : parts) on_gpu.push_back({.o = mirror(part.o), .lse = mirror(part.lse)});
+  merge(on_gpu, {.o = mirror(gpu_o.tensor()), .lse = mirror(gpu_lse.tensor())}, {.device = gpu});
+  wait_for(nullptr);
+  mirror.download();
+  for (std::int64_t e = 0; e < cpu_o.elements(); ++e)
+    ASSERT_NEAR(cpu_o.get(e), gpu_o.get(e), 1.01 * spacing(Type::f32, cpu_o.get(e))) << e;
+  for (std::int64_t e = 0; e < cpu_lse.elements(); ++e)
+    if (cpu_lse.get(e) != gpu_lse.get(e)) {
+      ASSERT_NEAR(cpu_lse.get(e), gpu_lse.get(e), 1.01 * spacing(Type::f32, cpu_lse.get(e))) << e;
+    }
+}
+
+}  // namespace
+}  // namespace tessera::test
