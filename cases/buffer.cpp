@@ -39,10 +39,17 @@ double quantum(const Format& format, double x) {
   return power_of_two(std::max(exponent_of(x), format.smallest_exponent) - format.precision + 1);
 }
 
+// x below 2^51 in magnitude to the nearest integer, ties to even. The sum has no bits below 1 left; nearbyint is a
+// call.
+double to_integer(double x) {
+  constexpr double no_fraction = 0x1.8p52;
+  return (x + no_fraction) - no_fraction;
+}
+
 // Nearest value of the format, ties to even.
 double quantize(const Format& format, double x) {
   if (x == 0 || !std::isfinite(x)) return x;
-  const double unit = quantum(format, x), rounded = std::nearbyint(x / unit) * unit;
+  const double unit = quantum(format, x), rounded = std::copysign(to_integer(x / unit) * unit, x);
   return std::abs(rounded) > format.largest ? std::copysign(std::numeric_limits<double>::infinity(), x) : rounded;
 }
 

@@ -24,4 +24,6 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   emulated_amx_test(amx_paged_test 1 paged_test)
   emulated_amx_test(amx_parts_test 1 parts_test)
   emulated_amx_test(amx_draft_test 1 draft_test)
+  # Layouts of pages are undone before anything reaches the matrix unit: paged_test has them all.
+  set_property(TEST amx_paged_test APPEND PROPERTY ENVIRONMENT "GTEST_FILTER=-Sizes/*")
 endif()

@@ -23,13 +23,13 @@ bool is_off(const std::string& setting) {
   return setting.ends_with("= false") || setting == "bias = tessera::gpu::Element::none";
 }
 
-// Rungs that calls get only by name. The quick set holds their options, types and GPUs, but not every tile.
+// Kernels that calls get only by name. The quick set holds their options and types, but not every tile and GPU.
 bool only_by_name(const std::string& kernel) {
   return kernel.starts_with("naive") || kernel.starts_with("tiled") || kernel.starts_with("warp") ||
-         kernel.starts_with("decode");
+         kernel.starts_with("decode") || kernel.starts_with("mma");
 }
-bool is_tile(const std::string& setting) {
-  return !is_option(setting) && !setting.starts_with("GPU = ") && setting.find("::Element::") == std::string::npos;
+bool is_tile_or_gpu(const std::string& setting) {
+  return !is_option(setting) && setting.find("::Element::") == std::string::npos;
 }
 
 // Numbers combinations of settings. Settings are numbered from 1.
@@ -40,7 +40,7 @@ class Combinations {
   // Those that meet in a unit.
   std::vector<Combination> of(const cuda::NamedUnit& unit) {
     std::vector<std::string> settings = settings_of(unit.unit);
-    if (depth == Depth::quick && only_by_name(unit.kernel)) std::erase_if(settings, is_tile);
+    if (depth == Depth::quick && only_by_name(unit.kernel)) std::erase_if(settings, is_tile_or_gpu);
     std::vector<Combination> out{0};  // so that a kernel without settings has something to cover
     for (auto a = settings.begin(); a != settings.end(); ++a) {
       out.push_back(number(*a));

@@ -162,10 +162,9 @@ TEST(Sets, HoldEveryKernelAndSetting) {
     for (const UnitSet* set : {&quick_set(), &full_set()}) {
       const std::vector<Settings> units = settings(*set, kernel);
       EXPECT_FALSE(units.empty()) << kernel;
-      const bool all_tiles = set == &full_set() || kernel.starts_with("vector") || kernel.starts_with("hopper") ||
-                             kernel.starts_with("mma");
+      const bool all_tiles = set == &full_set() || kernel.starts_with("vector") || kernel.starts_with("hopper");
       for (const std::string& setting : all)
-        if (all_tiles || setting.starts_with("GPU") || setting.starts_with("element")) {
+        if (all_tiles || setting.starts_with("element")) {
           EXPECT_TRUE(met(units, {setting})) << kernel << " " << setting;
         }
     }
@@ -219,7 +218,7 @@ TEST(Sets, HoldMmaForEveryArchitecture) {
   for (const char* gpu :
        {"sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"})
     for (const char* kernel : {"mma_forward", "mma_one_pass"})
-      EXPECT_TRUE(met(settings(quick_set(), kernel), {std::string("GPU = ") + gpu})) << kernel << " " << gpu;
+      EXPECT_TRUE(met(settings(full_set(), kernel), {std::string("GPU = ") + gpu})) << kernel << " " << gpu;
   for (const char* gpu : {"sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a"})
     for (const char* other : {"D = 64", "D = 128", "D = 256", "ordered = true", "ordered = false"})
       EXPECT_EQ(met(settings(full_set(), "mma_one_pass"), {std::string("GPU = ") + gpu, other}),

@@ -47,8 +47,8 @@ HWY_NOINLINE void emulated_dot(EmulatedTile& c, const EmulatedTile& a, const Emu
     __builtin_memcpy(left, a.row[m], 64);
     Vec even = hn::Zero(FloatTag()), odd = hn::Zero(FloatTag());
     for (int k = 0; k < 16; ++k) {
-      even = hn::Add(even, hn::Mul(set(widen(left[2 * k])), even_b[k]));
-      odd = hn::Add(odd, hn::Mul(set(widen(left[2 * k + 1])), odd_b[k]));
+      even = hn::MulAdd(set(widen(left[2 * k])), even_b[k], even);
+      odd = hn::MulAdd(set(widen(left[2 * k + 1])), odd_b[k], odd);
     }
     float* sum = reinterpret_cast<float*>(c.row[m]);
     store(hn::Add(load(sum), hn::Add(even, odd)), sum);
