@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Vulkan devices: where calls run whose tensors have device_type TESSERA_DEVICE_VULKAN. From C99 and C++20; Vulkan's
  * own headers are not needed. What runs there, and what it was run on: docs/vulkan.md.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C ABI's part about Vulkan devices; see tessera/vulkan.h.
 #include "tessera/vulkan.h"
 

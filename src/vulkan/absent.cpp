@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What stands in for the Vulkan backend where it could not be built: every call says so. See backend.hpp.
 #include <array>
 

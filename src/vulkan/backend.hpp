@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Vulkan backend as the rest of the library sees it: kernels, devices, memory. No header of Vulkan's is needed
 // here. Implemented by src/vulkan, or by absent.cpp where the tools to build it were missing. Included by src/api only.
 #pragma once
