@@ -23,8 +23,9 @@ struct Settings {
   // Rows are worked on in segments of this many, the same ones everywhere, so that results have the same bits on any
   // number of ranks. 0: not at all.
   Int64 segment = 0;
-  // Without segments, Scheme::gather cuts the keys of a row on multiples of this alone. On multiples of a kernel's key
-  // tile a cut leaves the forward pass its bits; 384 holds the tiles of 64, 128 and 192 keys.
+  // Scheme::gather cuts the keys of a row on multiples of this alone (with segments, on the next multiple of theirs;
+  // backward, between them). A cut on a kernel's key tile leaves the forward pass its bits; 384 holds the tiles of 64,
+  // 128 and 192 keys.
   Int64 grain = 384;
 };
 

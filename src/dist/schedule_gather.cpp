@@ -93,7 +93,12 @@ class Gather {
   // A slot's keys travel in group slot + ahead, after they were dealt; its work is as many steps later.
   int keys_step(int slot) const { return slot + s.ahead; }
   int work_step(int slot) const { return slot + 2 * s.ahead; }
-  Int64 grain() const { return s.settings.segment > 0 ? s.settings.segment : s.settings.grain; }
+  // Slots are cut on multiples of this. With segments it is one of theirs: the same on any number of ranks.
+  Int64 grain() const {
+    const Int64 segment = s.settings.segment, grain = s.settings.grain;
+    if (segment == 0) return grain;
+    return s.settings.pass == Pass::backward ? segment : ceil_div(grain, segment) * segment;
+  }
   static Int64 ceil_div(Int64 a, Int64 b) { return (a + b - 1) / b; }
 
   // What a query piece works with: what it sees, from a cut on, and as whole pieces where these are the segments.
@@ -244,10 +249,16 @@ class Gather {
           const auto call = [&](Range r) {
             d.work(work_step(int(slot)), number, {q, r, row(n, zone.sequence, r.begin)});
           };
-          if (s.settings.segment == 0)
+          if (s.settings.segment == 0) {
             call(mine);
-          else  // a call for every segment, whose bits are then the same everywhere
-            d.for_pieces(zone.sequence, mine, [&](int p) { call({d.piece(p).rows.begin, d.piece(p).rows.end}); });
+            continue;
+          }
+          // The same calls everywhere: up to every cut that there may be.
+          for (Int64 begin = mine.begin; begin < mine.end;) {
+            const Int64 end = lesser(mine.end, (begin / grain() + 1) * grain());
+            call({begin, end});
+            begin = end;
+          }
         }
         for_parts(zone.sequence, keys, [&](Part& part, Range) {
           part.first_slot = std::min(part.first_slot, int(slot));
