@@ -15,17 +15,20 @@ SOURCES = $(shell find include src cases cli tests fuzz bench examples -name '*.
 FETCHED_NVRTC = $(CURDIR)/build-nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 WITH_NVRTC = $$(test -z "$$TESSERA_NVRTC" && test -e $(FETCHED_NVRTC) && echo env TESSERA_NVRTC=$(FETCHED_NVRTC))
 
-.PHONY: help demo test test-dist test-python test-aarch64 site site-test wheel wheel-aarch64 gate build asan tsan fuzz mutants pictures \
-  format format-check install clean
+.PHONY: help demo test test-dist test-python test-wheel test-packages test-aarch64 site site-test wheel wheel-aarch64 sdist gate build asan \
+  tsan fuzz mutants pictures format format-check install clean
 
 help:
 	@echo 'make demo          install what is missing, build, show the library at work'
 	@echo 'make test          install what is missing, build, run every test'
 	@echo 'make test-dist     the part of them about several ranks: schedules, threads, processes under mpirun, faults'
 	@echo 'make test-python   build the wheel, fetch PyTorch, JAX and transformers (large), run the Python tests'
+	@echo 'make test-wheel    install the wheel into fresh environments of every Python here, and use it without a compiler'
+	@echo 'make test-packages build the recipes for Conan and vcpkg, and a program with what they give'
 	@echo 'make site          build the documentation site into $(BUILD)-site/site/ (MkDocs, from PyPI)'
 	@echo 'make site-test     build it, then look at it and at the interactive page in a headless Chromium'
 	@echo 'make wheel         build the Python package into $(BUILD)-python/; make wheel-aarch64 for 64-bit ARM'
+	@echo 'make sdist         pack what the Python package is built from, and build it from there'
 	@echo 'make test-aarch64  build for 64-bit ARM, run the tests of the CPU kernels by qemu-user (an hour)'
 	@echo 'make gate          compile GPU kernels in every variant, without a GPU, and judge what comes out'
 	@echo 'make build         install what is missing, build everything'
@@ -67,7 +70,7 @@ test-dist:
 # One environment for building and testing, with whatever PYTHON_PACKAGES names: without torch or jax their tests are
 # skipped. It is kept, so that only the first run fetches anything.
 PYTHON_PACKAGES ?= numpy pytest torch jax transformers matplotlib mypy
-VENV = $(BUILD)-python/venv
+VENV = $(abspath $(BUILD))-python/venv
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
 
 $(VENV)/made:
@@ -77,7 +80,7 @@ $(VENV)/made:
 # For systems as old as this glibc's. auditwheel judges what the library really needs, and names the wheel accordingly.
 WHEEL_GLIBC ?= 2.28
 BUILD_WHEEL = $(PIP) wheel --no-deps -C cmake.define.TESSERA_GLIBC=$(WHEEL_GLIBC) -w $(BUILD)-python/plain .
-NAME_WHEEL = PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel repair --only-plat --plat auto -w $(BUILD)-python \
+NAME_WHEEL = PATH=$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel repair --only-plat --plat auto -w $(BUILD)-python \
   $(BUILD)-python/plain/*.whl > $(BUILD)-python/auditwheel.log 2>&1 || { cat $(BUILD)-python/auditwheel.log; exit 1; }
 
 wheel: $(VENV)/made
@@ -95,6 +98,34 @@ wheel-aarch64: $(VENV)/made
 	@CMAKE_TOOLCHAIN_FILE=$(CURDIR)/packaging/aarch64.cmake _PYTHON_HOST_PLATFORM=linux-aarch64 $(BUILD_WHEEL)
 	@$(NAME_WHEEL)
 	@ls $(BUILD)-python/*_aarch64.whl
+
+# Each PYTHONS (default: every python3.10, python3.11, ... on the PATH) gets an environment of its own, with the wheel and
+# WHEEL_PACKAGES in it. "numpy torch" tries PyTorch too, which is large.
+PYTHONS ?=
+WHEEL_PACKAGES ?= numpy
+TEST_WHEEL = $(VENV)/bin/python -B tests/packages/wheel_test.py --work $(BUILD)-python/clean --packages '$(WHEEL_PACKAGES)'
+
+test-wheel: wheel
+	@$(TEST_WHEEL) $(BUILD)-python/*_$$(uname -m).whl $(PYTHONS)
+
+# The source package is unpacked, a wheel is built there as pip does it, and used: optimised little and without the pack
+# of GPU kernels, which take the longest.
+SDIST = $(BUILD)-python/sdist
+sdist: $(VENV)/made
+	@rm -rf $(SDIST) $(BUILD)-python/*.tar.gz && mkdir -p $(SDIST)
+	@$(PIP) install build
+	@$(VENV)/bin/python -m build --sdist -o $(BUILD)-python . > $(BUILD)-python/sdist.log || { cat $(BUILD)-python/sdist.log; exit 1; }
+	@tar xzf $(BUILD)-python/*.tar.gz -C $(SDIST) --strip-components 1
+	@cd $(SDIST) && $(PIP) wheel --no-deps -C cmake.define.TESSERA_PACK=OFF -C cmake.define.TESSERA_QUICK_BUILD=ON \
+	  -w made .
+	@$(TEST_WHEEL) $(SDIST)/made/*.whl $(firstword $(PYTHONS) python3)
+	@ls $(BUILD)-python/*.tar.gz
+
+# By Conan, from PyPI and without its remotes, and by vcpkg's scripts if $$VCPKG_ROOT says where they are, or a stand-in.
+test-packages: $(VENV)/made
+	@$(PIP) install 'conan==2.*'
+	@tests/packages/conan_test.sh . $(VENV)/bin/conan $(BUILD)-python/conan
+	@tests/packages/vcpkg_test.sh .
 
 CPU_TESTS = $(shell sed -n 's/^tessera_test.NAME \([a-z_]*\).*/\1/p' tests/cpu/tests.cmake)
 EMPTY :=

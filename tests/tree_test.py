@@ -331,7 +331,8 @@ def check_versions():
     """The version is the same everywhere (docs/versions.md)."""
     found = {}
     for name, pattern in [("CMakeLists.txt", r"project\(tessera VERSION (\S+)"), ("pyproject.toml", r'^version = "(.*)"'),
-                          ("CITATION.cff", r"^version: (.*)"), ("include/tessera/tessera.h", None)]:
+                          ("CITATION.cff", r"^version: (.*)"),
+                          ("packaging/vcpkg/tessera/vcpkg.json", r'"version": "(.*)"'), ("include/tessera/tessera.h", None)]:
         text = (ROOT / name).read_text()
         parts = re.findall(r"#define TESSERA_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)
         found[name] = ".".join(parts) if pattern is None else re.search(pattern, text, re.M)[1]

@@ -3,7 +3,7 @@
 # (tests/emulated/cpu), takes the place of the library's own in these tests, which force the kernel `amx`.
 # Included by tests/cpu/tests.cmake. They need AVX-512, without which they are skipped, and ctest says so: the unit is
 # emulated, but the kernels' vectors are written for AVX-512.
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+if(TESSERA_X86_64)
   add_library(emulated_amx OBJECT ${PROJECT_SOURCE_DIR}/src/cpu/isa/amx.cpp emulated/cpu/amx.cpp cpu/amx_skip.cpp)
   target_include_directories(emulated_amx PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated ${PROJECT_SOURCE_DIR}
                                                   ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)

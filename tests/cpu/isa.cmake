@@ -2,7 +2,7 @@
 # Lesser processors than this one: tests in which the library chooses its kernels, with $TESSERA_ISA hiding what this
 # processor has beyond AVX2, and beyond SSE4; the tables run on every instruction set anyway.
 # Included by tests/cpu/tests.cmake.
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+if(TESSERA_X86_64)
   foreach(isa avx2 sse4)
     foreach(test abi_test edge_test plan_test types_test)
       add_test(NAME ${test}.${isa} COMMAND ${test} --gtest_brief=1)

@@ -6,7 +6,7 @@ tessera_test(NAME cases_test SOURCES cpu/cases_test.cpp SHARDS 4)
 tessera_test(NAME random_test SOURCES cpu/random_test.cpp SHARDS 4)
 tessera_test(NAME simd_test SOURCES cpu/simd_test.cpp)
 # Races are in what all instruction sets share: under ThreadSanitizer, tens of times slower, one of them is enough.
-if(TESSERA_SANITIZE STREQUAL "thread" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+if(TESSERA_SANITIZE STREQUAL "thread" AND TESSERA_X86_64)
   set(raced_kernels "TESSERA_TEST_KERNELS=reference sse4")
 endif()
 tessera_test(NAME invariance_test SOURCES cpu/invariance_test.cpp SHARDS 3 LABELS threads ENVIRONMENT ${raced_kernels})
