@@ -216,7 +216,7 @@ format-check:
 install:
 	@tools/setup.sh build
 	@$(CONFIGURE_PRODUCT)
-	@$(WITH_NVRTC) cmake --build $(BUILD) -j $(JOBS) --target tessera tessera_cli
+	@$(WITH_NVRTC) cmake --build $(BUILD) -j $(JOBS) --target tessera_product
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:

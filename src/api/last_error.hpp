@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of the C ABI that turns exceptions into status codes, and this thread's last error sentence.
-// Included by api/c_api.cpp only. Implements tessera.h, "Rules of the ABI".
+// Included by the files that define the C ABI. Implements tessera.h, "Rules of the ABI".
 #pragma once
 
 #include <exception>

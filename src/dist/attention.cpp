@@ -37,6 +37,8 @@ std::string shown(Question::Kind kind, UInt64 bits) {
   return out;
 }
 
+std::string shown(double x) { return shown(Question::real, std::bit_cast<UInt64>(x)); }
+
 UInt64 hash(UInt64 seed, std::span<const Int64> numbers) {
   for (const Int64 x : numbers) seed = (seed ^ static_cast<UInt64>(x)) * 0xff51afd7ed558ccdu, seed ^= seed >> 31;
   return seed;
@@ -161,6 +163,9 @@ std::string Plan::complaint() const {
     if (sharing.segment > 0 && sharing.scheme != Scheme::gather)
       invalid("segment: is " + text(sharing.segment) +
               "; a ring's bits depend on the number of ranks, so it must be 0 there");
+    if (const std::string fault = fault_of(partition, problem.lengths); !fault.empty()) invalid(fault);
+    if (!(sharing.timeout > 0))
+      invalid("timeout: is " + shown(sharing.timeout) + "; must be a positive number of seconds");
     make_schedule(problem.lengths, mask_of(o), partition,
                   {sharing.scheme, Pass::forward, sharing.segment, sharing.grain});
     // The rules for one device are the library's.
@@ -173,7 +178,7 @@ std::string Plan::complaint() const {
       invalid("Hq: is " + text(problem.Hq) + "; must be a multiple of Hk, " + text(problem.Hk));
     Outputs out;
     out.o = Tensor(nullptr, problem.type, {1, 1, problem.Hq / problem.Hk * kv.size(), problem.Dv});
-    tessera::Plan::forward(in, out, o, {.threads = sharing.threads});
+    tessera::Plan::forward(in, out, o, sharing.execution());
     return {};
   } catch (const Error& error) {
     return error.what();
@@ -211,21 +216,44 @@ void Plan::agree() {
   }
 }
 
-void Plan::forward(const Inputs& in, const Outputs& out) {
+Problem Plan::with(const std::optional<Seed>& seed) const {
+  Problem now = problem;
+  if (seed) now.options.seed = seed->seed, now.options.seed_offset = seed->offset;
+  return now;
+}
+
+// Distinguishes the messages of a call from those of a call with other arguments. Seeds that nothing uses may differ.
+UInt64 Plan::call_number(const Problem& now, UInt64 flags, Type written) {
+  const Options& o = now.options;
+  const UInt64 seed = o.dropout > 0 ? o.seed : 0, offset = o.dropout > 0 ? o.seed_offset : 0;
+  return hash(++calls, std::vector<Int64>{Int64(flags), Int64(written), Int64(seed), Int64(offset)});
+}
+
+void Plan::refuse(const Error& why) {
+  line.together([&] { throw why; });
+  throw why;  // not reached: what a body throws, together() throws
+}
+
+void refuse(std::shared_ptr<Communicator> communicator, const Error& why) {
+  Line(std::move(communicator), 0).together([&] { throw why; });
+  throw why;
+}
+
+void Plan::forward(const Inputs& in, const Outputs& out, std::optional<Seed> seed) {
   line.together([&] {
+    const Problem now = with(seed);
     const Int64 rows = sharing.partition.rows(line.rank());
     Checker{problem, rows}.inputs(in);
     check_shape("o", out.o, {rows, problem.Hq, problem.Dv}, {problem.type, Type::f32});
     if (out.lse) check_shape("lse", out.lse, {problem.Hq, rows}, {Type::f32});
     const UInt64 flags = UInt64(bool(out.lse)) | UInt64(bool(in.bias)) << 1 | UInt64(bool(in.mask)) << 2;
-    Executor(line, problem, sharing, forward_schedule,
-             hash(++calls, std::vector<Int64>{Int64(flags), Int64(out.o.type)}))
-        .forward(in, out);
+    Executor(line, now, sharing, forward_schedule, call_number(now, flags, out.o.type)).forward(in, out);
   });
 }
 
-void Plan::backward(const Inputs& in, const Saved& saved, const Gradients& g) {
+void Plan::backward(const Inputs& in, const Saved& saved, const Gradients& g, std::optional<Seed> seed) {
   line.together([&] {
+    const Problem now = with(seed);
     const Int64 rows = sharing.partition.rows(line.rank());
     Checker{problem, rows}.inputs(in);
     check_shape("o", saved.o, {rows, problem.Hq, problem.Dv}, {problem.type, Type::f32});
@@ -241,9 +269,7 @@ void Plan::backward(const Inputs& in, const Saved& saved, const Gradients& g) {
     if (g.dsinks) check_shape("dsinks", g.dsinks, {problem.Hq}, {Type::f32});
     const UInt64 flags = UInt64(bool(saved.d_lse)) | UInt64(bool(in.bias)) << 1 | UInt64(bool(in.mask)) << 2 |
                          UInt64(bool(g.dsinks)) << 3 | UInt64(1) << 4;
-    Executor(line, problem, sharing, backward_schedule,
-             hash(++calls, std::vector<Int64>{Int64(flags), Int64(g.dq.type)}))
-        .backward(in, saved, g);
+    Executor(line, now, sharing, backward_schedule, call_number(now, flags, g.dq.type)).backward(in, saved, g);
   });
 }
 

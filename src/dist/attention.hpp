@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "dist/communicator.hpp"
@@ -30,7 +31,19 @@ struct Sharing {
                       // the bits of one call
   double timeout = 300;  // seconds that a rank waits for another
   int threads = 0;       // of each rank; 0: all that the process may use
+  int sm_margin = 0;     // multiprocessors of a GPU that a rank's calls leave to messages
+
+  // Of every call that a rank makes of the library.
+  Execution execution() const { return {.threads = threads, .sm_margin = sm_margin}; }
 };
+
+// Dropout's, of one call; the same on every rank.
+struct Seed {
+  UInt64 seed = 0, offset = 0;
+};
+
+// Tells all ranks of a communicator that this one has no plan to make with them, and throws why.
+[[noreturn]] void refuse(std::shared_ptr<Communicator> communicator, const Error& why);
 
 // Which heads the ranks of slice u work on, as key/value heads.
 Range key_heads(Int64 Hk, int slice, int slices);
@@ -44,14 +57,20 @@ class Plan {
   // Together with all ranks: compares what they ask for before the first row travels.
   Plan(std::shared_ptr<Communicator> communicator, const Problem& problem, const Sharing& sharing);
 
-  void forward(const Inputs& inputs, const Outputs& outputs);
-  void backward(const Inputs& inputs, const Saved& saved, const Gradients& gradients);
+  // Without a seed: that of the problem.
+  void forward(const Inputs& inputs, const Outputs& outputs, std::optional<Seed> seed = {});
+  void backward(const Inputs& inputs, const Saved& saved, const Gradients& gradients, std::optional<Seed> seed = {});
+  // Instead of a pass: tells the others why there is none on this rank, and throws that.
+  [[noreturn]] void refuse(const Error& why);
 
+  const Problem& question() const { return problem; }
   const Schedule& schedule(Pass pass) const { return pass == Pass::forward ? forward_schedule : backward_schedule; }
 
  private:
   void agree();
   std::string complaint() const;
+  Problem with(const std::optional<Seed>& seed) const;
+  UInt64 call_number(const Problem& now, UInt64 flags, Type written);
 
   Line line;
   Problem problem;

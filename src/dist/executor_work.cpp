@@ -92,7 +92,7 @@ Inputs Executor::continued(const Work& job, Range heads) {
 void Executor::work_forward(const Work& job, Range heads) {
   Outputs out;
   out.state = state_of(piece(job.query), heads);
-  tessera::forward(continued(job, heads), out, options_of(job, heads.begin), {.threads = sharing.threads});
+  tessera::forward(continued(job, heads), out, options_of(job, heads.begin), sharing.execution());
 }
 
 void Executor::finish_forward(const Outputs& outputs) {
@@ -104,7 +104,7 @@ void Executor::finish_forward(const Outputs& outputs) {
     Outputs out;
     out.o = final_o.tokens(s.pieces[i].at, s.pieces[i].rows.rows(), heads);
     out.lse = final_lse.numbers(s.pieces[i].at, s.pieces[i].rows.rows(), heads);
-    tessera::forward(continued(none, heads), out, options_of(none, 0), {.threads = sharing.threads});
+    tessera::forward(continued(none, heads), out, options_of(none, 0), sharing.execution());
   }
   give(token_rows(outputs.o), Kind::query, std::move(final_o));
   if (outputs.lse) give(number_rows(outputs.lse), Kind::query, std::move(final_lse));
@@ -134,7 +134,7 @@ void Executor::work_backward(const Work& job, Range heads) {
     gradients.dv = Tensor(sums + keys * hk.size() * p.D + kv.begin * p.Dv, Type::f32, {1, keys, kv.size(), p.Dv});
     gradients.dk.strides[1] = hk.size() * p.D, gradients.dv.strides[1] = hk.size() * p.Dv;
   }
-  tessera::backward(inputs_of(job, heads), saved, gradients, options, {.threads = sharing.threads});
+  tessera::backward(inputs_of(job, heads), saved, gradients, options, sharing.execution());
 }
 
 // Rows of the memory for keys.
@@ -239,7 +239,7 @@ std::vector<float> Executor::sum_sinks() {
     Saved saved{o.rows.tokens(at, n, heads), lse.rows.numbers(at, n, heads), d_o.rows.tokens(at, n, heads), {}};
     if (d_lse.rows.view.data) saved.d_lse = d_lse.rows.numbers(at, n, heads);
     tessera::backward(in, saved, {{}, {}, {}, {}, Tensor(part, Type::f32, {hq.size()})}, options_of(none, 0),
-                      {.threads = sharing.threads});
+                      sharing.execution());
     part += hq.size();
   }
   const std::size_t step = s.of[index(rank)].steps.size();

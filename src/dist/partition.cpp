@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <queue>
+#include <string>
 #include <utility>
 
 namespace tessera::dist {
@@ -198,6 +199,36 @@ Partition two_level(const Partition& nodes, int slices, Int64 align) {
         give(p.of[node * static_cast<std::size_t>(slices) + static_cast<std::size_t>(u)],
              {s.sequence, s.begin + cut(s.rows(), u, slices, align), s.begin + cut(s.rows(), u + 1, slices, align)});
   return p;
+}
+
+std::string fault_of(const Partition& partition, const std::vector<Int64>& lengths) {
+  std::vector<Span> all;
+  const auto named = [](const Span& s) {
+    return "rows " + std::to_string(s.begin) + " to " + std::to_string(s.end) + " of sequence " +
+           std::to_string(s.sequence);
+  };
+  for (const std::vector<Span>& spans : partition.of)
+    for (const Span& s : spans) {
+      if (s.sequence < 0 || s.sequence >= static_cast<Int64>(lengths.size()) || s.begin < 0 || s.end <= s.begin ||
+          s.end > lengths[static_cast<std::size_t>(s.sequence)])
+        return "partition: holds " + named(s) + ", which are no rows of the sequences";
+      all.push_back(s);
+    }
+  std::sort(all.begin(), all.end(), [](const Span& a, const Span& b) {
+    return std::pair(a.sequence, a.begin) < std::pair(b.sequence, b.begin);
+  });
+  auto next = all.begin();
+  for (std::size_t b = 0; b < lengths.size(); ++b) {
+    Int64 at = 0;
+    for (; next != all.end() && next->sequence == static_cast<Int64>(b); at = (next++)->end)
+      if (next->begin != at)
+        return "partition: holds row " + std::to_string(lesser(at, next->begin)) + " of sequence " + std::to_string(b) +
+               (next->begin < at ? " twice" : " not at all") + "; every row must be held once";
+    if (at != lengths[b])
+      return "partition: holds row " + std::to_string(at) + " of sequence " + std::to_string(b) +
+             " not at all; every row must be held once";
+  }
+  return {};
 }
 
 std::vector<Span> node_rows(const Partition& partition, int node) {

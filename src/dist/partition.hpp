@@ -4,6 +4,7 @@
 // "Partitions".
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "math/mask.hpp"
@@ -55,6 +56,9 @@ Partition zigzag(const std::vector<Int64>& lengths, int ranks, Int64 align);
 Partition balanced(const std::vector<Int64>& lengths, const Mask& mask, int ranks, Int64 align);
 // Every span of a node in `slices` parts, one for each of its ranks.
 Partition two_level(const Partition& nodes, int slices, Int64 align);
+
+// Why a partition is none of these sequences: spans beyond them, rows that nobody holds or two ranks do. Empty: it is.
+std::string fault_of(const Partition& partition, const std::vector<Int64>& lengths);
 
 // The rows of a node: those of its ranks, by sequence and position, neighbours joined.
 std::vector<Span> node_rows(const Partition& partition, int node);

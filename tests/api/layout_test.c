@@ -4,6 +4,7 @@
  * `reserved` gets its line when it has a name). Links nothing. Implements docs/versions.md, "The C ABI". */
 #include <stdio.h>
 
+#include "tessera/dist.h"
 #include "tessera/vulkan.h"
 
 struct place {
@@ -163,6 +164,51 @@ static const struct place places[] = {
   NUMBER(TESSERA_BOTTOM_RIGHT, 0)
   NUMBER(TESSERA_TOP_LEFT, 1)
   NUMBER(TESSERA_OFFSET, 2)
+  /* tessera_span */
+  AT(tessera_span, sequence, 0)
+  AT(tessera_span, begin, 8)
+  AT(tessera_span, end, 16)
+  /* tessera_partition_args */
+  AT(tessera_partition_args, size, 0)
+  AT(tessera_partition_args, lengths, 8)
+  AT(tessera_partition_args, sequences, 16)
+  AT(tessera_partition_args, kind, 24)
+  AT(tessera_partition_args, ranks, 28)
+  AT(tessera_partition_args, slices, 32)
+  AT(tessera_partition_args, align, 40)
+  AT(tessera_partition_args, options, 48)
+  /* tessera_message */
+  AT(tessera_message, data, 0)
+  AT(tessera_message, bytes, 8)
+  AT(tessera_message, peer, 16)
+  AT(tessera_message, send, 20)
+  /* tessera_transport */
+  AT(tessera_transport, size, 0)
+  AT(tessera_transport, context, 8)
+  AT(tessera_transport, rank, 16)
+  AT(tessera_transport, ranks, 20)
+  AT(tessera_transport, start, 24)
+  AT(tessera_transport, test, 32)
+  AT(tessera_transport, notice, 40)
+  AT(tessera_transport, fail, 48)
+  AT(tessera_transport, destroy, 56)
+  /* tessera_dist_args */
+  AT(tessera_dist_args, size, 0)
+  AT(tessera_dist_args, communicator, 8)
+  AT(tessera_dist_args, partition, 16)
+  AT(tessera_dist_args, query_heads, 24)
+  AT(tessera_dist_args, key_heads, 32)
+  AT(tessera_dist_args, head_dim, 40)
+  AT(tessera_dist_args, value_dim, 48)
+  AT(tessera_dist_args, type, 56)
+  AT(tessera_dist_args, scheme, 60)
+  AT(tessera_dist_args, segment, 64)
+  AT(tessera_dist_args, timeout, 72)
+  NUMBER(TESSERA_ZIGZAG, 0)
+  NUMBER(TESSERA_CONTIGUOUS, 1)
+  NUMBER(TESSERA_BALANCED, 2)
+  NUMBER(TESSERA_RING, 0)
+  NUMBER(TESSERA_GATHER, 1)
     /* clang-format on */
 };
 

@@ -10,7 +10,8 @@
 #include <map>
 #include <thread>
 
-#include "mpi/communicator.hpp"
+#include "dist/transport.hpp"
+#include "mpi/transport.hpp"
 #include "tests/dist/faulty.hpp"
 #include "tests/dist/world.hpp"
 
@@ -18,6 +19,10 @@ namespace tessera::dist {
 namespace {
 
 constexpr double timeout = 2;
+
+std::shared_ptr<Communicator> mpi_communicator(double limit) {
+  return communicator_over(detail::to_c(mpi::transport_over(MPI_COMM_WORLD, limit)));
+}
 
 // A rank that is killed or stopped while a group is under way.
 class Signalled : public Faulty {
@@ -58,7 +63,7 @@ int check(int ranks) {
     for (Sharing& way : ways) {
       way.timeout = 60, way.threads = 1;
       const Answer threads = world.ranks(way);
-      const auto communicator = mpi_communicator(MPI_COMM_WORLD, 60);
+      const auto communicator = mpi_communicator(60);
       Answer mine = world.empty();
       world.rank(communicator, way, mine);
       for (const auto& [name, numbers] : mine.of) {
@@ -86,7 +91,7 @@ void misfortune(const std::string& fault, int rank, int ranks) {
   for (auto& [name, numbers] : out.of)
     for (Int64 i = 0; i < numbers.count(); ++i) numbers.set(i, -77);
   try {
-    std::shared_ptr<Communicator> communicator = mpi_communicator(MPI_COMM_WORLD, timeout);
+    std::shared_ptr<Communicator> communicator = mpi_communicator(timeout);
     const std::map<std::string, Fault> faults = {{"corrupt", {Fault::corrupt, 2}},
                                                  {"wrong_size", {Fault::wrong_size, 2}},
                                                  {"link", {Fault::drop, 2}},

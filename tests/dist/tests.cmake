@@ -5,7 +5,8 @@ tessera_test(NAME dist_schedule_test SOURCES dist/schedule_test.cpp LIBRARIES te
 tessera_test(NAME dist_attention_test SOURCES dist/attention_test.cpp LIBRARIES tessera_static LABELS dist threads)
 tessera_test(NAME dist_fault_test SOURCES dist/fault_test.cpp LIBRARIES tessera_static LABELS dist threads)
 tessera_test(NAME dist_simulate_test SOURCES dist/simulate_test.cpp LIBRARIES tessera_static LABELS dist)
-add_dependencies(dist_tests dist_simulate_test dist_schedule_test dist_attention_test dist_fault_test)
+tessera_test(NAME dist_api_test SOURCES dist/api_test.cpp LIBRARIES tessera_static LABELS dist threads)
+add_dependencies(dist_tests dist_api_test dist_simulate_test dist_schedule_test dist_attention_test dist_fault_test)
 
 if(TARGET tessera_cli)  # for cli_dist_test
   add_dependencies(dist_tests tessera_cli)
@@ -16,7 +17,7 @@ if(TARGET tessera_mpi)
   add_executable(dist_mpi_ranks dist/mpi_ranks.cpp)
   target_include_directories(dist_mpi_ranks PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(dist_mpi_ranks PRIVATE ${test_options})
-  target_link_libraries(dist_mpi_ranks PRIVATE tessera_mpi)
+  target_link_libraries(dist_mpi_ranks PRIVATE tessera_mpi_objects tessera_static)
   add_dependencies(dist_tests dist_mpi_ranks)
 endif()
 if(NOT TESSERA_SANITIZE)  # whose reports MPI's own libraries would fill

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public interface of several ranks, C and C++: partitions, transports made of callbacks, plans, and the sentence
+// of every refusal. Results against one call of the library. Implements docs/scale_out.md.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "tessera/dist.hpp"
+
+namespace tessera {
+namespace {
+
+std::string said(tessera_status status) { return status == TESSERA_OK ? "" : tessera_last_error(); }
+
+template <class Body>
+std::string caught(Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// --- partitions
+
+TEST(Partitions, HoldEveryRowOnce) {
+  for (const PartitionKind kind : {PartitionKind::zigzag, PartitionKind::contiguous, PartitionKind::balanced})
+    for (const int slices : {1, 2}) {
+      const PartitionArgs args{.lengths = {300, 0, 77, 1},
+                               .ranks = 4,
+                               .kind = kind,
+                               .slices = slices,
+                               .align = 16,
+                               .options = {.causal = true}};
+      const Partition p(args);
+      ASSERT_EQ(p.ranks(), 4);
+      std::map<std::pair<std::int64_t, std::int64_t>, int> held;
+      for (int r = 0; r < 4; ++r) {
+        std::int64_t rows = 0;
+        for (const tessera_span& s : p.spans(r))
+          for (std::int64_t i = s.begin; i < s.end; ++i) ++held[{s.sequence, i}], ++rows;
+        EXPECT_EQ(p.rows(r), rows);
+      }
+      EXPECT_EQ(held.size(), 378u);
+      for (const auto& [row, times] : held) EXPECT_EQ(times, 1);
+    }
+}
+
+TEST(Partitions, OfOnesOwn) {
+  const Partition p({{{0, 10, 20}}, {{0, 0, 10}, {1, 0, 3}}}, {.lengths = {20, 3}});
+  EXPECT_EQ(p.rows(0), 10);
+  EXPECT_EQ(p.rows(1), 13);
+  EXPECT_EQ(p.rows(2), 0);
+  EXPECT_EQ(p.spans(-1).size(), 0u);
+}
+
+TEST(Partitions, Refusals) {
+  using Spans = std::vector<std::vector<tessera_span>>;
+  const auto own = [](const Spans& spans) { return caught([&] { Partition(spans, {.lengths = {20}}); }); };
+  EXPECT_EQ(own({{{0, 0, 10}}, {{0, 11, 20}}}),
+            "partition: holds row 10 of sequence 0 not at all; every row must be held once");
+  EXPECT_EQ(own({{{0, 0, 11}}, {{0, 10, 20}}}),
+            "partition: holds row 10 of sequence 0 twice; every row must be held once");
+  EXPECT_EQ(own({{{0, 0, 10}}}), "partition: holds row 10 of sequence 0 not at all; every row must be held once");
+  EXPECT_EQ(own({{{0, 0, 21}}}), "partition: holds rows 0 to 21 of sequence 0, which are no rows of the sequences");
+  EXPECT_EQ(own({{{1, 0, 5}}}), "partition: holds rows 0 to 5 of sequence 1, which are no rows of the sequences");
+  EXPECT_EQ(own({{{0, 5, 5}}}), "partition: holds rows 5 to 5 of sequence 0, which are no rows of the sequences");
+  const auto made = [](const PartitionArgs& args) { return caught([&] { const Partition p(args); }); };
+  EXPECT_EQ(made({.lengths = {20}, .ranks = 0}), "ranks: is 0; must be from 1 to 1048576");
+  EXPECT_EQ(made({.lengths = {20}, .ranks = 4, .slices = 3}), "slices: is 3; must be positive and divide the 4 ranks");
+  EXPECT_EQ(made({.lengths = {20}, .align = 0}), "align: is 0; must be positive");
+  EXPECT_EQ(made({.lengths = {-1}}), "lengths: holds -1; must be 0 or more");
+  EXPECT_EQ(made({.lengths = {std::int64_t(1) << 48, 1}}), "lengths: are more than 2^48 tokens together");
+  EXPECT_EQ(made({.lengths = {20}, .kind = PartitionKind(9)}),
+            "kind: is 9; must be TESSERA_ZIGZAG, TESSERA_CONTIGUOUS or TESSERA_BALANCED");
+  tessera_partition_args args;
+  tessera_partition_args_init(&args);
+  tessera_partition* p = nullptr;
+  EXPECT_EQ(said(tessera_partition_make(&args, nullptr)), "partition: is NULL; it is required");
+  EXPECT_EQ(said(tessera_partition_make(nullptr, &p)), "partition_args: is NULL; it is required");
+  args.sequences = -1;
+  EXPECT_EQ(said(tessera_partition_make(&args, &p)), "sequences: is -1; must be from 0 to 2147483647");
+  args.sequences = 1;
+  EXPECT_EQ(said(tessera_partition_make(&args, &p)), "lengths: is NULL; it is required");
+  const std::int64_t length = 4, counts[] = {-1}, one[] = {1};
+  args.lengths = &length;
+  EXPECT_EQ(said(tessera_partition_from_spans(&args, nullptr, nullptr, &p)), "counts: is NULL; it is required");
+  EXPECT_EQ(said(tessera_partition_from_spans(&args, nullptr, counts, &p)), "counts: holds -1; must be 0 or more");
+  EXPECT_EQ(said(tessera_partition_from_spans(&args, nullptr, one, &p)), "spans: is NULL; it is required");
+  args.size -= 1;
+  EXPECT_EQ(said(tessera_partition_make(&args, &p)),
+            "partition_args: size is " + std::to_string(args.size) +
+                ", which ends inside a field; must be the size of a tessera_partition_args that some header declares");
+  EXPECT_EQ(p, nullptr);
+  EXPECT_EQ(tessera_partition_ranks(nullptr), 0);
+}
+
+// --- a transport of the caller's own: mailboxes between threads
+
+struct Post {
+  std::mutex mutex;
+  std::map<std::pair<int, int>, std::deque<std::string>> boxes;
+  std::optional<std::string> failure;
+  int destroyed = 0;
+};
+
+class Mail : public Transport {
+ public:
+  Mail(Post& post, int rank, int size) : post(post), me(rank), size(size) {}
+  ~Mail() override {
+    const std::lock_guard lock(post.mutex);
+    ++post.destroyed;
+  }
+  int rank() const override { return me; }
+  int ranks() const override { return size; }
+  void start(std::span<const tessera_message> messages) override {
+    group.assign(messages.begin(), messages.end());
+    const std::lock_guard lock(post.mutex);
+    if (down) throw std::runtime_error("the post is on strike");
+    for (const tessera_message& m : group)
+      if (m.send) post.boxes[{me, m.peer}].emplace_back(static_cast<char*>(m.data), m.bytes);
+  }
+  void test(std::span<std::uint8_t> done) override {
+    const std::lock_guard lock(post.mutex);
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      if (done[i]) continue;
+      std::deque<std::string>& box = post.boxes[{group[i].peer, me}];
+      if (!group[i].send && box.empty()) continue;
+      if (!group[i].send) std::memcpy(group[i].data, box.front().data(), group[i].bytes), box.pop_front();
+      done[i] = 1;
+    }
+  }
+  std::optional<std::string> notice() override {
+    const std::lock_guard lock(post.mutex);
+    return post.failure;
+  }
+  void fail(const char* sentence) noexcept override {
+    const std::lock_guard lock(post.mutex);
+    if (!post.failure) post.failure = sentence;
+  }
+  bool down = false;
+
+ private:
+  Post& post;
+  int me, size;
+  std::vector<tessera_message> group;
+};
+
+constexpr std::int64_t tokens = 192, heads = 4, kv_heads = 2, dim = 16;
+
+struct Data {
+  std::vector<float> q, k, v, d_o, o, lse, dq, dk, dv;
+  explicit Data(std::int64_t n) {
+    for (auto* x : {&q, &d_o, &o, &dq}) x->resize(std::size_t(n * heads * dim));
+    for (auto* x : {&k, &v, &dk, &dv}) x->resize(std::size_t(n * kv_heads * dim));
+    lse.resize(std::size_t(n * heads));
+  }
+  void fill() {
+    std::mt19937 engine(5);
+    std::normal_distribution<float> normal;
+    for (auto* x : {&q, &k, &v, &d_o})
+      for (float& y : *x) y = normal(engine);
+  }
+  static Tensor rows(std::vector<float>& x, std::int64_t h) {
+    return Tensor(x.data(), Type::f32, {std::int64_t(x.size()) / (h * dim), h, dim});
+  }
+  Inputs inputs() {
+    Inputs in;
+    in.q = rows(q, heads), in.k = rows(k, kv_heads), in.v = rows(v, kv_heads);
+    return in;
+  }
+  Tensor lse_view() { return Tensor(lse.data(), Type::f32, {heads, std::int64_t(lse.size()) / heads}); }
+  Outputs outputs() {
+    Outputs out;
+    out.o = rows(o, heads), out.lse = lse_view();
+    return out;
+  }
+  Saved saved() { return {rows(o, heads), lse_view(), rows(d_o, heads), {}}; }
+  Gradients gradients() { return {rows(dq, heads), rows(dk, kv_heads), rows(dv, kv_heads), {}, {}}; }
+};
+
+const Options options{.causal = true, .dropout = 0.1};
+const DistArgs args{.query_heads = heads, .key_heads = kv_heads, .head_dim = dim, .value_dim = dim, .timeout = 20};
+
+void copy_rows(Data& all, Data& part, const Partition& partition, int rank, bool in) {
+  std::int64_t at = 0;
+  for (const tessera_span& s : partition.spans(rank)) {
+    const auto move = [&](std::vector<float>& global, std::vector<float>& local, std::int64_t row) {
+      auto g = global.begin() + s.begin * row, l = local.begin() + at * row;
+      const std::int64_t n = (s.end - s.begin) * row;
+      in ? std::copy(g, g + n, l) : std::copy(l, l + n, g);
+    };
+    if (in) move(all.q, part.q, heads * dim), move(all.k, part.k, kv_heads * dim), move(all.v, part.v, kv_heads * dim);
+    if (in) move(all.d_o, part.d_o, heads * dim);
+    if (!in) move(all.o, part.o, heads * dim), move(all.dq, part.dq, heads * dim);
+    if (!in) move(all.dk, part.dk, kv_heads * dim), move(all.dv, part.dv, kv_heads * dim);
+    at += s.end - s.begin;
+  }
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = a.size() == b.size() ? 0 : 1e9;
+  for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, double(std::fabs(a[i] - b[i])));
+  return most;
+}
+
+// Both passes on four ranks, with another seed than the plan's, against one call.
+void expect_one_devices_answer(std::vector<Communicator> communicators, Scheme scheme, int slices) {
+  Data all(tokens), one(tokens);
+  all.fill(), one.fill();
+  Options seeded = options;
+  seeded.seed = 77;
+  {
+    Inputs in;
+    in.q = Tensor(one.q.data(), Type::f32, {1, tokens, heads, dim});
+    in.k = Tensor(one.k.data(), Type::f32, {1, tokens, kv_heads, dim});
+    in.v = Tensor(one.v.data(), Type::f32, {1, tokens, kv_heads, dim});
+    const Tensor o(one.o.data(), Type::f32, {1, tokens, heads, dim}),
+        lse(one.lse.data(), Type::f32, {1, heads, tokens});
+    tessera::forward(in, {o, lse, {}, {}}, seeded);
+    tessera::backward(in, {o, lse, Tensor(one.d_o.data(), Type::f32, {1, tokens, heads, dim}), {}},
+                      {Tensor(one.dq.data(), Type::f32, {1, tokens, heads, dim}),
+                       Tensor(one.dk.data(), Type::f32, {1, tokens, kv_heads, dim}),
+                       Tensor(one.dv.data(), Type::f32, {1, tokens, kv_heads, dim}),
+                       {},
+                       {}},
+                      seeded);
+  }
+  const Partition partition({.lengths = {tokens}, .ranks = 4, .slices = slices, .align = 8});
+  std::vector<std::string> faults(4);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 4; ++r)
+    threads.emplace_back([&, r] {
+      faults[std::size_t(r)] = caught([&] {
+        DistArgs mine = args;
+        mine.scheme = scheme;
+        DistPlan plan(communicators[std::size_t(r)], partition, mine, options, {.threads = 1});
+        EXPECT_NE(plan.describe().find("balance of work 1.000 forward"), std::string::npos) << plan.describe();
+        Data part(partition.rows(r));
+        copy_rows(all, part, partition, r, true);
+        plan.forward(part.inputs(), part.outputs(), seeded);
+        plan.backward(part.inputs(), part.saved(), part.gradients(), seeded);
+        copy_rows(all, part, partition, r, false);
+      });
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& fault : faults) EXPECT_EQ(fault, "");
+  EXPECT_LT(largest_difference(all.o, one.o), 1e-5);
+  EXPECT_LT(largest_difference(all.dq, one.dq), 1e-5);
+  EXPECT_LT(largest_difference(all.dk, one.dk), 1e-5);
+  EXPECT_LT(largest_difference(all.dv, one.dv), 1e-5);
+}
+
+TEST(Plans, GiveOneDevicesAnswerOnThreads) {
+  expect_one_devices_answer(Communicator::threads(4), Scheme::gather, 1);
+  expect_one_devices_answer(Communicator::threads(4), Scheme::ring, 2);
+}
+
+TEST(Plans, GiveItOverTheCallersTransport) {
+  Post post;
+  std::vector<Communicator> all;
+  for (int r = 0; r < 4; ++r) all.emplace_back(std::make_unique<Mail>(post, r, 4));
+  EXPECT_EQ(all[2].rank(), 2);
+  EXPECT_EQ(all[2].size(), 4);
+  expect_one_devices_answer(std::move(all), Scheme::ring, 1);
+  EXPECT_EQ(post.destroyed, 4);
+}
+
+TEST(Plans, AFailingTransportIsHeardOfEverywhere) {
+  Post post;
+  std::vector<Communicator> all;
+  for (int r = 0; r < 2; ++r) {
+    auto mail = std::make_unique<Mail>(post, r, 2);
+    mail->down = r == 1;
+    all.emplace_back(std::move(mail));
+  }
+  const Partition partition({.lengths = {tokens}, .ranks = 2});
+  std::vector<std::string> faults(2);
+  std::thread other([&] { faults[1] = caught([&] { DistPlan(all[1], partition, args); }); });
+  faults[0] = caught([&] { DistPlan(all[0], partition, args); });
+  other.join();
+  EXPECT_EQ(faults[1], "the post is on strike");
+  EXPECT_EQ(faults[0], "rank 1: the post is on strike");
+}
+
+// --- refusals
+
+struct One {  // a plan of a single rank
+  Partition partition{{.lengths = {tokens}}};
+  std::vector<Communicator> alone = Communicator::threads(1);
+  DistPlan plan{alone[0], partition, args, options, {.threads = 1}};
+  Data data{tokens};
+  One() { data.fill(); }
+};
+
+std::string planned(const DistArgs& wanted, const Execution& execution = {}, const Options& o = {}) {
+  const Partition partition({.lengths = {tokens}});
+  const std::vector<Communicator> alone = Communicator::threads(1);
+  return caught([&] { DistPlan(alone[0], partition, wanted, o, execution); });
+}
+
+TEST(Refusals, OfPlans) {
+  DistArgs wrong = args;
+  EXPECT_EQ(planned(wrong), "");
+  EXPECT_EQ(planned(wrong, {.kernel = "reference"}),
+            "kernel: is 'reference'; over several ranks the library chooses it");
+  EXPECT_EQ(planned(wrong, {.device = {DeviceType::cuda, 0}}),
+            "device: is a GPU; over several ranks rows are in the CPU's memory");
+  EXPECT_EQ(planned(wrong, {}, {.softcap = -1}),
+            "softcap: is -1; must be 0 (none) or a positive number from 1e-18 to 1e18");
+  wrong.scheme = Scheme(7);
+  EXPECT_EQ(planned(wrong), "scheme: is 7; must be TESSERA_RING or TESSERA_GATHER");
+  wrong = args, wrong.timeout = 0;
+  EXPECT_EQ(planned(wrong), "timeout: is 0; must be a positive number of seconds");
+  wrong.timeout = NAN;
+  EXPECT_EQ(planned(wrong), "timeout: is nan; must be a positive number of seconds");
+  wrong = args, wrong.key_heads = 0;
+  EXPECT_EQ(planned(wrong), "partition: has 1 slices; there are 0 key heads to share out");
+  tessera_dist_args c;
+  tessera_dist_args_init(&c);
+  tessera_dist_plan* plan = nullptr;
+  EXPECT_EQ(said(tessera_dist_plan_make(nullptr, nullptr, nullptr, &plan)), "dist_args: is NULL; it is required");
+  EXPECT_EQ(said(tessera_dist_plan_make(&c, nullptr, nullptr, &plan)), "communicator: is NULL; it is required");
+  const std::vector<Communicator> alone = Communicator::threads(1);
+  c.communicator = alone[0].c();
+  EXPECT_EQ(said(tessera_dist_plan_make(&c, nullptr, nullptr, &plan)), "partition: is NULL; it is required");
+  // Who has failed once is told to begin anew.
+  EXPECT_EQ(said(tessera_dist_plan_make(&c, nullptr, nullptr, &plan)),
+            "communicator: has failed before (partition: is NULL; it is required); make a new one, and a plan with it");
+  EXPECT_EQ(plan, nullptr);
+  EXPECT_EQ(said(tessera_dist_forward(nullptr, nullptr, nullptr, nullptr)), "plan: is NULL; it is required");
+  EXPECT_STREQ(tessera_dist_plan_describe(nullptr), "");
+}
+
+TEST(Refusals, OfCalls) {
+  const auto forward = [](auto change) {
+    One one;
+    Inputs in = one.data.inputs();
+    Outputs out = one.data.outputs();
+    std::optional<Options> o;
+    change(one, in, out, o);
+    return caught([&] { one.plan.forward(in, out, o); });
+  };
+  EXPECT_EQ(forward([](One&, Inputs&, Outputs&, auto&) {}), "");
+  EXPECT_EQ(forward([](One&, Inputs&, Outputs&, auto& o) { o = Options{}; }),
+            "options: are not those of the plan; only seed and seed_offset may differ");
+  EXPECT_EQ(forward([](One&, Inputs& in, Outputs& out, auto&) { out.o = in.q; }),
+            "o: shares memory with q; outputs must not overlap inputs or each other");
+  EXPECT_EQ(forward([](One&, Inputs&, Outputs& out, auto&) { out.o.strides[0] = 0; }),
+            "o: elements of shape [192,4,16] with strides [0,16,1] share memory; outputs must not overlap themselves");
+  EXPECT_EQ(forward([](One&, Inputs&, Outputs& out, auto&) { out.status = Tensor(&out, Type::i32, {1}); }),
+            "status and state: are given; over several ranks there are none");
+  One one;
+  EXPECT_EQ(said(tessera_dist_forward(nullptr, nullptr, nullptr, nullptr)), "plan: is NULL; it is required");
+  Gradients g = one.data.gradients();
+  g.dk = g.dv;
+  EXPECT_NE(
+      caught([&] { one.plan.backward(one.data.inputs(), one.data.saved(), g); }).find("dv: shares memory with dk"),
+      std::string::npos);
+}
+
+TEST(Refusals, OfCommunicators) {
+  tessera_transport t;
+  tessera_transport_init(&t);
+  tessera_communicator* made = nullptr;
+  const auto make = [&] { return said(tessera_communicator_make(&t, &made)); };
+  EXPECT_EQ(said(tessera_communicator_make(nullptr, &made)), "transport: is NULL; it is required");
+  EXPECT_EQ(said(tessera_communicator_make(&t, nullptr)), "communicator: is NULL; it is required");
+  EXPECT_EQ(make(), "start: is NULL; it is required");
+  t.start = [](void*, const tessera_message*, std::int64_t, char*) { return TESSERA_INTERNAL; };
+  EXPECT_EQ(make(), "test: is NULL; it is required");
+  t.test = [](void*, std::uint8_t*, std::int64_t, char*) { return TESSERA_OK; };
+  t.rank = 1;
+  EXPECT_EQ(make(), "rank: is 1; must be from 0 to 0");
+  t.ranks = 0;
+  EXPECT_EQ(make(), "ranks: is 0; must be from 1 to 1048576");
+  EXPECT_EQ(said(tessera_communicator_threads(0, &made)), "ranks: is 0; must be from 1 to 1048576");
+  EXPECT_EQ(said(tessera_communicator_threads(1, nullptr)), "communicators: is NULL; it is required");
+  EXPECT_EQ(made, nullptr);
+  EXPECT_EQ(tessera_communicator_size(nullptr), 0);
+  EXPECT_EQ(said(tessera_fail(TESSERA_UNSUPPORTED, "a sentence of another library")), "a sentence of another library");
+  // Without notice, fail and destroy, and with a failure that says nothing.
+  t.rank = 0, t.ranks = 2;
+  ASSERT_EQ(make(), "");
+  const Communicator silent(made);
+  const Partition partition({.lengths = {tokens}, .ranks = 2});
+  EXPECT_EQ(caught([&] { DistPlan(silent, partition, args); }), "the transport has failed, and did not say why");
+}
+
+}  // namespace
+}  // namespace tessera
