@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `tessera dist`: several ranks without a network. `check` judges schedules, `bits` runs ranks as threads and compares
-// their results bit by bit, `simulate` times schedules on a machine given in numbers. Implements docs/scale_out.md.
+// `tessera dist`: several ranks without a network. `plan` says what each rank has to do, `check` judges schedules,
+// `bits` runs ranks as threads and compares their results bit by bit, `faults` lets one of them fail, `simulate` times
+// schedules on a machine given in numbers. Implements docs/scale_out.md.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -11,11 +12,13 @@
 #include <vector>
 
 #include "cli/command.hpp"
+#include "cli/dist.hpp"
 #include "cli/failure.hpp"
 #include "cli/flags.hpp"
 #include "cli/options.hpp"
 #include "cli/report.hpp"
 #include "dist/attention.hpp"
+#include "dist/cost.hpp"
 #include "dist/simulate.hpp"
 #include "dist/threads.hpp"
 
@@ -27,11 +30,64 @@ using namespace tessera::dist;
 struct Arguments {
   std::string what, scheme = "gather", json;
   std::vector<std::int64_t> ranks, tokens;
-  std::int64_t heads = 32, kv_heads = 8, dim = 128, slices = 8, segment = 192, align = 128;
+  std::int64_t heads = 32, kv_heads = 8, dim = 128, slices = 0, segment = 0, align = 128;
+  std::string partition = "zigzag";
+  std::int64_t left = -1, right = -1;
+  bool full = false;
+  double timeout = 1;
   double forward = 700, backward = 600, call = 15, link = 50, node_link = 450, latency = 5;
 };
 
 Scheme scheme_of(const Arguments& a) { return a.scheme == "ring" ? Scheme::ring : Scheme::gather; }
+
+// --- plan
+
+Partition partition_of(const Arguments& a, const std::vector<Int64>& lengths, const Mask& mask, int nodes) {
+  if (a.partition == "zigzag") return zigzag(lengths, nodes, a.align);
+  if (a.partition == "contiguous") return contiguous(lengths, nodes, a.align);
+  return balanced(lengths, mask, nodes, a.align);
+}
+
+// --tokens are the documents here.
+int plan(const Arguments& a, Json& rows) {
+  std::vector<Int64> lengths(a.tokens.begin(), a.tokens.end());
+  if (lengths.empty()) lengths = {1 << 20};
+  const Shape shape{a.heads, a.kv_heads, a.dim, a.dim, 2};
+  const Mask mask{!a.full, a.left, a.right, 0};
+  for (const std::int64_t ranks : a.ranks.empty() ? std::vector<std::int64_t>{8} : a.ranks) {
+    const int slices = static_cast<int>(std::max<std::int64_t>(a.slices, 1));
+    if (ranks % slices != 0 || slices > a.kv_heads)
+      throw Failure("--slices: is " + std::to_string(slices) + "; must divide the " + std::to_string(ranks) +
+                    " ranks, and be at most the " + std::to_string(a.kv_heads) + " key heads.");
+    const Partition partition = two_level(partition_of(a, lengths, mask, static_cast<int>(ranks) / slices), slices, 1);
+    const auto make = [&](Pass pass) {
+      return make_schedule(lengths, mask, partition, {scheme_of(a), pass, a.segment});
+    };
+    const Schedule forward = make(Pass::forward), backward = make(Pass::backward);
+    std::printf("%lld ranks, %s, %s%s, %lld and %lld heads of %lld, 16 bits\n%s", static_cast<long long>(ranks),
+                a.scheme.c_str(), a.partition.c_str(),
+                slices > 1 ? (", " + std::to_string(slices) + " slices").c_str() : "", static_cast<long long>(a.heads),
+                static_cast<long long>(a.kv_heads), static_cast<long long>(a.dim),
+                table(forward, backward, shape).c_str());
+    const std::vector<RankCost> f = rank_costs(forward, shape), b = rank_costs(backward, shape);
+    for (std::size_t r = 0; r < f.size(); ++r)
+      rows.push_back({{"ranks", ranks},
+                      {"rank", static_cast<std::int64_t>(r)},
+                      {"rows", f[r].rows},
+                      {"forward_steps", f[r].steps},
+                      {"forward_sent", f[r].sent},
+                      {"forward_received", f[r].received},
+                      {"forward_memory", f[r].memory},
+                      {"backward_steps", b[r].steps},
+                      {"backward_sent", b[r].sent},
+                      {"backward_received", b[r].received},
+                      {"backward_memory", b[r].memory},
+                      {"work", f[r].pairs}});
+  }
+  return 0;
+}
+
+// --- check
 
 int check(const Arguments& a, Json& rows) {
   int wrong = 0;
@@ -199,9 +255,19 @@ int run(const Arguments& a) {
       if (x < 1) throw Failure(std::string(flag) + ": is " + std::to_string(x) + "; must be positive.");
   };
   positive("--ranks", a.ranks), positive("--tokens", a.tokens);
-  positive("--segment, --align and --slices", {a.segment, a.align, a.slices});
+  positive("--align", {a.align}), positive("--heads, --kv-heads and --dim", {a.heads, a.kv_heads, a.dim});
+  if (a.heads % a.kv_heads != 0)
+    throw Failure("--heads: is " + std::to_string(a.heads) + "; must be a multiple of --kv-heads, " +
+                  std::to_string(a.kv_heads) + ".");
   Json rows = Json::array();
-  const int status = a.what == "check" ? check(a, rows) : a.what == "bits" ? bits(a, rows) : simulate(a, rows);
+  Arguments b = a;
+  if (a.what == "bits" && a.segment == 0) b.segment = 192;
+  if (a.what == "simulate" && a.slices == 0) b.slices = 8;
+  const int status = a.what == "plan"     ? plan(a, rows)
+                     : a.what == "check"  ? check(a, rows)
+                     : a.what == "bits"   ? bits(b, rows)
+                     : a.what == "faults" ? dist_faults(a.timeout, rows)
+                                          : simulate(b, rows);
   if (!a.json.empty()) save_json(a.json, {{"command", "dist " + a.what}, {"rows", rows}});
   return status;
 }
@@ -211,26 +277,41 @@ int run(const Arguments& a) {
 Action add_dist(CLI::App& program) {
   auto arguments = std::make_shared<Arguments>();
   Arguments& a = *arguments;
-  CLI::App& command = add_command(program, "dist", "Several ranks: check schedules, compare bits, simulate machines",
-                                  "Examples:\n"
-                                  "  tessera dist check --ranks 2,64,512\n"
-                                  "  tessera dist bits --ranks 1,2,4,8\n"
-                                  "  tessera dist simulate --tokens 1048576,10485760 --ranks 8,64,512");
-  add_flag(command, "what", "check, bits or simulate", a.what,
-           {.value = "WHAT", .choices = {"check", "bits", "simulate"}, .required = true});
+  CLI::App& command = add_command(
+      program, "dist", "Several ranks: costs of a plan, schedules checked, bits compared, faults, machines simulated",
+      "Examples:\n"
+      "  tessera dist plan --tokens 1048576 --ranks 8\n"
+      "  tessera dist plan --tokens 5000,300,70000 --ranks 4 --partition balanced\n"
+      "  tessera dist check --ranks 2,64,512\n"
+      "  tessera dist bits --ranks 1,2,4,8\n"
+      "  tessera dist faults\n"
+      "  tessera dist simulate --tokens 1048576,10485760 --ranks 8,64,512");
+  add_flag(command, "what", "plan, check, bits, faults or simulate", a.what,
+           {.value = "WHAT", .choices = {"plan", "check", "bits", "faults", "simulate"}, .required = true});
   add_flag(command, "--ranks", "Numbers of ranks", a.ranks, {.value = "LIST"});
-  add_flag(command, "--tokens", "Lengths of the sequence (check and bits: the first)", a.tokens, {.value = "LIST"});
-  add_flag(command, "--scheme", "gather (the default) or ring, for check and bits", a.scheme,
+  add_flag(command, "--tokens", "Lengths of the sequence (check and bits: the first; plan: of all documents)", a.tokens,
+           {.value = "LIST"});
+  add_flag(command, "--scheme", "gather (the default) or ring; simulate has both", a.scheme,
            {.value = "NAME", .choices = {"gather", "ring"}});
-  add_flag(command, "--segment", "bits: rows of a segment (default: 192)", a.segment, {.value = "N"});
+  add_flag(command, "--segment", "Rows of a segment, for the same bits on any number of ranks (bits: 192)", a.segment,
+           {.value = "N", .least = 1});
+  add_flag(command, "--partition", "plan: zigzag (the default), contiguous or balanced", a.partition,
+           {.value = "NAME", .choices = {"zigzag", "contiguous", "balanced"}});
+  add_flag(command, "--full", "plan: no causal mask", a.full);
+  add_flag(command, "--window-left", "plan: keys before a query that it sees (default: all)", a.left,
+           {.value = "N", .least = 0});
+  add_flag(command, "--window-right", "plan: the same behind it (default: all that the mask allows)", a.right,
+           {.value = "N", .least = 0});
+  add_flag(command, "--timeout", "faults: seconds that a rank waits for another (default: 1)", a.timeout,
+           {.value = "X", .least = 0.1});
   add_flag(command, "--align", "Cuts lie on multiples of so many rows (default: 128)", a.align, {.value = "N"});
   add_json_flag(command, a.json);
-  const FlagStyle machine{.value = "X", .group = "Simulated machine"},
-      number{.value = "N", .group = "Simulated machine"};
+  const FlagStyle machine{.value = "X", .group = "Simulated machine"}, number{.value = "N", .group = "Shape"};
   add_flag(command, "--heads", "Query heads (default: 32)", a.heads, number);
   add_flag(command, "--kv-heads", "Key and value heads (default: 8)", a.kv_heads, number);
   add_flag(command, "--dim", "Head dimension (default: 128)", a.dim, number);
-  add_flag(command, "--slices", "Ranks of a node, which share its heads out (default: 8)", a.slices, number);
+  add_flag(command, "--slices", "Ranks of a node, which share its heads out (default: 1; simulate: 8)", a.slices,
+           {.value = "N", .group = "Shape", .least = 1});
   add_flag(command, "--forward", "TFLOP/s of a rank in a forward call (default: 700)", a.forward, machine);
   add_flag(command, "--backward", "The same in a backward call (default: 600)", a.backward, machine);
   add_flag(command, "--call", "Fixed microseconds of a call (default: 15)", a.call, machine);

@@ -32,6 +32,34 @@ class Dist(Case):
         self.assertEqual(ring.returncode, 0, ring)
         self.assertTrue(ring.stdout.endswith("differ (expected of a ring)\n"), ring.stdout)
 
+    def test_plan(self):
+        path = self.path("plan.json")
+        result = tessera("dist", "plan", "--tokens", "4096", "--ranks", "4", "--json", path)
+        self.assertEqual(result.returncode, 0, result)
+        self.assertIn("balance of work 1.000 forward, 1.000 backward\n", result.stdout)
+        with open(path) as file:
+            rows = json.load(file)["rows"]
+        self.assertEqual([row["rows"] for row in rows], [1024] * 4)
+        # Under a causal mask rank r needs the first chunks up to its last one, and has two of them.
+        chunk = 512 * 8 * 256 * 2
+        self.assertEqual([row["forward_received"] for row in rows], [chunk * (8 - r - 2) for r in range(4)])
+        self.assertEqual(sum(row["forward_sent"] for row in rows), sum(row["forward_received"] for row in rows))
+        packed = tessera("dist", "plan", "--tokens", "5000,300,70000", "--ranks", "6", "--partition", "balanced",
+                         "--slices", 2, "--scheme", "ring", "--window-left", 1000)
+        self.assertEqual(packed.returncode, 0, packed)
+        self.assertRegex(packed.stdout, r"^6 ranks, ring, balanced, 2 slices, 32 and 8 heads of 128, 16 bits\n")
+        self.assertRegex(packed.stdout, r"balance of work (1\.000|0\.9\d\d) forward")
+        self.assert_sentence(tessera("dist", "plan", "--ranks", 6, "--slices", 4), 1,
+                             "--slices: is 4; must divide the 6 ranks, and be at most the 8 key heads.")
+
+    def test_faults(self):
+        result = tessera("dist", "faults")
+        self.assertEqual(result.returncode, 0, result)
+        self.assertTrue(result.stdout.endswith(
+            "28 faults, every live rank answered within deadline + 1 s, outputs untouched, 0 hangs\n"), result.stdout)
+        self.assertIn("D                  4 ranks answered", result.stdout)
+        self.assertIn(": D differs: rank 0 has 16, rank 3 has 8\n", result.stdout)
+
     def test_simulate(self):
         path = self.path("rows.json")
         result = tessera("dist", "simulate", "--tokens", 65536, "--ranks", "8,16", "--json", path)

@@ -8,7 +8,7 @@
 #include <functional>
 #include <thread>
 
-#include "tests/dist/faulty.hpp"
+#include "dist/faulty.hpp"
 #include "tests/dist/world.hpp"
 
 namespace tessera::dist {

@@ -10,9 +10,9 @@
 #include <map>
 #include <thread>
 
+#include "dist/faulty.hpp"
 #include "dist/transport.hpp"
 #include "mpi/transport.hpp"
-#include "tests/dist/faulty.hpp"
 #include "tests/dist/world.hpp"
 
 namespace tessera::dist {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A communicator that misbehaves once: it loses, damages, shortens or delays the messages of one group, drops all
 // from one on, or throws.
-// Included by tests of failures.
+// Included by tests of failures and by `tessera dist faults`.
 #pragma once
 
 #include <thread>
