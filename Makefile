@@ -69,7 +69,7 @@ test-dist:
 
 # One environment for building and testing, with whatever PYTHON_PACKAGES names: without torch or jax their tests are
 # skipped. It is kept, so that only the first run fetches anything.
-PYTHON_PACKAGES ?= numpy pytest torch jax transformers matplotlib mypy
+PYTHON_PACKAGES ?= numpy pytest torch jax transformers matplotlib mypy mpi4py
 VENV = $(abspath $(BUILD))-python/venv
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
 

@@ -116,7 +116,12 @@ for _name, _result, _arguments in [
     _function.restype, _function.argtypes = _result, _arguments
 _DEFAULTS = _read_defaults()
 
-_EXCEPTIONS: dict[int, type[Exception]] = {1: ValueError, 2: NotImplementedError, 3: MemoryError}
+
+class CommunicationError(RuntimeError):
+    """Over several ranks: another one failed, differs or did not answer in time. The communicator is of no more use."""
+
+
+_EXCEPTIONS: dict[int, type[Exception]] = {1: ValueError, 2: NotImplementedError, 3: MemoryError, 6: CommunicationError}
 
 
 def integer(name: str, value: Any, bits: int = 64, *, signed: bool = True, unsigned: bool = False) -> int:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference pages of the documentation site, made from the headers and docstrings themselves.
 
-    c_reference()       include/tessera/tessera.h and dlpack.h
-    cpp_reference()     include/tessera/tessera.hpp, types.hpp and dlpack.h
+    c_reference()       include/tessera/tessera.h, dlpack.h, dist.h and mpi.h
+    cpp_reference()     include/tessera/tessera.hpp, types.hpp, dist.hpp and dlpack.h
     python_reference()  python/tessera
 
 Each returns Markdown: a heading for every name, the comment or docstring, the declaration without bodies. Called by
@@ -152,7 +152,7 @@ def c_reference():
     text = header("tessera.h")
     top = re.match(r"/\*.*?\*/", text, re.S)[0]
     entries = []
-    for name in ["tessera.h", "dlpack.h"]:
+    for name in ["tessera.h", "dlpack.h", "dist.h", "mpi.h"]:
         body = header(name).partition('extern "C" {\n#endif\n')[2]
         body = body.partition("#ifdef __cplusplus\n}\n")[0]  # behind it follows what is for C++
         entries += [(comment, code.replace("TESSERA_API ", "")) for comment, code in declarations(body)]
@@ -160,13 +160,14 @@ def c_reference():
     groups = [("Functions", is_function), ("Structs", lambda code: code.startswith("typedef struct")),
               ("Enumerations", lambda code: code.startswith("typedef enum")),
               ("Constants", lambda code: code.startswith("#define"))]
-    return "# C\n\n`#include <tessera/tessera.h>`, and `<tessera/dlpack.h>` for DLPack\n\n" + prose(uncommented(top.splitlines())) + "\n\n" + grouped(
-        entries, "c", groups)
+    includes = ("`#include <tessera/tessera.h>`, `<tessera/dlpack.h>` for DLPack, `<tessera/dist.h>` and `<tessera/mpi.h>` for "
+                "several ranks")
+    return f"# C\n\n{includes}\n\n{prose(uncommented(top.splitlines()))}\n\n{grouped(entries, 'c', groups)}"
 
 
 def cpp_reference():
     made, intro = [], []
-    for name in ["tessera.hpp", "types.hpp", "dlpack.h"]:
+    for name in ["tessera.hpp", "types.hpp", "dist.hpp", "dlpack.h"]:
         text = header(name)
         top = re.match(r"(?://.*\n)+|/\*.*?\*/", text, re.S if name.endswith(".h") else 0)[0]
         intro.append(uncommented(top.splitlines()))
@@ -225,6 +226,7 @@ def python_names(module, folder):
 def python_reference():
     folder, made = ROOT / "python" / "tessera", ["# Python", ""]
     for module, title in [("__init__.py", "tessera"), ("torch.py", "tessera.torch"), ("jax.py", "tessera.jax"),
+                          ("dist.py", "tessera.dist"),
                           ("flash_attn/__init__.py", "tessera.flash_attn"), ("transformers.py", "tessera.transformers")]:
         text = ast.get_docstring(ast.parse((folder / module).read_text())) or ""
         made += [f"## {title}", "", prose(text), ""]

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tessera.dist: threads, processes over gloo and over mpi4py, against one process; bits where they are promised."""
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tessera
+import tessera.dist
+from conftest import relative_error
+
+LENGTHS, HEADS, KV_HEADS, DIM = (192, 0, 64), 4, 2, 16
+TOKENS = sum(LENGTHS)
+ENDS = np.cumsum([0, *LENGTHS]).astype(np.int32)
+
+
+def numbers(seed=3):
+    rng = np.random.default_rng(seed)
+    shapes = (HEADS, KV_HEADS, KV_HEADS, HEADS)
+    return [rng.standard_normal((TOKENS, h, DIM), dtype=np.float32) for h in shapes]
+
+
+def one_process(**options):
+    q, k, v, d_o = numbers()
+    options = dict(options, cu_seqlens_q=ENDS, cu_seqlens_k=ENDS)
+    o, lse = tessera.forward(q, k, v, **options)
+    wanted = ("dq", "dk", "dv") + (("dsinks",) if "sinks" in options else ())
+    return o, lse, tessera.backward(d_o, q, k, v, o, lse, gradients=wanted, **options)
+
+
+def on_threads(ranks, body):
+    """body(communicator) of each rank, in a thread of its own; what they return or raise, by rank."""
+    results = [None] * ranks
+
+    def run(communicator):
+        try:
+            results[communicator.rank] = body(communicator)
+        except Exception as error:
+            results[communicator.rank] = error
+    all_threads = [threading.Thread(target=run, args=(c,)) for c in tessera.dist.threads(ranks)]
+    for thread in all_threads:
+        thread.start()
+    for thread in all_threads:
+        thread.join()
+    return results
+
+
+def both_passes(communicator, partition, scheme="gather", segment=0, **options):
+    sharing = tessera.dist.Sharing(communicator, partition, scheme, segment, timeout=60)
+    q, k, v, d_o = (partition.shard(x, communicator.rank) for x in numbers())
+    o, lse = tessera.dist.forward(q, k, v, sharing, threads=1, **options)
+    gradients = tessera.dist.backward(d_o, q, k, v, o, lse, sharing, threads=1, **options)
+    return o, lse.T, gradients.dq, gradients.dk, gradients.dv, gradients.dsinks
+
+
+def whole(partition, results):
+    """Arrays of all tokens, from what every rank returned."""
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return [partition.unshard([np.asarray(r[i]) for r in results]) for i in range(5)]
+
+
+@pytest.mark.parametrize("scheme, kind, slices", [("gather", "zigzag", 1), ("ring", "balanced", 1),
+                                                  ("gather", "contiguous", 2)])
+def test_threads_give_one_process_answer(scheme, kind, slices):
+    options = dict(causal=True, dropout_p=0.1, seed=9, sinks=np.linspace(-1, 1, HEADS, dtype=np.float32))
+    o, lse, gradients = one_process(**options)
+    partition = tessera.dist.Partition(LENGTHS, 4, kind, slices=slices, align=16, causal=True)
+    results = on_threads(4, lambda c: both_passes(c, partition, scheme, **options))
+    for got, expected in zip(whole(partition, results), (o, lse.T, gradients.dq, gradients.dk, gradients.dv)):
+        assert relative_error(got, expected) < 2e-6
+    for result in results:
+        assert relative_error(result[5], gradients.dsinks) < 2e-6
+
+
+def test_bits_do_not_depend_on_the_ranks():
+    answers = []
+    for ranks in (1, 2, 4):
+        partition = tessera.dist.Partition(LENGTHS, ranks, align=32)
+        answers.append(whole(partition, on_threads(ranks, lambda c: both_passes(c, partition, segment=32, causal=True))))
+    for answer in answers[1:]:
+        for got, expected in zip(answer, answers[0]):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_a_partition_of_ones_own():
+    spans = [[(0, 100, 192)], [(2, 0, 64), (0, 0, 100)]]
+    partition = tessera.dist.Partition(LENGTHS, 2, spans=spans)
+    assert partition.rows(0) == 92 and partition.spans(1) == [(2, 0, 64), (0, 0, 100)]
+    x = np.arange(TOKENS)
+    np.testing.assert_array_equal(partition.shard(x, 1), [*range(192, 256), *range(100)])
+    np.testing.assert_array_equal(partition.unshard([partition.shard(x, r) for r in range(2)]), x)
+    lse = np.arange(2 * TOKENS).reshape(2, TOKENS)
+    np.testing.assert_array_equal(partition.unshard([partition.shard(lse, r, 1) for r in range(2)], 1), lse)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="^kind: is 'round'; must be one of zigzag, contiguous, balanced$"):
+        tessera.dist.Partition([8], 2, "round")
+    with pytest.raises(ValueError, match="^slices: is 3; must be positive and divide the 4 ranks$"):
+        tessera.dist.Partition([8], 4, slices=3)
+    with pytest.raises(ValueError, match="^spans: are those of 1 ranks; must be of 2$"):
+        tessera.dist.Partition([8], 2, spans=[[(0, 0, 8)]])
+    with pytest.raises(ValueError, match="^partition: holds row 7 of sequence 0 not at all; every row must be held once$"):
+        tessera.dist.Partition([8], 1, spans=[[(0, 0, 7)]])
+    partition = tessera.dist.Partition([64], 1)
+    x = np.ones((64, 2, 8), np.float32)
+    sharing = tessera.dist.Sharing(tessera.dist.threads(1)[0], partition)
+    with pytest.raises(ValueError, match="^scheme: is 'star'; must be one of ring, gather$"):
+        tessera.dist.forward(x, x, x, sharing._replace(scheme="star"))
+    with pytest.raises(ValueError, match=r"^q: has shape \[1, 64, 2, 8\]; must be \[rows, heads, dim\]$"):
+        tessera.dist.forward(x[None], x, x, sharing)
+    with pytest.raises(ValueError, match=r"^v: has the shape \[63,2,8\]; must have \[64,2,8\], the rows of this rank$"):
+        tessera.dist.forward(x, x, x[1:], sharing)
+    with pytest.raises(tessera.dist.CommunicationError, match="^communicator: has failed before "):
+        tessera.dist.forward(x, x, x, sharing)
+    with pytest.raises(ValueError, match="^seed: is missing"):
+        tessera.dist.forward(x, x, x, sharing, dropout_p=0.5)
+
+
+def test_ranks_that_differ_are_told():
+    partition = tessera.dist.Partition(LENGTHS, 2)
+    results = on_threads(2, lambda c: both_passes(c, partition, causal=c.rank == 0))
+    for result in results:
+        assert isinstance(result, tessera.dist.CommunicationError)
+        assert str(result) == "causal differs: rank 0 has 1, rank 1 has 0"
+
+
+def test_a_transport_in_python():
+    boxes, lock = {}, threading.Lock()
+
+    class Mail:
+        def __init__(self, rank):
+            self.rank, self.ranks, self.down = rank, 2, False
+
+        def start(self, group):
+            if self.down:
+                raise OSError("the post is on strike")
+            self.group, self.done = group, [message.send for message in group]
+            with lock:
+                for message in group:
+                    if message.send:
+                        boxes.setdefault((self.rank, message.peer), []).append(bytes(message.memory))
+
+        def test(self):
+            with lock:
+                for i, message in enumerate(self.group):
+                    if not self.done[i] and boxes.get((message.peer, self.rank)):
+                        memoryview(message.memory).cast("B")[:] = boxes[message.peer, self.rank].pop(0)
+                        self.done[i] = True
+            return self.done
+
+        def notice(self):
+            return boxes.get("failure")
+
+        def fail(self, sentence):
+            boxes["failure"] = sentence
+
+    def both(down):
+        results = [None, None]
+        partition = tessera.dist.Partition(LENGTHS, 2, align=16)
+
+        def run(rank):
+            mail = Mail(rank)
+            mail.down = down and rank == 1
+            try:
+                results[rank] = both_passes(tessera.dist.Communicator(mail), partition, causal=True)
+            except Exception as error:
+                results[rank] = error
+        pair = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+        for thread in pair:
+            thread.start()
+        for thread in pair:
+            thread.join()
+        return partition, results
+    partition, results = both(False)
+    assert relative_error(whole(partition, results)[0], one_process(causal=True)[0]) < 2e-6
+    _, results = both(True)
+    assert [str(error) for error in results] == ["rank 1: the post is on strike", "the post is on strike"]
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+def run_process(launcher, mode, ranks, folder):
+    """This file as a program, one process for each rank; their arrays, by rank."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1",
+                       OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1",
+                       OMPI_MCA_mpi_yield_when_idle="1", OMPI_MCA_btl_vader_single_copy_mechanism="none",
+                       OMPI_MCA_plm_rsh_agent="false", PYTHONPATH=os.pathsep.join(
+                           [str(Path(tessera.__file__).parents[1]), str(Path(__file__).parent)]))
+    program = [sys.executable, __file__, mode, str(ranks), str(folder)]
+    if launcher:
+        commands = [["timeout", "-k", "5", "300", *launcher, "-n", str(ranks), *program]]
+    else:
+        commands = [[*program, str(rank)] for rank in range(ranks)]
+    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  stdin=subprocess.DEVNULL) for command in commands]
+    told = [process.communicate(timeout=300)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(told)
+    return [np.load(folder / f"{rank}.npz") for rank in range(ranks)]
+
+
+def judge(results, ranks):
+    """Both schemes against one process, and the segments' bits against one rank's."""
+    o, lse, gradients = one_process(causal=True)
+    for name, segment in (("ring", 0), ("gather", 32)):
+        partition = tessera.dist.Partition(LENGTHS, ranks, align=32)
+        got = whole(partition, [[result[f"{name}{i}"] for i in range(5)] for result in results])
+        for x, exact in zip(got, (o, lse.T, gradients.dq, gradients.dk, gradients.dv)):
+            assert relative_error(x, exact) < 2e-6
+        if segment:
+            alone = tessera.dist.Partition(LENGTHS, 1, align=32)
+            one = whole(alone, on_threads(1, lambda c: both_passes(c, alone, segment=segment, causal=True)))
+            for x, expected in zip(got, one):
+                np.testing.assert_array_equal(x, expected)
+    return len(results)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gloo(ranks, tmp_path):
+    pytest.importorskip("torch")
+    results = run_process([], "gloo", ranks, tmp_path)
+    assert judge(results, ranks) == ranks
+    # Training: each rank's loss summed, and gradients of shards, are those of one process.
+    for result in results:
+        assert result["autograd"] < 1e-5 and str(result["told"]) == "causal differs: rank 0 has 1, rank 1 has 0"
+        assert result["again"] < 2e-6  # a new communicator of the same group works
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_mpi4py(ranks, tmp_path):
+    pytest.importorskip("mpi4py")
+    if shutil.which("mpirun") is None:
+        pytest.skip("there is no mpirun")
+    assert judge(run_process(["mpirun"], "mpi", ranks, tmp_path), ranks) == ranks
+
+
+def numpy_passes(communicator, ranks):
+    partition = tessera.dist.Partition(LENGTHS, ranks, align=32)
+    arrays = {}
+    for name, segment in (("ring", 0), ("gather", 32)):
+        passes = both_passes(communicator, partition, name, segment, causal=True)
+        arrays.update({f"{name}{i}": passes[i] for i in range(5)})
+    return arrays
+
+
+def autograd_error(communicator, ranks):
+    """The largest error of a shard's output and gradients, of tensors, against one process."""
+    import torch
+    partition = tessera.dist.Partition(LENGTHS, ranks, align=32)
+    sharing = tessera.dist.Sharing(communicator, partition, "ring", timeout=60)
+    sinks = [torch.linspace(-1, 1, HEADS, requires_grad=True) for _ in range(2)]
+    q, k, v, d_o = map(torch.from_numpy, numbers())
+    all_rows = [x.clone().requires_grad_() for x in (q, k, v)]
+    mine = [partition.shard(x, communicator.rank).requires_grad_() for x in (q, k, v)]
+    weights = partition.shard(d_o, communicator.rank)
+    from tessera.torch import attention
+    ends = torch.from_numpy(ENDS)
+    (attention(*all_rows, causal=True, sinks=sinks[0], cu_seqlens_q=ends, cu_seqlens_k=ends) * d_o).sum().backward()
+    o, lse = tessera.dist.attention(*mine, sharing, causal=True, sinks=sinks[1], return_lse=True)
+    assert lse.shape == (HEADS, partition.rows(communicator.rank))
+    (o * weights).sum().backward()
+    errors = [relative_error(x.grad, partition.shard(y.grad, communicator.rank)) for x, y in zip(mine, all_rows)]
+    return max(*errors, relative_error(sinks[1].grad, sinks[0].grad))
+
+
+def gloo_rank(ranks, folder, rank):
+    import torch.distributed as distributed
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    communicator = tessera.dist.from_torch()
+    arrays = numpy_passes(communicator, ranks)
+    arrays["autograd"] = autograd_error(communicator, ranks)
+    partition = tessera.dist.Partition(LENGTHS, ranks)
+    try:
+        both_passes(communicator, partition, causal=rank != 1)
+    except tessera.dist.CommunicationError as error:
+        arrays["told"] = str(error)
+    o = both_passes(tessera.dist.from_torch(distributed.group.WORLD), partition, causal=True)[0]
+    arrays["again"] = relative_error(o, partition.shard(one_process(causal=True)[0], rank))
+    np.savez(folder / f"{rank}.npz", **arrays)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def mpi_rank(ranks, folder):
+    from mpi4py import MPI
+    communicator = tessera.dist.from_mpi(MPI.COMM_WORLD, timeout=60)
+    np.savez(folder / f"{communicator.rank}.npz", **numpy_passes(communicator, ranks))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "gloo":
+        gloo_rank(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        mpi_rank(int(sys.argv[2]), Path(sys.argv[3]))
