@@ -79,7 +79,10 @@ $(VENV)/made:
 
 # For systems as old as this glibc's. auditwheel judges what the library really needs, and names the wheel accordingly.
 WHEEL_GLIBC ?= 2.28
-BUILD_WHEEL = $(PIP) wheel --no-deps -C cmake.define.TESSERA_GLIBC=$(WHEEL_GLIBC) -w $(BUILD)-python/plain .
+# The usual kernels of these GPUs are in the wheel, for machines without NVRTC.
+WHEEL_GPUS ?= sm_80;sm_86;sm_89;sm_90a;sm_120a
+BUILD_WHEEL = $(PIP) wheel --no-deps -C cmake.define.TESSERA_GLIBC=$(WHEEL_GLIBC) \
+  -C 'cmake.define.TESSERA_PACK_ARCHITECTURES=$(WHEEL_GPUS)' -w $(BUILD)-python/plain .
 NAME_WHEEL = PATH=$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel repair --only-plat --plat auto -w $(BUILD)-python \
   $(BUILD)-python/plain/*.whl > $(BUILD)-python/auditwheel.log 2>&1 || { cat $(BUILD)-python/auditwheel.log; exit 1; }
 

@@ -3,6 +3,7 @@
 # empty one. Included by src/CMakeLists.txt, which has defined tessera_objects and tessera_packing. See
 # docs/architecture.md, "Compiling kernels".
 option(TESSERA_PACK "Compile common GPU kernels at build time, where NVRTC is found, and put them into the library" ON)
+set(TESSERA_PACK_ARCHITECTURES "sm_90a" CACHE STRING "The GPUs for which they are compiled, e.g. sm_80;sm_89;sm_90a")
 
 add_library(tessera_pack OBJECT)
 target_include_directories(tessera_pack PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
@@ -20,7 +21,7 @@ set(pack_file ${CMAKE_CURRENT_BINARY_DIR}/common.pack)
 add_custom_command(
   OUTPUT ${pack_file}.stamp BYPRODUCTS ${pack_file}
   DEPENDS tessera_packer
-  COMMAND tessera_packer ${pack_file}
+  COMMAND tessera_packer ${pack_file} ${TESSERA_PACK_ARCHITECTURES}
   COMMAND ${CMAKE_COMMAND} -E touch ${pack_file}.stamp
   COMMENT "Packing GPU kernels" VERBATIM)
 target_sources(tessera_pack PRIVATE cuda/jit/embedded_pack.cpp ${pack_file}.stamp)
