@@ -3,6 +3,7 @@
 # mpi_test.py PROGRAM check|faults: the ranks of mpi_ranks under mpirun. `check`: 1, 2, 3, 4 and 8 of them, every
 # scheme, bit by bit as on threads. `faults`: the last of four is killed, stopped, absent, late or sends nonsense, and
 # every live rank must answer in time, in words, with its outputs as they were. Implements docs/scale_out.md, "Failure".
+import concurrent.futures
 import os
 import re
 import shutil
@@ -61,10 +62,16 @@ FAULTS = {
 }
 
 
+def misfortune(fault):
+    return mpirun(4, fault, options=["--enable-recovery"] if fault in ("kill", "stop") else [])
+
+
 def faults():
     wrong = 0
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:  # they wait for most of their time
+        answers = dict(zip(FAULTS, pool.map(misfortune, FAULTS)))
     for fault, (sentence, victim_answers) in FAULTS.items():
-        status, text = mpirun(4, fault, options=["--enable-recovery"] if fault in ("kill", "stop") else [])
+        status, text = answers[fault]
         lines = re.findall(rf"^fault {fault}: rank (\d), ([\d.]+) s, outputs (\w+): (.*)$", text, re.M)
         expected = 4 if victim_answers else 3
         outputs = "written" if fault == "late" else "untouched"
