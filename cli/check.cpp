@@ -10,6 +10,7 @@
 #include "cli/command.hpp"
 #include "cli/files.hpp"
 #include "cli/flags.hpp"
+#include "cli/gpu.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
 #include "cli/report.hpp"
@@ -90,6 +91,7 @@ int check(const Arguments& a) {
     return 0;
   }
   require_place(a.json);
+  if (a.execution.device_name() == "cuda") require_gpu("check --device cuda");
   require_kernel(a.execution.execution());
   cases::SuiteReport report;
   {
