@@ -209,7 +209,7 @@ Problem check_forward(const Inputs& in, const Outputs& out, const Options& optio
     check_writable("lse", out.lse);
     p.lse = true;
   }
-  p.alignment = common_alignment({&in.q, &in.k, &in.v});
+  p.alignment = common_alignment({&in.q, &in.k, &in.v, &in.qv});
   p.far_strides = have_far_strides({&in.q, &in.k, &in.v});
   return p;
 }

@@ -12,12 +12,15 @@ namespace tessera::decode {
 using gpu::Element;
 
 inline constexpr int warps = 4, threads = 32 * warps;
-inline constexpr int most_rows = 64;        // queries times heads of a KV head
-inline constexpr int most_tile_dims = 256;  // D and Dv of the largest tile
+inline constexpr int most_rows = 64;                          // queries times heads of a KV head
+inline constexpr int most_dims = 576, most_value_dims = 512;  // D and Dv of the largest tile
+
+constexpr bool eight_bits(Element type) { return type == Element::e4m3 || type == Element::i8; }
 
 struct Config {
-  int D = 128, Dv = 128;                               // multiples of 64: what the tensors lack is 0 in shared memory
-  Element element = Element::bf16, o = Element::bf16;  // of Q, K and V; of O: the same, or f32
+  int D = 128, Dv = 128;            // multiples of 64: what the tensors lack is 0 in shared memory
+  Element element = Element::bf16;  // of the products, of Q and P in shared memory: f16 beside 8 bits, else Q's
+  Element q = Element::bf16, k = Element::bf16, v = Element::bf16, o = Element::bf16;  // of the tensors
   int rows = 8;           // queries times heads: the columns of the products; 8, 16, 32 or 64
   int tile_keys = 64;     // 64 or 32; decides about bits, and so depends on head dims and shared memory alone
   int stages = 3;         // tiles of K and V: all but one are on their way while one is worked on
@@ -25,6 +28,9 @@ struct Config {
   int blocks_per_sm = 2;  // occupancy to compile for
   bool whole = true;      // D and Dv are the tensors' own: no column of a tile needs a check
   bool paged = false;     // keys are found by a page table
+  bool scaled = false;    // keys, or values, have scales
+  bool qv = false;        // scores are products with values, too
+  bool draft = false;     // rows have places of their own, or bits of a tree
   // S is the sum of two products, of half the dims each: what tensor cores cut off a sum grows with its length.
   bool halves_S = false;
   gpu::ScoreConfig options{};
@@ -42,33 +48,43 @@ inline constexpr int schedule_bytes = 1024;  // of shared memory
 // each row.
 constexpr int state_floats(int rows, int Dv) { return rows * Dv + 2 * rows; }
 
+// Columns of a tile in shared memory, in units of 16 bits: rows of a panel are 128 bytes, whatever their numbers are.
+constexpr int units_of(int dims, Element type) {
+  return eight_bits(type) ? int(round_up(dims / 2, gpu::panel_columns)) : dims;
+}
+
 // Byte offsets in shared memory. Tiles begin at multiples of 1024, so that a row's number mod 8 is in its address.
 struct Layout {
   int K, V, k_bytes, v_bytes;  // of stage 0, and from stage to stage
-  int Q, P;
-  int places;                 // of the rows of each stage's tile in memory: K's, then V's
-  int maxima, sums, columns;  // of rows: by warp; what is known of each
+  int Q, Qv, P;
+  int places, scale_places;   // of the rows of each stage's tile in memory: K's, then V's; of their scales
+  int scales;                 // of each stage's tile: K's, then V's
+  int maxima, sums, columns;  // of rows: by warp, of scores and of what V is multiplied by; what is known of each
   int work, stack, bytes;
   int out, weights;  // at the end of a work item, where K and V were
 };
 
-inline constexpr int work_bytes = 160, column_bytes = 32;
+inline constexpr int work_bytes = 192, column_bytes = 48;
 // Rows of f32 O on their way to memory are so far apart: a warp's eight dims of four rows are in different banks.
 constexpr int out_pitch(int Dv) { return Dv + 4; }
 
 constexpr Layout layout_of(const Config& c) {
   Layout l{};
-  l.k_bytes = c.tile_keys * c.D * 2, l.v_bytes = c.tile_keys * c.Dv * 2;
+  l.k_bytes = c.tile_keys * units_of(c.D, c.k) * 2, l.v_bytes = c.tile_keys * units_of(c.Dv, c.v) * 2;
   l.K = 0;
   l.V = l.K + c.stages * l.k_bytes;
   const int ring = l.V + c.stages * l.v_bytes;
   l.out = 0, l.weights = 0;
   const int at_the_end = 4 * c.rows * out_pitch(c.Dv);
   l.Q = ring > at_the_end ? ring : int(round_up(at_the_end, 1024));
-  l.P = l.Q + c.rows * c.D * 2;
+  l.Qv = l.Q + c.rows * c.D * 2;
+  l.P = l.Qv + (c.qv ? c.rows * c.Dv * 2 : 0);
   l.places = l.P + c.tile_keys * c.rows * 2;
-  l.maxima = l.places + c.stages * 2 * c.tile_keys * int(sizeof(Int64));
-  l.sums = l.maxima + warps * c.rows * 4;
+  const int tile_rows = c.stages * 2 * c.tile_keys, scaled_rows = c.scaled ? tile_rows : 0;
+  l.scale_places = l.places + tile_rows * int(sizeof(Int64));
+  l.scales = l.scale_places + scaled_rows * int(sizeof(Int64));
+  l.maxima = l.scales + scaled_rows * 4;
+  l.sums = l.maxima + (c.scaled ? 2 : 1) * warps * c.rows * 4;
   l.columns = l.sums + warps * c.rows * 4;
   l.work = l.columns + c.rows * column_bytes;
   l.stack = l.work + work_bytes;

@@ -21,6 +21,18 @@ constexpr int q_dim(int lane) { return lane / 8 * 8; }
 constexpr int q_step(int rows, int k) { return k / 2 * rows * gpu::panel_row_bytes; }
 constexpr int q_turn(int k) { return k % 2 << 6; }
 
+// Keys of 8 bits: a lane gets four neighbouring dims of each 16, which stand for terms 2 t, 2 t + 1, 2 t + 8 and 2 t +
+// 9 of a product. Where Q's dim d of 16 must lie for that; pairs stay together.
+constexpr int slot_of(int d) { return d / 4 * 2 + d % 4 / 2 * 8 + d % 2; }
+// Values of 8 bits: 32 keys by 16 dims are four matrices of eight keys, in pairs of dims. Once the two middle bytes
+// have changed places, a register holds two keys of an even dim and the same keys of the next: rows g and g + 8 of a
+// product are dims 2 g and 2 g + 1.
+constexpr int v8_key(int lane) { return lane; }
+inline constexpr unsigned v8_bytes = 0x3120;
+// Dims 64 v + 16 warp to 64 v + 16 warp + 15 are chunk `warp` of the first half of a panel, or of its second.
+constexpr int v8_step(int rows, int v) { return v / 2 * rows * gpu::panel_row_bytes; }
+constexpr int v8_turn(int v) { return v % 2 << 6; }
+
 // P, 32 keys by eight rows, turned: the operands of two products of 16 keys.
 constexpr int p_key(int lane) { return lane; }
 

@@ -35,9 +35,21 @@ struct Memory {
   Int32 most_items, most_slots, climbs, stack_levels;
 };
 
+// What rows of queries have of their own; data null: nothing. Packed: batch = 0.
+struct Draft {
+  const Int32* tree;  // bits of query i: word t / 32 of its row
+  Int64 tree_batch, tree_row, tree_word;
+  Int32 tree_bits;  // of a row
+  const Int32* positions;
+  Int64 position_batch, position_row;
+};
+
 struct Params {
   gpu::ForwardParams call;  // where there are pages, the batch stride of k and v is that of pages
+  gpu::TokenRef qv;         // data null: none
   gpu::PageTables pages;
+  gpu::ScaleRef k_scale, v_scale;
+  Draft draft;
   Memory memory;
   Int32 D, Dv;         // of the tensors
   Int32 group;         // heads of a KV head

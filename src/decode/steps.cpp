@@ -23,10 +23,11 @@ constexpr ScheduleConfig schedule_config{};
 
 std::string config_text(const Config& c) {
   return text("tessera::decode::Config config{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
-              ", .o = ", spelled(c.o), ", .rows = ", c.rows, ", .tile_keys = ", c.tile_keys, ", .stages = ", c.stages,
-              ", .levels = ", c.levels, ", .blocks_per_sm = ", c.blocks_per_sm, ", .whole = ", spelled(c.whole),
-              ", .paged = ", spelled(c.paged), ", .halves_S = ", spelled(c.halves_S),
-              ", .options = ", spelled(c.options), "}");
+              ", .q = ", spelled(c.q), ", .k = ", spelled(c.k), ", .v = ", spelled(c.v), ", .o = ", spelled(c.o),
+              ", .rows = ", c.rows, ", .tile_keys = ", c.tile_keys, ", .stages = ", c.stages, ", .levels = ", c.levels,
+              ", .blocks_per_sm = ", c.blocks_per_sm, ", .whole = ", spelled(c.whole), ", .paged = ", spelled(c.paged),
+              ", .scaled = ", spelled(c.scaled), ", .qv = ", spelled(c.qv), ", .draft = ", spelled(c.draft),
+              ", .halves_S = ", spelled(c.halves_S), ", .options = ", spelled(c.options), "}");
 }
 
 std::string schedule_unit_text() {
@@ -39,6 +40,26 @@ std::string schedule_unit_text() {
       .str();
 }
 
+bool has_eight_bits(Type type) { return type == Type::e4m3 || type == Type::i8; }
+
+// Products are those of Q's type, or of f16, which holds every number of 8 bits.
+Element product_type(const Problem& p) {
+  return has_eight_bits(p.k_type) || has_eight_bits(p.v_type) ? Element::f16 : gpu::element_of(p.q_type);
+}
+
+std::string refused_types(const Problem& p) {
+  const Element products = product_type(p);
+  for (const auto& [name, type] : {std::pair{"k", p.k_type}, {"v", p.v_type}})
+    if (!has_eight_bits(type) && gpu::element_of(type) != products)
+      return text(name, " has type ", name_of(type),
+                  "; beside these types of q, k and v this kernel takes e4m3, i8 and ",
+                  products == Element::f16 ? "f16" : "bf16");
+  for (const auto& [name, dims] : {std::pair{"k_scale", p.k_scale}, {"v_scale", p.v_scale}})
+    if (dims > 3)
+      return text(name, " has ", dims, " dimensions; this kernel takes one for each key and head, or fewer");
+  return "";
+}
+
 std::string refusal(const Problem& p, const cuda::Target& target) {
   if (p.pass != Pass::forward) return "pass is backward; this kernel is for the forward pass";
   if (p.q_type != Type::f16 && p.q_type != Type::bf16)
@@ -47,8 +68,7 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
   if (rows_of(p) > most_rows)
     return text("Nq is ", p.longest_q(), " and ", p.heads_per_kv(),
                 " heads share a KV head; this kernel takes at most ", most_rows, " rows of queries for each");
-  if (p.D > most_tile_dims || p.Dv > most_tile_dims)
-    return text("D is ", p.D, " and Dv is ", p.Dv, "; this kernel has tiles up to ", most_tile_dims);
+  if (const std::string reason = refused_types(p); !reason.empty()) return reason;
   if (p.alignment < 16)
     return text("q, k and v are aligned to ", p.alignment, " bytes; this kernel copies 16 at a time");
   if (p.bias || p.mask) return text("a ", p.bias ? "bias" : "mask", " is given; this kernel takes softcap and ALiBi");
@@ -60,10 +80,11 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
 }
 
 // As many rows as the problem has, in 8, 16, 32 or 64; fewer if shared memory demands it, or registers: beyond 128 dims
-// 64 rows spill.
+// 64 rows spill, beyond 256 more than 16.
 int rows_wanted(const Problem& p) {
+  const std::int64_t dims = std::max(p.D, p.Dv);
   int rows = 8;
-  while (rows < rows_of(p) && rows < (p.D > 128 ? most_rows / 2 : most_rows)) rows *= 2;
+  while (rows < rows_of(p) && rows < (dims > 256 ? most_rows / 4 : dims > 128 ? most_rows / 2 : most_rows)) rows *= 2;
   return rows;
 }
 
@@ -75,6 +96,8 @@ bool fit(Config& c, int shared_bytes) {
     const int room = (shared_bytes + reserved) / blocks - reserved;
     for (const int stages : {4, 3, 2}) {
       c.blocks_per_sm = blocks, c.stages = stages, c.levels = 1;
+      // The largest tiles leave no room for a state: the whole stack lies in the workspace then.
+      if (layout_of(c).bytes > room && blocks == 1 && stages == 2 && c.rows == 8) c.levels = 0;
       if (layout_of(c).bytes > room) continue;
       for (Config more = c; more.levels < 6 && layout_of(more).bytes <= room; ++more.levels) c = more;
       return true;
@@ -85,9 +108,31 @@ bool fit(Config& c, int shared_bytes) {
 
 gpu::TokenRef page_ref(const Tensor& t) { return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)}; }
 
+Draft draft_of(const Problem& p, const Inputs& in) {
+  Draft out{};
+  const Tensor &tree = in.tree_mask, &positions = in.positions;
+  if (p.tree_words > 0) {
+    out.tree = static_cast<const Int32*>(tree.data);
+    out.tree_batch = p.packed ? 0 : stride(tree, 0);
+    out.tree_row = stride(tree, tree.ndim - 2), out.tree_word = stride(tree, tree.ndim - 1);
+    out.tree_bits = static_cast<Int32>(std::min<std::int64_t>(32 * p.tree_words, most_positions));
+  }
+  if (p.positions) {
+    out.positions = static_cast<const Int32*>(positions.data);
+    out.position_batch = p.packed ? 0 : stride(positions, 0);
+    out.position_row = stride(positions, positions.ndim - 1);
+  }
+  return out;
+}
+
 Params params_of(const Problem& p, const cuda::Target& target, const Config& c, const Given& given) {
+  const Inputs& in = given.call.inputs;
   Params out{.call = given.forward(),
+             .qv = p.qv ? gpu::token_ref(in.qv, p) : gpu::TokenRef{},
              .pages = gpu::page_tables(p, given.call),
+             .k_scale = gpu::scale_ref(in.k_scale),
+             .v_scale = gpu::scale_ref(in.v_scale),
+             .draft = draft_of(p, in),
              .memory = carve(p, target, c, given.own).memory,
              .D = static_cast<Int32>(p.D),
              .Dv = static_cast<Int32>(p.Dv),
@@ -97,7 +142,7 @@ Params params_of(const Problem& p, const cuda::Target& target, const Config& c, 
              .most_queries = static_cast<Int32>(p.longest_q()),
              .most_keys = static_cast<Int32>(p.longest_k()),
              .workers = target.multiprocessors * c.blocks_per_sm};
-  if (p.pages) out.call.x.k = page_ref(given.call.inputs.k), out.call.x.v = page_ref(given.call.inputs.v);
+  if (p.pages) out.call.x.k = page_ref(in.k), out.call.x.v = page_ref(in.v);
   return out;
 }
 
@@ -137,11 +182,19 @@ std::int64_t rows_of(const Problem& p) { return product({p.longest_q(), p.heads_
 std::optional<Config> tile_of(const Problem& p, const cuda::Target& target) {
   const auto padded = [](std::int64_t dims) { return static_cast<int>(round_up(dims, gpu::panel_columns)); };
   constexpr int large = 160 << 10;  // of sm_80; sm_86, sm_89 and sm_120 have 99 KB
-  Config c{.D = padded(p.D), .Dv = padded(p.Dv), .element = gpu::element_of(p.q_type), .o = gpu::element_of(p.o_type)};
-  c.tile_keys = c.D + c.Dv > 256 && target.shared_bytes < large ? 32 : 64;
-  c.whole = c.D == p.D && c.Dv == p.Dv;
+  Config c{.D = padded(p.D), .Dv = padded(p.Dv), .element = product_type(p)};
+  c.q = gpu::element_of(p.q_type), c.k = gpu::element_of(p.k_type), c.v = gpu::element_of(p.v_type);
+  c.o = gpu::element_of(p.o_type);
+  const auto key_units = units_of(c.D, c.k) + units_of(c.Dv, c.v);
+  c.tile_keys = key_units > (target.shared_bytes < large ? 256 : most_value_dims + 64) ? 32 : 64;
+  // Rows of 8 bits may fill half of a panel.
+  const auto fills = [](int dims, Element type) { return !eight_bits(type) || units_of(dims, type) * 2 == dims; };
+  c.whole = c.D == p.D && c.Dv == p.Dv && fills(c.D, c.k) && fills(c.Dv, c.v);
   c.paged = p.pages.has_value();
-  c.halves_S = p.q_type == Type::f16 && p.D > 128;
+  c.scaled = p.k_scale > 0 || p.v_scale > 0;
+  c.qv = p.qv;
+  c.draft = p.tree_words > 0 || p.positions;
+  c.halves_S = p.q_type == Type::f16 && (p.D > 128 || (p.qv && p.Dv > 128));
   c.options = gpu::score_config(p);
   for (c.rows = rows_wanted(p); c.rows >= 8; c.rows /= 2)
     if (fit(c, target.shared_bytes)) return c;
@@ -196,7 +249,7 @@ std::vector<gpu::Algorithm> algorithms() {
            .family = "decode",
            .plan = decode_steps,
            .by_name = "this kernel has not run on a GPU yet; a call gets it if it asks for it by name",
-           .takes_pages = true}};
+           .takes_caches = true}};
 }
 
 }  // namespace tessera::decode

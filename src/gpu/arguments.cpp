@@ -8,13 +8,14 @@
 #include "core/tensor.hpp"
 
 namespace tessera::gpu {
-namespace {
 
 TokenRef token_ref(const Tensor& t, const Problem& p) {
   if (!t) return {};
   if (p.packed) return {t.data, 0, stride(t, 0), stride(t, 1)};
   return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)};
 }
+
+namespace {
 
 RowRef row_ref(const Tensor& t, const Problem& p) {
   if (!t) return {};

@@ -22,6 +22,8 @@ double corrected_scale(const Problem& problem, bool halves);
 // `score_scale`: see Question.
 ForwardParams forward_params(const Problem& problem, const Call& call, double score_scale);
 
+TokenRef token_ref(const Tensor& tensor, const Problem& problem);  // [B,N,H,D], or packed
+
 // Tables and the status word of keys in pages; all null where there are none.
 PageTables page_tables(const Problem& problem, const Call& call);
 // k_scale or v_scale, whatever its form.

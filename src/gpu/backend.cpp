@@ -84,21 +84,25 @@ class GpuPlan : public KernelPlan {
   std::size_t lines = 0;                           // of all parameter blocks
 };
 
+// What only kernels for caches take; empty: the problem has nothing of it.
+std::string cache_text(const Problem& p) {
+  if (p.pages) return "k and v are paged; this kernel takes padded and packed ones";
+  if (!has_plain_keys(p)) return "k or v has another type than q, or scales; this kernel takes neither";
+  if (p.qv) return "qv is given; this kernel makes scores of q and k alone";
+  if (p.tree_words > 0 || p.positions) return "a tree mask or positions are given; this kernel takes neither";
+  return "";
+}
+
 }  // namespace
 
 Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
   if (p.device.type != DeviceType::cuda)
     return Steps::refused(text("device is ", name_of(p.device), "; this kernel runs on cuda"));
-  if (p.pages && !algorithm.takes_pages)
-    return Steps::refused("k and v are paged; this kernel takes padded and packed ones");
+  if (const std::string reason = algorithm.takes_caches ? "" : cache_text(p); !reason.empty())
+    return Steps::refused(reason);
   if (const std::string part = part_text(p); !part.empty())
     return Steps::refused(text("the call is a part (", part, "); GPU kernels take positions that all sequences share, ",
                                "cpu kernels parts of every kind"));
-  if (!has_plain_keys(p))
-    return Steps::refused("k or v has another type than q, or scales; GPU kernels take neither, cpu kernels both");
-  if (p.qv) return Steps::refused("qv is given; GPU kernels make scores of q and k alone, cpu kernels take it");
-  if (p.tree_words > 0 || p.positions)
-    return Steps::refused("a tree mask or positions are given; GPU kernels take neither, cpu kernels both");
   if (const std::string& missing = cuda::find_driver().reason; !missing.empty()) return Steps::refused(missing);
   cuda::Target target = cuda::properties(p.device.id);
   if (const int margin = execution.sm_margin; margin > 0) {

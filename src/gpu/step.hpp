@@ -85,7 +85,8 @@ struct Algorithm {
   Planner plan;
   const char* by_name = nullptr;  // why a call gets it only by asking for it; null: it is chosen like any other
   bool persistent = false;        // its main launch has as many blocks as the target has multiprocessors, or fewer
-  bool takes_pages = false;       // keys that lie in pages
+  // What engines' caches need: pages, K and V of types of their own, scales, qv, trees, positions of queries.
+  bool takes_caches = false;
 };
 
 // Where one family fills a gap with another's kernel: adds launches, or sets the reason why it cannot.

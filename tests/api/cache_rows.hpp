@@ -86,7 +86,7 @@ inline const Row cache_rows[] = {
        a.in.bias = a.in.mask = a.in.slopes = a.in.sinks = {};
        a.in.positions = words({2, 5}), a.in.positions.device = gpu, a.execution.kernel = "naive";
      },
-     "no kernel can run this: naive: a tree mask or positions are given; GPU kernels take neither, cpu kernels both",
+     "no kernel can run this: naive: a tree mask or positions are given; this kernel takes neither",
      TESSERA_UNSUPPORTED},
     {"qv_backward", Entry::backward, [](Arguments& a) { a.in.qv = a.saved.d_o; },
      "qv: is given; there is no backward pass with it", TESSERA_UNSUPPORTED},
@@ -97,7 +97,7 @@ inline const Row cache_rows[] = {
        a.in.bias = a.in.mask = a.in.slopes = a.in.sinks = {};
        a.in.qv = a.saved.d_o, a.in.qv.device = gpu, a.execution.kernel = "naive";
      },
-     "no kernel can run this: naive: qv is given; GPU kernels make scores of q and k alone, cpu kernels take it",
+     "no kernel can run this: naive: qv is given; this kernel makes scores of q and k alone",
      TESSERA_UNSUPPORTED},
     {"scaled_backward", Entry::backward, [](Arguments& a) { a.in.v_scale = scales({1}); },
      "v_scale: is given; there is no backward pass through scaled keys", TESSERA_UNSUPPORTED},
@@ -112,8 +112,7 @@ inline const Row cache_rows[] = {
        a.in.bias = a.in.mask = a.in.slopes = a.in.sinks = {};
        a.in.v.type = Type::i8, a.execution.kernel = "naive";
      },
-     "no kernel can run this: naive: k or v has another type than q, or scales; GPU kernels take neither, cpu kernels "
-     "both",
+     "no kernel can run this: naive: k or v has another type than q, or scales; this kernel takes neither",
      TESSERA_UNSUPPORTED},
     {"f64_keys", Entry::forward,
      [](Arguments& a) { a.in.k.type = Type::f64, a.execution.kernel = TESSERA_TEST_KERNEL; },

@@ -158,9 +158,88 @@ inline void add_scores(DecodeCases& c) {
   for (const double growth : {0.1, 3.0}) c.add(few("ExtremeNumbers"), "sm_90a", growth);
 }
 
+// Keys and values of 8 bits, and scales of every form and size.
+inline void add_eight_bits(DecodeCases& c) {
+  using cases::Scales;
+  const auto cached = [](const char* name, std::int64_t D, cases::Cached k, cases::Cached v) {
+    cases::Case spec{.name = name, .B = 2, .Nq = 2, .Nk = 300, .Hq = 4, .Hk = 2, .D = D};
+    spec.used_k = {300, 65}, spec.cached_k = k, spec.cached_v = v;
+    return spec;
+  };
+  for (const Scales form : {Scales::one, Scales::per_head, Scales::per_sequence, Scales::per_key})
+    c.add(cached("Scales", 64, {Type::e4m3, form}, {Type::e4m3, form}));
+  for (const double size : {0.0, 0x1p-140, 0x1p-60, 0x1p60}) {
+    cases::Case spec = cached("Scales", 64, {Type::e4m3, Scales::per_key, size == 0x1p60 ? 1 : size},
+                              {Type::e4m3, Scales::per_key, size});
+    spec.B = 1, spec.Hk = 1, spec.Hq = 3, spec.used_k.clear();
+    c.add(spec);
+    spec.cached_k.size = size, spec.cached_v.size = 1;
+    c.add(spec);
+  }
+  // Of 16 bits with scales; of one side only.
+  c.add(cached("Scales", 64, {.scales = Scales::per_key}, {.scales = Scales::per_key}));
+  c.add(cached("Scales", 64, {.scales = Scales::per_head}, {}));
+  c.add(cached("Scales", 64, {}, {.scales = Scales::per_sequence}));
+
+  c.add(cached("EightBits", 128, {.type = Type::e4m3}, {.type = Type::e4m3}));
+  cases::Case packed = cached("EightBits", 128, {Type::i8, Scales::per_key}, {Type::i8, Scales::per_head});
+  packed.used_k.clear(), packed.packed_q = {1, 0, 2}, packed.packed_k = {300, 7, 65}, packed.front_k = 5;
+  packed.options.max_seqlen_q = 2, packed.type = Type::f16;
+  c.add(packed);
+  cases::Case mixed = cached("EightBits", 64, {Type::e4m3, Scales::per_key}, {Type::i8, Scales::per_head});
+  mixed.Dv = 128, mixed.Nq = 7, mixed.options.causal = true, mixed.options.window_left = 200;
+  c.add(mixed);
+  cases::Case half = cached("EightBits", 48, {}, {.type = Type::e4m3});
+  half.type = Type::f16, half.f32_o = true;
+  c.add(half);
+  for (const auto distribution : {cases::Distribution::huge, cases::Distribution::outlier}) {
+    cases::Case wide = cached("EightBits", 128, {.type = Type::e4m3}, {.type = Type::e4m3});
+    wide.distribution = distribution, wide.options.softcap = 0;
+    c.add(wide);
+  }
+  cases::Case large = cached("EightBits", 256, {.type = Type::i8}, {.type = Type::i8});
+  large.Nq = 9, large.options.causal = true, large.cached_k.scales = large.cached_v.scales = Scales::per_key;
+  c.add(large, "sm_89");
+}
+
+// Trees of draft tokens and places of queries; scores with values (MLA), and the widest heads.
+inline void add_drafts(DecodeCases& c) {
+  for (const cases::Tree tree : {cases::Tree::chain, cases::Tree::star, cases::Tree::random, cases::Tree::blind})
+    for (const bool positions : {false, true}) {
+      cases::Case spec = with_rows("Trees", 8, 1, 300);
+      spec.tree = tree, spec.positions = positions, spec.options.causal = true, spec.B = 2, spec.used_k = {300, 258};
+      c.add(spec);
+      spec.options.window_left = 100, spec.sinks = cases::Sinks::finite, spec.used_k = {5, 70};
+      c.add(spec);
+    }
+  cases::Case many = with_rows("Trees", 33, 1, 290);
+  many.tree = cases::Tree::random, many.slopes = cases::Slopes::per_head, many.positions = true;
+  c.add(many);
+
+  cases::Case qv{.name = "Qv", .B = 2, .Nq = 2, .Nk = 300, .Hq = 4, .Hk = 1, .D = 64, .Dv = 128};
+  qv.qv = true, qv.used_k = {300, 64}, qv.options.causal = true;
+  c.add(qv);
+  qv.Nq = 1, qv.Hq = 16, qv.Dv = 512, qv.B = 1, qv.used_k = {}, qv.Nk = 270;
+  c.add(qv);
+  qv.Hq = 3, qv.cached_k = {Type::e4m3, cases::Scales::per_key}, qv.cached_v = qv.cached_k;
+  c.add(qv);
+  qv.cached_k = qv.cached_v = {}, qv.Nk = 130;
+  for (const char* architecture : {"sm_80", "sm_89"}) c.add(qv, architecture);
+  qv.type = Type::f16;
+  c.add(qv);
+  c.add({.name = "Qv", .Nq = 1, .Nk = 130, .Hq = 2, .Hk = 1, .D = 576, .Dv = 512});
+}
+
 inline std::vector<DecodeCase> decode_cases() {
   DecodeCases c;
   add_shapes(c), add_masks(c), add_scores(c);
+  return c.all;
+}
+
+// Those of decode_caches_test.cpp, whose units are others.
+inline std::vector<DecodeCase> decode_cache_cases() {
+  DecodeCases c;
+  add_eight_bits(c), add_drafts(c);
   return c.all;
 }
 
@@ -191,5 +270,12 @@ struct PagedShape {
   bool options;
 };
 inline constexpr PagedShape paged_shapes[] = {{1, 3, false}, {4, 3, false}};
+
+// The same with keys and values of 8 bits, each with a scale.
+inline cases::Case lone_sequence_of_bytes() {
+  cases::Case spec = lone_sequence(1, 3, false);
+  spec.cached_k = spec.cached_v = {Type::e4m3, cases::Scales::per_key};
+  return spec;
+}
 
 }  // namespace tessera::decode

@@ -14,6 +14,7 @@
 #include "api/units.hpp"
 #include "decode/algorithms.hpp"
 #include "decode/layout.hpp"
+#include "gpu/eight_bits.hpp"
 #include "tests/support/fragments.hpp"
 
 namespace tessera::decode {
@@ -214,6 +215,20 @@ TEST(Tiles, FitAndHaveKeysByHeadDimsAlone) {
   EXPECT_EQ(tiles, 7 * 24 * 2 * 6 * 4);
 }
 
+// What the kernel makes of a byte, but for the one instruction that the host has not.
+TEST(EightBits, AreExactInF16) {
+  for (UInt32 code = 0; code < 256; ++code) {
+    const auto byte = static_cast<unsigned char>(code);
+    const UInt32 shifted = gpu::e4m3_shifted(code << 8 | (255 - code) << 24);
+    const float low = widen(F16{UInt16(shifted)}) * widen(F16{UInt16(gpu::e4m3_factor)});
+    const UInt32 bits = gpu::with_nan(narrow<F16>(low).bits, shifted);
+    const float wanted = widen(E4M3{byte}), got = widen(F16{UInt16(bits)});
+    EXPECT_TRUE(got == wanted || (got != got && wanted != wanted)) << code << ": " << got << " and not " << wanted;
+    const UInt32 biased = (gpu::i8_pair & 0xff00u) | (code ^ 0x80u);
+    EXPECT_EQ(widen(F16{UInt16(biased)}) - widen(F16{UInt16(gpu::i8_bias)}), widen(static_cast<Int8>(byte)));
+  }
+}
+
 TEST(Tiles, HaveAsManyRowsAsThereAre) {
   const cuda::Target target = cuda::target_named("sm_90a");
   const std::pair<std::int64_t, int> expected[] = {{1, 8}, {8, 8}, {9, 16}, {17, 32}, {33, 64}, {64, 64}};
@@ -250,7 +265,16 @@ TEST(Plans, SayWhatTheyRefuse) {
   EXPECT_EQ(reason(problem(17, 4, {64, 64})),
             "Nq is 17 and 4 heads share a KV head; this kernel takes at most 64 rows of queries for each");
   EXPECT_EQ(reason(problem(16, 4, {64, 64})), "");
-  EXPECT_EQ(reason(problem(1, 1, {264, 64})), "D is 264 and Dv is 64; this kernel has tiles up to 256");
+  EXPECT_EQ(reason(problem(1, 1, {576, 512})), "");
+  EXPECT_EQ(reason(problem(1, 1, {576, 512}), "sm_89"), "no tile fits the 101376 bytes of shared memory");
+  p = problem(1, 4, {64, 64}), p.k_type = Type::e4m3, p.v_type = Type::i8;
+  EXPECT_EQ(reason(p), "");
+  p.v_type = Type::bf16;
+  EXPECT_EQ(reason(p), "v has type bf16; beside these types of q, k and v this kernel takes e4m3, i8 and f16");
+  p.k_type = Type::f16;
+  EXPECT_EQ(reason(p), "k has type f16; beside these types of q, k and v this kernel takes e4m3, i8 and bf16");
+  p.k_type = Type::bf16, p.k_scale = 4;
+  EXPECT_EQ(reason(p), "k_scale has 4 dimensions; this kernel takes one for each key and head, or fewer");
   p = problem(1, 4, {64, 64}), p.alignment = 8;
   EXPECT_EQ(reason(p), "q, k and v are aligned to 8 bytes; this kernel copies 16 at a time");
   p = problem(1, 4, {64, 64}), p.bias = Broadcast{Type::bf16, {1, 1, 1, 1}};

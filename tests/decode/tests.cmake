@@ -7,8 +7,10 @@ emulated_test(NAME decode_schedule_test SOURCES decode/decode_schedule_test.cpp)
 emulated_test(NAME append_machine_test SOURCES decode/append_machine_test.cpp)
 emulated_test(NAME merge_machine_test SOURCES decode/merge_machine_test.cpp)
 
-planned_headers(decode_units decode/units_main.cpp decode_units.hpp)
+planned_headers(decode_units decode/units_main.cpp decode_units.hpp decode_cache_units.hpp)
 emulated_test(NAME decode_machine_test SOURCES decode/decode_machine_test.cpp
               HEADER decode_units.hpp PLANNED_BY decode_units)
 emulated_test(NAME decode_invariance_test SHARDS 2 SOURCES decode/decode_invariance_test.cpp
               HEADER decode_units.hpp PLANNED_BY decode_units)
+emulated_test(NAME decode_caches_test SOURCES decode/decode_caches_test.cpp
+              HEADER decode_cache_units.hpp PLANNED_BY decode_units)

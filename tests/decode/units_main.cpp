@@ -10,10 +10,10 @@ using namespace tessera;
 
 namespace {
 
-std::set<std::string> units;
+using Units = std::set<std::string>;
 
 // Multiprocessors decide about no unit.
-bool add(const cases::Case& spec, const char* architecture, bool paged) {
+bool add(Units& units, const cases::Case& spec, const char* architecture, bool paged) {
   const cases::CaseData data = cases::build(spec);
   Problem problem = check_forward(data.inputs(), data.outputs(), data.options(), {});
   if (paged) problem.pages = Pages{.count = 9, .v_count = 9, .size = 16, .entries = 9};
@@ -26,12 +26,19 @@ bool add(const cases::Case& spec, const char* architecture, bool paged) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
-  for (const decode::DecodeCase& c : decode::decode_cases())
-    if (!add(c.spec, c.architecture, false)) return 1;
+  if (argc != 3) return 2;
+  Units units, cache_units;
+  bool good = true;
+  for (const decode::DecodeCase& c : decode::decode_cases()) good = good && add(units, c.spec, c.architecture, false);
   for (const decode::PagedShape& shape : decode::paged_shapes)
-    if (!add(decode::lone_sequence(shape.Nq, shape.group, shape.options), "sm_90a", true)) return 1;
-  for (const bool paged : {false, true})
-    if (!add(decode::lone_sequence(1, 3, true), "sm_90a", paged)) return 1;
-  return emulated::write_unit_functions(argv[1], "decode_units", units) ? 0 : 1;
+    good = good && add(units, decode::lone_sequence(shape.Nq, shape.group, shape.options), "sm_90a", true);
+  for (const bool paged : {false, true}) {
+    good = good && add(units, decode::lone_sequence(1, 3, true), "sm_90a", paged);
+    good = good && add(cache_units, decode::lone_sequence(1, 3, false), "sm_90a", paged);
+    good = good && add(cache_units, decode::lone_sequence_of_bytes(), "sm_90a", paged);
+  }
+  for (const decode::DecodeCase& c : decode::decode_cache_cases())
+    good = good && add(cache_units, c.spec, c.architecture, false);
+  good = good && emulated::write_unit_functions(argv[1], "decode_units", units);
+  return good && emulated::write_unit_functions(argv[2], "decode_units", cache_units) ? 0 : 1;
 }

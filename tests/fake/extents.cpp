@@ -263,7 +263,9 @@ void Addressed::pool(const char* name, const gpu::TokenRef& ref, const gpu::Page
                      const Tensor& of_table) {
   const std::int64_t size = of.shape[1], heads = of.shape[2], width = of.shape[3];
   tensor(name, ref.data,
-         extent_of(ref.data, 2, {{table.pages, ref.batch}, {size, ref.token}, {heads, ref.head}, {width, 1}}), of);
+         extent_of(ref.data, static_cast<std::int64_t>(cases::size_of(of.type)),
+                   {{table.pages, ref.batch}, {size, ref.token}, {heads, ref.head}, {width, 1}}),
+         of);
   const bool listed = of_table.ndim == 1;
   tensor("a page table", table.entries,
          extent_of(table.entries, sizeof(Int32),
@@ -286,6 +288,24 @@ void Addressed::decode(const decode::Params& p) {
   } else if (p.pages.k.entries || p.pages.v.entries || p.pages.status) {
     fault("has pages that nobody gave");
   }
+  tokens("qv", p.qv, call.in.qv, x.B, x.Nq, x.Hq);
+  const auto scale = [&](const char* name, const gpu::ScaleRef& ref, const Tensor& of, const Tensor& keys) {
+    const std::int64_t pages = keys.ndim == 4 ? keys.shape[0] : 1, places = keys.shape[keys.ndim == 4 ? 1 : 0];
+    tensor(name, ref.data,
+           extent_of(ref.data, sizeof(float),
+                     {{x.B, ref.sequence}, {pages, ref.page}, {places, ref.place}, {x.Hk, ref.head}}),
+           of);
+  };
+  scale("k_scale", p.k_scale, call.in.k_scale, call.in.k), scale("v_scale", p.v_scale, call.in.v_scale, call.in.v);
+  const decode::Draft& draft = p.draft;
+  const std::int64_t batches = call.packed() ? 1 : x.B;
+  tensor("tree_mask", draft.tree,
+         extent_of(draft.tree, sizeof(Int32),
+                   {{batches, draft.tree_batch}, {x.Nq, draft.tree_row}, {draft.tree_bits / 32, draft.tree_word}}),
+         call.in.tree_mask);
+  tensor("positions", draft.positions,
+         extent_of(draft.positions, sizeof(Int32), {{batches, draft.position_batch}, {x.Nq, draft.position_row}}),
+         call.in.positions);
   const decode::Memory& m = p.memory;
   const std::int64_t groups = std::int64_t{x.B} * x.Hk * p.tiles;
   if (m.most_items != groups + m.most_slots) fault(text(m.most_items, " items for ", groups, " groups of rows"));

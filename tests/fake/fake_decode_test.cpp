@@ -18,7 +18,9 @@ Case few_queries(Case c) {
   c.backward = c.options.accumulate = false;
   if (c.type == Type::f32) c.type = Type::bf16;
   if (c.style != Style::heads_first) c.style = Style::contiguous;
-  c.D = std::min<std::int64_t>((c.D + 7) / 8 * 8, 256), c.Dv = std::min<std::int64_t>((c.dim_v() + 7) / 8 * 8, 256);
+  const std::int64_t unit = c.cached_k.plain() && c.cached_v.plain() ? 8 : 16;  // 16 bytes
+  const auto aligned = [&](std::int64_t dims) { return std::min<std::int64_t>((dims + unit - 1) / unit * unit, 256); };
+  c.Dv = aligned(c.dim_v()), c.D = aligned(c.D);
   const std::int64_t most = c.Hk > 0 && c.Hq >= c.Hk ? 64 / (c.Hq / c.Hk) : 1;
   c.Nq = std::min(c.Nq, most);
   for (auto& length : c.packed_q) length = std::min(length, static_cast<std::int32_t>(most));
@@ -32,8 +34,9 @@ class FakeDecode : public FakeGpu {};
 TEST_F(FakeDecode, LaunchesAreLegalAndInBounds) {
   std::vector<Case> cases = suite("all");
   for (const Case& c : random_cases(16'500, 150)) cases.push_back(c);
+  for (const Case& c : suite("caches")) cases.push_back(c);
   std::size_t turn = 0;
-  int ran = 0, as_they_are = 0;
+  int ran = 0, as_they_are = 0, of_caches = 0;
   for (const Case& original : cases)
     for (const bool few : {false, true}) {
       const Case spec = few ? few_queries(original) : original;
@@ -44,10 +47,12 @@ TEST_F(FakeDecode, LaunchesAreLegalAndInBounds) {
       if (!keeps_promises(on.call(FakePass::forward, decode_kernel), turn % 3 * 8, launches)) continue;
       EXPECT_TRUE(launches == 2 || launches == 0) << launches;
       ran += launches > 0, as_they_are += !few && launches > 0;
+      of_caches += launches > 0 && (!spec.cached_k.plain() || spec.qv || spec.tree != Tree::none || spec.positions);
       if (HasFailure()) return;
     }
   EXPECT_GT(ran, 150);
   EXPECT_GT(as_they_are, 10);
+  EXPECT_GT(of_caches, 10);
 }
 
 // Memory of a paged call, in every form of table.

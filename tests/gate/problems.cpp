@@ -107,6 +107,11 @@ const Option options[] = {
     {"64 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 64; }},
     {"pages", Concerns::forward, false,
      [](Problem& p) { p.pages = Pages{.count = 1000, .v_count = 1000, .size = 16, .entries = 256, .status = true}; }},
+    {"scales", Concerns::forward, false, [](Problem& p) { p.k_scale = p.v_scale = 3; }},
+    {"tree", Concerns::forward, false, [](Problem& p) { p.tree_words = 2, p.positions = true; }},
+    {"e4m3", Concerns::forward, false, [](Problem& p) { p.k_type = p.v_type = Type::e4m3; }},
+    {"i8", Concerns::forward, false, [](Problem& p) { p.k_type = p.v_type = Type::i8; }},
+    {"qv", Concerns::forward, false, [](Problem& p) { p.qv = true; }},
     {"f32 out", Concerns::sixteen_bit, true, [](Problem& p) { p.o_type = Type::f32, write_f32(p); }},
     {"accumulate", Concerns::backward, true, [](Problem& p) { p.options.accumulate = true, write_f32(p); }},
 };
@@ -140,7 +145,8 @@ const char* const mma_classes[] = {"sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a
 
 // What changes the code of `decode`, besides head dims and types: how many rows there are, and options.
 const char* const decode_rows[] = {"one query", "16 rows", "32 rows", "64 rows"};
-const char* const decode_options[] = {"softcap", "alibi", "pages", "f32 out"};
+const char* const decode_options[] = {"softcap", "alibi", "pages", "f32 out", "scales", "tree", "e4m3", "i8"};
+const HeadDims latent_dims[] = {{64, 512}, {64, 128}};  // of K, which V belongs to
 const HeadDims decode_dims[] = {{40, 40}, {64, 64}, {128, 128}, {192, 128}, {256, 256}};
 const char* const decode_architectures[] = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
 
@@ -354,7 +360,20 @@ UnitSet known_units() {
           c.decode(architecture, type, dims, {rows});
           for (const std::string option : decode_options) c.decode(architecture, type, dims, {rows, option});
           c.decode(architecture, type, dims, {rows, "softcap", "alibi", "pages"});
+          for (const char* bytes : {"e4m3", "i8"}) c.decode(architecture, type, dims, {rows, bytes, "scales", "pages"});
         }
+  for (const Type type : hopper_types)
+    for (const char* architecture : decode_architectures) {
+      for (const HeadDims dims : latent_dims)
+        for (const std::string rows : {"one query", "16 rows"})
+          for (const std::vector<std::string>& with :
+               {std::vector<std::string>{}, {"pages"}, {"e4m3", "scales", "pages"}, {"pages", "tree"}}) {
+            std::vector<std::string> names{rows, "qv"};
+            names.insert(names.end(), with.begin(), with.end());
+            c.decode(architecture, type, dims, names);
+          }
+      c.decode(architecture, type, {576, 512}, {"one query", "pages"});
+    }
   for (const char* architecture : call_architectures) c.calls(architecture);
   return std::move(c.set);
 }

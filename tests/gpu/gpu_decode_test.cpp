@@ -30,7 +30,9 @@ Case few_queries(Case c) {
   if (c.type == Type::f32) c.type = Type::bf16;
   c.style = c.style == Style::heads_first ? Style::heads_first : Style::contiguous;
   c.bias = c.mask = c.rng = false, c.options.dropout = 0, c.options.seed = c.options.seed_offset = 0;
-  c.D = std::min<std::int64_t>((c.D + 7) / 8 * 8, 256), c.Dv = std::min<std::int64_t>((c.dim_v() + 7) / 8 * 8, 256);
+  const std::int64_t unit = c.cached_k.plain() && c.cached_v.plain() ? 8 : 16;  // 16 bytes
+  const auto aligned = [&](std::int64_t dims) { return std::min<std::int64_t>((dims + unit - 1) / unit * unit, 512); };
+  c.Dv = aligned(c.dim_v()), c.D = aligned(c.D);
   const std::int64_t most = c.Hk > 0 && c.Hq > c.Hk ? std::max<std::int64_t>(1, 64 / (c.Hq / c.Hk)) : 64;
   c.Nq = std::min(c.Nq, most);
   for (auto* lengths : {&c.packed_q, &c.used_q})
@@ -45,6 +47,7 @@ class GpuDecodeCases : public DecodeWith<std::size_t> {};
 TEST_P(GpuDecodeCases, AgreeWithFloat64) {
   std::vector<Case> cases = suite("all");
   for (const Case& c : random_cases(71'000, 400)) cases.push_back(c);
+  for (const Case& c : suite("caches")) cases.push_back(c);
   std::size_t ran = 0;
   for (std::size_t n = GetParam(); n < cases.size(); n += parts) {
     const CaseReport report = run_case(few_queries(cases[n]), Execution{.device = gpu, .kernel = decode_kernel});

@@ -5,26 +5,24 @@
 // the last of a family to come merges it. Device code; implements docs/algorithm.md, "Online softmax" and "Merge".
 #pragma once
 
-#include "decode/kernel/rows.cuh"
-#include "decode/kernel/state.cuh"
-#include "decode/layout.hpp"
-#include "gpu/kernel/lanes.cuh"
-#include "gpu/kernel/matrix.cuh"
+#include "decode/kernel/products.cuh"
 #include "gpu/kernel/quad.cuh"
 #include "gpu/kernel/scores.cuh"
 
 namespace tessera::decode {
 
 template <Config config>
-struct Attend : Rows<config> {
-  using Base = Rows<config>;
-  using Base::layout, Base::R, Base::T, Base::p, Base::w;
-  static constexpr int columns = R / 8, values = config.Dv / 64;
+struct Attend : Products<config> {
+  using Base = Products<config>;
+  using Base::layout, Base::R, Base::T, Base::p, Base::w, Base::lane, Base::warp, Base::columns, Base::values;
+  using typename Base::Scores;
   static constexpr int key_warps = T / 16;  // those that multiply S: 16 keys each
-  using Scores = float[columns][4];         // S^T: keys are rows. Value e of four: key e / 2, column e % 2
+  using ColumnNumbers = float[columns][2];
 
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   State<config> state{};
+  // With scales, P times the scale of a value is relative to a maximum of its own: what V's products are small or large
+  // by must not be lost in 16 bits. A state's O is relative to m, from the end of its leaf on.
+  ColumnNumbers v_top;
 
   using Base::Base;
   template <class Thing>
@@ -32,47 +30,7 @@ struct Attend : Rows<config> {
     return Base::template shared<Thing>(offset);
   }
 
-  // --- step 1: S^T = K Q^T of a warp's 16 keys
-
-  template <int first, int end>
-  __device__ void multiply_KQ(Scores& S, UInt32 k_lane, UInt32 q_lane) const {
-#pragma unroll
-    for (int c = 0; c < columns; ++c)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) S[c][e] = 0;
-#pragma unroll
-    for (int k = first; k < end; ++k) {  // 32 dims
-      UInt32 a[2][4];
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        gpu::load_matrices<false>(
-            a[half], gpu::turned(k_lane, gpu::column_turn(2 * k + half)) + gpu::panel_step(T, 2 * k + half));
-#pragma unroll
-      for (int c = 0; c < columns; ++c) {
-        UInt32 b[4];
-        gpu::load_matrices<false>(b, gpu::turned(q_lane, q_turn(k)) + q_step(R, k) + c * 8 * gpu::panel_row_bytes);
-        gpu::multiply<config.element, false>(S[c], a[0], b[0], b[1]);
-        gpu::multiply<config.element, false>(S[c], a[1], b[2], b[3]);
-      }
-    }
-  }
-  __device__ void multiply_KQ(Scores& S, int stage) const {
-    constexpr int steps = config.D / 32;
-    const UInt32 k_lane = this->address(layout.K + stage * layout.k_bytes) + warp * gpu::bytes_of_16_rows +
-                          gpu::lane_byte(gpu::a_row(lane), gpu::a_column(lane));
-    const UInt32 q_lane = this->address(layout.Q) + gpu::tile_byte(R, q_row(lane), q_dim(lane));
-    if constexpr (config.halves_S) {
-      Scores rest;
-      multiply_KQ<0, steps / 2>(S, k_lane, q_lane);
-      multiply_KQ<steps / 2, steps>(rest, k_lane, q_lane);
-#pragma unroll
-      for (int c = 0; c < columns; ++c)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) S[c][e] += rest[c][e];
-    } else {
-      multiply_KQ<0, steps>(S, k_lane, q_lane);
-    }
-  }
+  // --- step 1, S^T = K Q^T: decode/kernel/products.cuh; then scores
 
   // What the rule of scores asks about one element.
   struct Pair {
@@ -81,6 +39,18 @@ struct Attend : Rows<config> {
     __device__ float distance() const { return float(key - origin); }
     __device__ float bias() const { return 0; }
   };
+  // Of a key inside of the tile's range.
+  __device__ bool sees(const Column& of, Int32 key) const {
+    if (key < of.begin) return false;
+    if constexpr (config.draft) {
+      if (p.draft.tree && key >= w.tree_begin) {
+        const Int32 t = key - w.tree_begin;
+        return key < of.tree_end && t < p.draft.tree_bits &&
+               (UInt32(p.draft.tree[of.tree + t / 32 * p.draft.tree_word]) >> t % 32 & 1u);
+      }
+    }
+    return key < of.end;
+  }
   // Products become scores in units of log2(e); -inf where a row does not see the key.
   __device__ void score(Scores& S, Int32 tile) const {
     constexpr ScoreOptions options = config.options.options();
@@ -97,46 +67,68 @@ struct Attend : Rows<config> {
         for (int half = 0; half < 2; ++half) {
           const Pair pair{first + 8 * half, of.origin};
           float& x = S[c][2 * half + e];
+          if constexpr (config.q != config.element) x *= of.factor;
           x = ScoreRule<gpu::ScoreMath>::score(options, numbers, x * numbers.factor, pair);
-          if (cut && (pair.key < of.begin || pair.key >= of.end)) x = minus_infinity<float>;
+          if (cut && !sees(of, pair.key)) x = minus_infinity<float>;
         }
       }
   }
 
   // --- step 2: online softmax of the columns
 
-  // The largest score of each column of the tile, for all warps.
-  __device__ void share_maxima(const Scores& S) const {
+  // A value's scale as 2^exponent times a factor from 1 to 2, or its negative: of a scale of 1 nothing remains. 0 has
+  // an exponent that raises nothing.
+  struct ValueScale {
+    float exponent[2] = {0, 0}, factor[2] = {1, 1};  // of the lane's two keys
+  };
+  __device__ ValueScale value_scales(int stage) const {
+    ValueScale out;
+    if constexpr (config.scaled) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int exponent;
+        out.factor[half] = 2 * frexpf(this->scale_of(stage, 1, half), &exponent);
+        out.exponent[half] = out.factor[half] == 0 ? minus_infinity<float> : float(exponent - 1);
+      }
+    }
+    return out;
+  }
+
+  // The largest score of each column of the tile, plus something of each key, for all warps.
+  __device__ void share_maxima(const Scores& S, const float (&added)[2], int place) const {
 #pragma unroll
     for (int c = 0; c < columns; ++c)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float top = fmaxf(S[c][e], S[c][2 + e]);
+        float top = fmaxf(S[c][e] + added[0], S[c][2 + e] + added[1]);
 #pragma unroll
         for (int distance = 4; distance < 32; distance *= 2)
           top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, distance));
-        if (lane < 4) shared<float>(layout.maxima)[warp * R + State<config>::column(c, e)] = top;
+        if (lane < 4) shared<float>(layout.maxima)[place + warp * R + State<config>::column(c, e)] = top;
       }
   }
-  // m, what exponents are relative to, and what l must be multiplied by; O follows.
-  __device__ void raise_maxima(float (&base)[columns][2], float (&alpha)[columns][2]) {
+  static constexpr int value_maxima = warps * R;  // behind those of scores
+  // A maximum, what exponents are relative to, and what sums must be multiplied by. True: some of them are changed.
+  __device__ bool raise(ColumnNumbers& top, int place, ColumnNumbers& base, ColumnNumbers& alpha) const {
     bool changes = false;
 #pragma unroll
     for (int c = 0; c < columns; ++c)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float before = state.m[c][e];
+        const float before = top[c][e];
 #pragma unroll
         for (int n = 0; n < key_warps; ++n)
-          state.m[c][e] = fmaxf(state.m[c][e], shared<const float>(layout.maxima)[n * R + State<config>::column(c, e)]);
-        base[c][e] = exponent_base(state.m[c][e]);
+          top[c][e] = fmaxf(top[c][e], shared<const float>(layout.maxima)[place + n * R + State<config>::column(c, e)]);
+        base[c][e] = exponent_base(top[c][e]);
         alpha[c][e] = gpu::exp2_of(before - base[c][e]);
         changes = changes || alpha[c][e] != 1;
       }
-    if (__any_sync(0xffffffffu, changes)) state.scale(alpha);
+    return __any_sync(0xffffffffu, changes);
   }
-  // P of a warp's 16 keys, in 16 bits, a row for each key; l of what it was before it was rounded.
-  __device__ void store_P(const Scores& S, const float (&base)[columns][2], const float (&alpha)[columns][2]) {
+  // P of a warp's 16 keys, in 16 bits, a row for each key; l of what it was before it was rounded. With scales, what is
+  // stored is P times the value's scale, relative to v_base.
+  __device__ void store_P(const Scores& S, const ColumnNumbers& base, const ColumnNumbers& alpha,
+                          const ColumnNumbers& v_base, const ValueScale& scale) {
     const int key = 16 * warp + lane / 4;
     const UInt32 p_lane = this->address(layout.P) + p_byte(R, key, lane % 4 * 2);
 #pragma unroll
@@ -147,33 +139,16 @@ struct Attend : Rows<config> {
 #pragma unroll
       for (int e = 0; e < 2; ++e) state.l[c][e] = fmaf(state.l[c][e], alpha[c][e], P[e] + P[2 + e]);
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (config.scaled) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            P[2 * half + e] =
+                gpu::exp2_of(S[c][2 * half + e] + scale.exponent[half] - v_base[c][e]) * scale.factor[half];
+        }
         gpu::store_pair(gpu::turned(p_lane, p_turn(c)) + half * 8 * R * 2,
                         gpu::packed<config.element>(P[2 * half], P[2 * half + 1]));
-    }
-  }
-
-  // --- step 3: O^T += V^T P^T, of a warp's 16 dims of every 64
-
-  __device__ void multiply_VP(int stage) {
-    const UInt32 v_lane = this->address(layout.V + stage * layout.v_bytes) +
-                          gpu::turned(gpu::lane_byte(v_key(lane), v_dim(lane)), gpu::column_turn(warp));
-    const UInt32 p_lane = this->address(layout.P) + p_byte(R, p_key(lane), 0);
-#pragma unroll
-    for (int j = 0; j < T / 32; ++j) {  // 32 keys
-      UInt32 b[columns][4];
-#pragma unroll
-      for (int c = 0; c < columns; ++c) gpu::load_matrices<true>(b[c], gpu::turned(p_lane, p_turn(c)) + j * 32 * R * 2);
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int v = 0; v < values; ++v) {
-          UInt32 a[4];
-          gpu::load_matrices<true>(a, v_lane + v * T * gpu::panel_row_bytes + (2 * j + half) * gpu::bytes_of_16_rows);
-#pragma unroll
-          for (int c = 0; c < columns; ++c)
-            gpu::multiply<config.element, false>(state.O[v][c], a, b[c][2 * half], b[c][2 * half + 1]);
-        }
+      }
     }
   }
 
@@ -185,21 +160,31 @@ struct Attend : Rows<config> {
     __syncthreads();  // this tile has arrived, and all warps are done with the one before
     if (tile + config.stages - 1 < end) this->copy_tile(tile + config.stages - 1);
     gpu::commit_copies();
-    const Int64 place = this->find_row(tile + config.stages);
+    const auto place = this->find_row(tile + config.stages);
     const int stage = tile % config.stages;
     Scores S;
+    ValueScale scale;
     if (warp < key_warps) {
-      multiply_KQ(S, stage);
+      this->multiply_KQ(S, stage);
       score(S, tile);
-      share_maxima(S);
+      share_maxima(S, {0, 0}, 0);
+      if constexpr (config.scaled) {
+        scale = value_scales(stage);
+        share_maxima(S, scale.exponent, value_maxima);
+      }
     }
     this->keep_row(tile + config.stages, place);
     __syncthreads();  // maxima
-    float base[columns][2], alpha[columns][2];
-    raise_maxima(base, alpha);
-    if (warp < key_warps) store_P(S, base, alpha);
+    ColumnNumbers base, alpha, v_base, v_alpha;
+    const bool changes = raise(state.m, 0, base, alpha);
+    if constexpr (config.scaled) {
+      if (raise(v_top, value_maxima, v_base, v_alpha)) state.scale(v_alpha);
+    } else {
+      if (changes) state.scale(alpha);
+    }
+    if (warp < key_warps) store_P(S, base, alpha, v_base, scale);
     __syncthreads();  // P
-    multiply_VP(stage);
+    this->multiply_VP(state, stage);
   }
 
   // l of a leaf, from the lanes and warps that have summed parts of it, in a fixed order: all threads get it.
@@ -223,6 +208,19 @@ struct Attend : Rows<config> {
       }
   }
 
+  // O of a leaf with scales, relative to m from now on.
+  __device__ void rebase_O() {
+    ColumnNumbers factor;
+#pragma unroll
+    for (int c = 0; c < columns; ++c)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        factor[c][e] = state.m[c][e] == minus_infinity<float> ? 1 : gpu::exp2_of(v_top[c][e] - state.m[c][e]);
+        v_top[c][e] = minus_infinity<float>;
+      }
+    state.scale(factor);
+  }
+
   __device__ float* stack_at(int level) const {
     constexpr int numbers = state_floats(R, config.Dv);
     if (level < config.levels) return shared<float>(layout.stack) + level * numbers;
@@ -242,6 +240,8 @@ struct Attend : Rows<config> {
       if (tile + n < end) this->copy_tile(tile + n);
       gpu::commit_copies();
     }
+#pragma unroll
+    for (int c = 0; c < columns; ++c) v_top[c][0] = v_top[c][1] = minus_infinity<float>;
     UInt32 held = 0;  // levels of the stack that hold a state
     for (Int32 leaf = w.leaves.first; leaf < w.leaves.end; ++leaf) {
       state.clear();
@@ -249,6 +249,7 @@ struct Attend : Rows<config> {
 #pragma unroll 1
       for (; tile < leaf_end; ++tile) add_tile(tile, end);
       share_sums();
+      if constexpr (config.scaled) rebase_O();
       const UInt32 number = leaf - (w.item.node << w.level);
       const bool last = leaf + 1 == w.leaves.end;
       int level = 0;
@@ -325,7 +326,7 @@ struct Attend : Rows<config> {
       for (int c = 0; c < columns; ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          out[State<config>::column(c, e % 2) * pitch + 64 * v + 16 * warp + lane / 4 + e / 2 * 8] = state.O[v][c][e];
+          out[State<config>::column(c, e % 2) * pitch + 64 * v + this->dim_of(e)] = state.O[v][c][e];
     __syncthreads();
     for (int n = threadIdx.x; n < w.rows.count * (config.Dv / 8); n += threads) {
       const int r = n / (config.Dv / 8), first = n % (config.Dv / 8) * 8;

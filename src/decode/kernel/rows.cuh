@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of the `decode` kernel copies: its rows of Q, and tiles of K and V by cp.async, from rows that are
-// evenly apart or in pages. What no row of the work item sees, and what the tensors lack, becomes 0, so that nothing
-// beyond a sequence enters a product. Device code.
+// What a block of the `decode` kernel copies: its rows of Q, and tiles of K and V and their scales by cp.async, from
+// rows that are evenly apart or in pages. What no row of the work item sees, and what the tensors lack, becomes 0, so
+// that nothing beyond a sequence enters a product. Device code.
 #pragma once
 
 #include "decode/kernel/work.cuh"
+#include "decode/layout.hpp"
 #include "gpu/kernel/copy.cuh"
+#include "gpu/kernel/lanes.cuh"
 
 namespace tessera::decode {
 
@@ -29,73 +31,180 @@ struct Rows {
 
   // --- rows of K and V: where they are, and their copies
 
-  // Where the row of a key begins, in elements, of K (side 0) or V. Nowhere: no row of the item sees it, or it is in no
-  // page. Strides may be negative, and places too.
+  // Where the row of a key begins, in elements, of K (side 0) or V, and its scale. Nowhere: no row of the item sees it,
+  // or it is in no page. Strides may be negative, and places too.
   static constexpr Int64 nowhere = Int64(1) << 62;
-  __device__ Int64 place_of(Int32 key, int side) const {
-    if (key < w.begin || key >= w.end) return nowhere;
+  struct Place {
+    Int64 row = nowhere, scale = 0;
+  };
+  __device__ Place place_of(Int32 key, int side) const {
+    if (key < w.begin || key >= w.end) return {};
     const gpu::TokenRef& t = side ? p.call.x.v : p.call.x.k;
-    const Int64 of_head = w.item.kv * t.head;
-    if constexpr (!config.paged) {
-      return w.item.b * t.batch + (w.k_first + key) * t.token + of_head;
-    } else {
+    Int64 page = w.item.b, place = w.k_first + key;
+    if constexpr (config.paged) {
       const gpu::PageTable& table = side ? p.pages.v : p.pages.k;
-      const UInt32 place = UInt32(w.k_first) + UInt32(key), number = place / UInt32(p.pages.size);
-      const Int64 page = table.entries[(side ? w.v_entry : w.k_entry) + number * table.entry];
+      const UInt32 number = UInt32(place) / UInt32(p.pages.size);
+      page = table.entries[(side ? w.v_entry : w.k_entry) + number * table.entry];
       if (page < 0 || page >= table.pages) {
-        if (p.pages.status) atomicOr(p.pages.status, 1);
-        return nowhere;
+        if (p.pages.status) atomicOr(p.pages.status, gpu::page_outside_pool);
+        return {};
       }
-      return page * t.batch + (place - number * UInt32(p.pages.size)) * t.token + of_head;
+      place = UInt32(place) - number * UInt32(p.pages.size);
     }
+    Place out{page * t.batch + place * t.token + w.item.kv * t.head, 0};
+    if constexpr (config.scaled) {
+      const gpu::ScaleRef& scale = side ? p.v_scale : p.k_scale;
+      if (scale.data) out.scale = scale.at(w.item.b, page, place, w.item.kv) - scale.data;
+    }
+    return out;
   }
   // A thread finds one row of a tile: of K's, or of V's.
-  __device__ Int64 find_row(Int32 tile) const {
+  __device__ Place find_row(Int32 tile) const {
     const int row = threadIdx.x % T, side = threadIdx.x / T;
-    return side < 2 ? place_of(tile * T + row, side) : nowhere;
+    return side < 2 ? place_of(tile * T + row, side) : Place{};
   }
-  __device__ void keep_row(Int32 tile, Int64 place) const {
-    if (threadIdx.x < 2 * T) shared<Int64>(layout.places)[tile % config.stages * 2 * T + threadIdx.x] = place;
+  __device__ void keep_row(Int32 tile, Place place) const {
+    if (threadIdx.x >= 2 * T) return;
+    const int n = tile % config.stages * 2 * T + threadIdx.x;
+    shared<Int64>(layout.places)[n] = place.row;
+    if constexpr (config.scaled) shared<Int64>(layout.scale_places)[n] = place.scale;
   }
 
-  // The existing bytes of a chunk of 16 that begins at a column.
-  __device__ static int bytes_at(int column, int width) {
-    if constexpr (config.whole) return 16;
-    const int left = 2 * (width - column);
+  // The existing bytes of a chunk of 16 that begins at byte `at` of a row.
+  __device__ static int bytes_at(int at, int row_bytes) {
+    const int left = row_bytes - at;
     return left < 0 ? 0 : left < 16 ? left : 16;
   }
-  template <int rows, int width>
-  __device__ void copy_row(UInt32 to, int row, const UInt16* from, bool exists, int real_width) const {
+  // Rows of a tile of `units` columns of 16 bits; of a row, `row_bytes` exist.
+  template <int rows, int units>
+  __device__ void copy_row(UInt32 to, int row, const unsigned char* from, bool exists, int row_bytes) const {
 #pragma unroll
-    for (int first = 0; first < width; first += gpu::panel_columns) {
-      const int column = first + gpu::copy_column(threadIdx.x), bytes = exists ? bytes_at(column, real_width) : 0;
-      gpu::copy_async<16>(to + gpu::tile_byte(rows, row, column), from + (bytes > 0 ? column : 0), bytes);
+    for (int first = 0; first < units; first += gpu::panel_columns) {
+      const int unit = first + gpu::copy_column(threadIdx.x);
+      int bytes = config.whole ? 16 : bytes_at(2 * unit, row_bytes);
+      if (!exists) bytes = 0;
+      gpu::copy_async<16>(to + gpu::tile_byte(rows, row, unit), from + (bytes > 0 ? 2 * unit : 0), bytes);
     }
   }
-  template <int width>
-  __device__ void copy_side(UInt32 to, const gpu::TokenRef& t, const Int64* places, int real_width) const {
-    const auto* base = static_cast<const UInt16*>(t.data);
+  template <int dims, Element type>
+  __device__ void copy_side(UInt32 to, const gpu::TokenRef& t, const Int64* places, int width) const {
+    constexpr int element_bytes = eight_bits(type) ? 1 : 2;
+    const auto* base = static_cast<const unsigned char*>(t.data);
 #pragma unroll
     for (int r = 0; r < T; r += gpu::copy_rows_at_once(threads)) {
       const int row = r + gpu::copy_row(threadIdx.x);
       const Int64 place = places[row];
-      copy_row<T, width>(to, row, base + (place == nowhere ? 0 : place), place != nowhere, real_width);
+      copy_row<T, units_of(dims, type)>(to, row, base + (place == nowhere ? 0 : place * element_bytes),
+                                        place != nowhere, width * element_bytes);
     }
+  }
+  // A thread's scale of a tile: of a key, or of a value. One that nobody gave is 1.
+  __device__ void copy_scale(int stage) const {
+    if (threadIdx.x >= 2 * T) return;
+    const int n = stage * 2 * T + threadIdx.x;
+    const gpu::ScaleRef& scale = threadIdx.x / T ? p.v_scale : p.k_scale;
+    const bool exists = shared<const Int64>(layout.places)[n] != nowhere;
+    if (scale.data)
+      gpu::copy_async<4>(address(layout.scales) + 4 * n,
+                         scale.data + (exists ? shared<const Int64>(layout.scale_places)[n] : 0), exists ? 4 : 0);
+    else
+      shared<float>(layout.scales)[n] = 1;
   }
   // K and V of a tile whose rows are known.
   __device__ void copy_tile(Int32 tile) const {
     const int stage = tile % config.stages;
     const Int64* places = shared<const Int64>(layout.places) + stage * 2 * T;
-    copy_side<config.D>(address(layout.K + stage * layout.k_bytes), p.call.x.k, places, p.D);
-    copy_side<config.Dv>(address(layout.V + stage * layout.v_bytes), p.call.x.v, places + T, p.Dv);
+    copy_side<config.D, config.k>(address(layout.K + stage * layout.k_bytes), p.call.x.k, places, p.D);
+    copy_side<config.Dv, config.v>(address(layout.V + stage * layout.v_bytes), p.call.x.v, places + T, p.Dv);
+    if constexpr (config.scaled) copy_scale(stage);
   }
+
+  // --- rows of Q
+
+  struct QueryRow {
+    bool exists;
+    Int64 query, head;
+  };
+  __device__ QueryRow query_row(int r) const {
+    const bool exists = r < w.rows.count;
+    const Int32 row = w.rows.first + (exists ? r : 0);
+    return {exists, w.q_begin + row / p.group, Int64(w.item.kv) * p.group + row % p.group};
+  }
+  __device__ const unsigned char* row_at(const gpu::TokenRef& t, const QueryRow& row) const {
+    return reinterpret_cast<const unsigned char*>(gpu::row_of<config.q>(t, w.item.b, row.query, row.head));
+  }
+
   __device__ void copy_Q() const {
+    if constexpr (config.q != config.element || eight_bits(config.k) || (config.qv && eight_bits(config.v)))
+      return convert_Q();
     for (int r = gpu::copy_row(threadIdx.x); r < R; r += gpu::copy_rows_at_once(threads)) {
-      const bool exists = r < w.rows.count;
-      const Int32 row = w.rows.first + (exists ? r : 0);
-      const auto* from = gpu::row_of<config.element>(p.call.x.q, w.item.b, w.q_begin + row / p.group,
-                                                     w.item.kv * p.group + row % p.group);
-      copy_row<R, config.D>(address(layout.Q), r, &from->bits, exists, p.D);
+      const QueryRow row = query_row(r);
+      copy_row<R, config.D>(address(layout.Q), r, row_at(p.call.x.q, row), row.exists, 2 * p.D);
+      if constexpr (config.qv) copy_row<R, config.Dv>(address(layout.Qv), r, row_at(p.qv, row), row.exists, 2 * p.Dv);
+    }
+  }
+
+  // Beside 8-bit keys, products are those of f16, and Q's terms lie in the order of a key's bytes. A row of bf16 is
+  // divided by a power of two so that its largest number just fits: what f16 then lacks is 2^-39 of that or less.
+  __device__ static void load_eight(const unsigned char* from, int column, int width, float (&x)[8]) {
+    if (column + 8 <= width) {  // rows are aligned to 16 bytes
+      const uint4 chunk = *reinterpret_cast<const uint4*>(from + 2 * column);
+      const UInt32 pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+      for (int n = 0; n < 8; ++n) x[n] = gpu::unpacked<config.q>(pairs[n / 2] >> n % 2 * 16 & 0xffffu);
+    } else {
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+        x[n] = column + n < width ? gpu::unpacked<config.q>(reinterpret_cast<const UInt16*>(from)[column + n]) : 0;
+    }
+  }
+  template <int dims>
+  __device__ static float largest_of(const unsigned char* from, int width) {
+    float top = 0;
+#pragma unroll 1
+    for (int first = 0; first < dims; first += gpu::panel_columns) {
+      float x[8];
+      load_eight(from, first + gpu::copy_column(threadIdx.x), width, x);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const float size = fabsf(x[n]);
+        if (size > top && size <= __builtin_bit_cast(float, 0x7f7fffffu)) top = size;
+      }
+    }
+    return top;
+  }
+  template <int dims, Element keys>
+  __device__ void convert_row(UInt32 to, int r, const unsigned char* from, bool exists, int width, float factor) const {
+#pragma unroll 1
+    for (int first = 0; first < dims; first += gpu::panel_columns) {
+      const int column = first + gpu::copy_column(threadIdx.x);
+      float x[8];
+      load_eight(from, column, exists ? width : 0, x);
+#pragma unroll
+      for (int n = 0; n < 8; n += 2) {
+        const int slot = eight_bits(keys) ? column / 16 * 16 + slot_of(column % 16 + n) : column + n;
+        gpu::store_pair(to + gpu::tile_byte(R, r, slot), gpu::packed<config.element>(x[n] * factor, x[n + 1] * factor));
+      }
+    }
+  }
+  __device__ void convert_Q() const {
+#pragma unroll 1
+    for (int r = gpu::copy_row(threadIdx.x); r < R; r += gpu::copy_rows_at_once(threads)) {
+      const QueryRow row = query_row(r);
+      float factor = 1;
+      if constexpr (config.q != config.element) {
+        float top = largest_of<config.D>(row_at(p.call.x.q, row), p.D);
+        if constexpr (config.qv) top = fmaxf(top, largest_of<config.Dv>(row_at(p.qv, row), p.Dv));
+        top = gpu::max_over_lanes<8>(top);
+        int exponent = 0;
+        if (top > 0) frexpf(top, &exponent);
+        exponent = exponent - 15 < -100 ? -100 : exponent - 15;  // beyond, scores are 0 in f32
+        factor = ldexpf(1, -exponent);
+        if (row.exists && threadIdx.x % 8 == 0) shared<Column>(layout.columns)[r].factor = ldexpf(1, exponent);
+      }
+      convert_row<config.D, config.k>(address(layout.Q), r, row_at(p.call.x.q, row), row.exists, p.D, factor);
+      if constexpr (config.qv)
+        convert_row<config.Dv, config.v>(address(layout.Qv), r, row_at(p.qv, row), row.exists, p.Dv, factor);
     }
   }
 };

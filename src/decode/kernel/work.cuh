@@ -47,6 +47,19 @@ __device__ inline PagedSequence sequence_of(const Params& p, Int32 b) {
   return out;
 }
 
+// Whether a length says more than the plan, the table or the cache has room for, and was cut.
+__device__ inline bool is_cut(const Params& p, Int32 b) {
+  const gpu::Question& x = p.call.x;
+  const gpu::DeviceSequence s = lengths_of(x, b);
+  bool cut = s.nq > p.most_queries;
+  if (x.cu_seqlens_q.data) cut = cut || gpu::packed_rows(x.cu_seqlens_q, b, x.Nq).size() > p.most_queries;
+  if (!x.seqused_k.data) return cut;
+  const Int64 used = x.seqused_k[b], leftpad = p.pages.leftpad.data ? p.pages.leftpad[b] : 0;
+  const Int64 room =
+      p.pages.indptr.data ? gpu::packed_rows(p.pages.indptr, b, p.pages.entries).size() * p.pages.size : x.Nk;
+  return cut || used < 0 || used > room || leftpad < 0 || leftpad > used || used - leftpad > p.most_keys;
+}
+
 // Rows of a tile: row r is head r % group of query r / group of the sequence.
 struct RowTile {
   Int32 first, count;
@@ -61,17 +74,25 @@ __device__ inline RowTile rows_of_tile(const Params& p, const gpu::DeviceSequenc
   if (t.count == 0) return t;
   const Int64 first = t.first / p.group, last = (t.first + t.count - 1) / p.group;
   t.keys = visible_keys(s.mask, {first, last + 1});
-  if (t.keys.empty()) t.keys = {};
   t.whole = {visible_keys(s.mask, {last, last + 1}).begin, visible_keys(s.mask, {first, first + 1}).end};
+  // A tree's keys are the last ones. Rows with places of their own may see any key: what they do not see changes
+  // nothing, it only takes time.
+  if (p.draft.tree) t.keys.end = s.nk, t.whole.end = lesser(t.whole.end, s.nk - s.nq);
+  if (p.draft.positions) t.keys = {0, s.nk}, t.whole = {};
+  if (t.keys.empty()) t.keys = {};
   return t;
 }
 
 // What is known of one row.
-struct alignas(column_bytes) Column {
+struct alignas(16) Column {
   Int64 origin;      // the key on the row's diagonal, which ALiBi measures distances from
-  Int32 begin, end;  // keys that it sees
+  Int64 tree;        // its first word of the tree mask
+  Int32 begin, end;  // keys that it sees, of those before the tree's
+  Int32 tree_end;    // keys that it may see of the tree's
   float slope;
+  float factor;  // of its scores: what Q was divided by on its way to f16, a power of two
 };
+static_assert(sizeof(Column) == column_bytes);
 
 struct Work {
   Item item;
@@ -85,6 +106,7 @@ struct Work {
   Int64 k_first;     // where the sequence's keys begin: a token; paged: the left padding
   Int64 k_entry;     // paged: the sequence's first entry of each table
   Int64 v_entry;
+  Int32 tree_begin;  // the key of a tree's bit 0
 };
 static_assert(sizeof(Work) <= work_bytes);
 
@@ -108,6 +130,7 @@ __device__ inline void take_work(const Params& p, Work& w) {
   w.q_begin = of.s.q_begin;
   w.k_first = p.pages.k.entries ? of.leftpad : of.s.k_begin;
   w.k_entry = first_entry(p, of, p.pages.k, w.item.b), w.v_entry = first_entry(p, of, p.pages.v, w.item.b);
+  w.tree_begin = Int32(of.s.nk - of.s.nq);
 }
 
 // Row r of the item's.
@@ -116,11 +139,21 @@ __device__ inline Column column_of(const Params& p, const Work& w, int r) {
   const gpu::Question& x = p.call.x;
   const PagedSequence of = sequence_of(p, w.item.b);
   const Int32 row = w.rows.first + r, i = row / p.group, h = w.item.kv * p.group + row % p.group;
-  const Range keys = visible_keys(of.s.mask, {i, i + 1});
-  return {.origin = i + of.s.shift,
-          .begin = Int32(keys.begin),
-          .end = Int32(keys.end),
-          .slope = x.slopes ? x.slopes[w.item.b * x.slope_batch + h * x.slope_head] : 0};
+  const Int64 query = w.q_begin + i;
+  Column out{.origin = i + of.s.shift, .factor = 1};
+  Range keys = visible_keys(of.s.mask, {i, i + 1});
+  if (p.draft.positions || p.draft.tree) {
+    if (p.draft.positions)
+      out.origin = bounded(p.draft.positions[w.item.b * p.draft.position_batch + query * p.draft.position_row] +
+                           bounded(bounded(x.row0) - bounded(x.col0)));
+    const Int64 nk = of.s.nk, right = x.window_right < 0 ? nk : clamp(out.origin + bounded(x.window_right) + 1, 0, nk);
+    keys.begin = x.window_left < 0 ? 0 : clamp(out.origin - bounded(x.window_left), 0, nk);
+    keys.end = x.causal ? lesser(right, clamp(out.origin + 1, 0, nk)) : right;
+    out.tree_end = Int32(right), out.tree = w.item.b * p.draft.tree_batch + query * p.draft.tree_row;
+  }
+  out.begin = Int32(keys.begin), out.end = Int32(keys.end);
+  out.slope = x.slopes ? x.slopes[w.item.b * x.slope_batch + h * x.slope_head] : 0;
+  return out;
 }
 
 }  // namespace tessera::decode

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of the column engine: S^T = K Q^T and O^T += V^T P^T by mma.sync, with K and V as left operands straight
+// from shared memory, of 16 bits or of 8. Device code; decode/layout.hpp says which element a lane gets.
+#pragma once
+
+#include "decode/kernel/rows.cuh"
+#include "decode/kernel/state.cuh"
+#include "gpu/kernel/eight_bits.cuh"
+#include "gpu/kernel/lanes.cuh"
+#include "gpu/kernel/matrix.cuh"
+
+namespace tessera::decode {
+
+template <Config config>
+struct Products : Rows<config> {
+  using Base = Rows<config>;
+  using Base::layout, Base::R, Base::T;
+  static constexpr int columns = R / 8, values = config.Dv / 64;
+  using Scores = float[columns][4];  // S^T: keys are rows. Value e of four: key e / 2, column e % 2
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+  using Base::Base;
+  template <class Thing>
+  __device__ Thing* shared(int offset) const {
+    return Base::template shared<Thing>(offset);
+  }
+
+  // --- step 1: S^T = K Q^T of a warp's 16 keys
+
+  // 16 keys by 32 dims of a tile: the left operands of two products.
+  template <Element type>
+  __device__ static void load_keys(UInt32 (&a)[2][4], UInt32 k_lane, int k) {
+    if constexpr (eight_bits(type)) {
+      UInt32 bytes[4];
+      gpu::load_matrices<false>(bytes, gpu::turned(k_lane, gpu::column_turn(k)) + gpu::panel_step(T, k));
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          a[half][n] = gpu::widened<type, false>(bytes[2 * half + n]);
+          a[half][2 + n] = gpu::widened<type, true>(bytes[2 * half + n]);
+        }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        gpu::load_matrices<false>(
+            a[half], gpu::turned(k_lane, gpu::column_turn(2 * k + half)) + gpu::panel_step(T, 2 * k + half));
+    }
+  }
+  template <Element type, int first, int end>
+  __device__ void multiply_dims(Scores& S, UInt32 k_lane, UInt32 q_lane) const {
+#pragma unroll
+    for (int c = 0; c < columns; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[c][e] = 0;
+#pragma unroll
+    for (int k = first; k < end; ++k) {  // 32 dims
+      UInt32 a[2][4];
+      load_keys<type>(a, k_lane, k);
+#pragma unroll
+      for (int c = 0; c < columns; ++c) {
+        UInt32 b[4];
+        gpu::load_matrices<false>(b, gpu::turned(q_lane, q_turn(k)) + q_step(R, k) + c * 8 * gpu::panel_row_bytes);
+        gpu::multiply<config.element, false>(S[c], a[0], b[0], b[1]);
+        gpu::multiply<config.element, false>(S[c], a[1], b[2], b[3]);
+      }
+    }
+  }
+  // The keys of a tile at `tile` times the rows of Q at `query`, of so many dims.
+  template <Element type, int dims>
+  __device__ void multiply_tile(Scores& S, int tile, int query) const {
+    constexpr int steps = dims / 32;
+    const UInt32 k_lane =
+        this->address(tile) + warp * gpu::bytes_of_16_rows + gpu::lane_byte(gpu::a_row(lane), gpu::a_column(lane));
+    const UInt32 q_lane = this->address(query) + gpu::tile_byte(R, q_row(lane), q_dim(lane));
+    if constexpr (config.halves_S && steps > 1) {
+      Scores rest;
+      multiply_dims<type, 0, steps / 2>(S, k_lane, q_lane);
+      multiply_dims<type, steps / 2, steps>(rest, k_lane, q_lane);
+#pragma unroll
+      for (int c = 0; c < columns; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) S[c][e] += rest[c][e];
+    } else {
+      multiply_dims<type, 0, steps>(S, k_lane, q_lane);
+    }
+  }
+  // The scale of a key (side 0) or of a value: of the first of the lane's two, or of the second.
+  __device__ float scale_of(int stage, int side, int half) const {
+    return shared<const float>(layout.scales)[(stage * 2 + side) * T + 16 * warp + lane / 4 + 8 * half];
+  }
+  __device__ void scale_keys(Scores& S, int stage, int side) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float scale = scale_of(stage, side, half);
+#pragma unroll
+      for (int c = 0; c < columns; ++c)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) S[c][2 * half + e] *= scale;
+    }
+  }
+  __device__ void multiply_KQ(Scores& S, int stage) const {
+    multiply_tile<config.k, config.D>(S, layout.K + stage * layout.k_bytes, layout.Q);
+    if constexpr (config.scaled) scale_keys(S, stage, 0);
+    if constexpr (config.qv) {
+      Scores more;
+      multiply_tile<config.v, config.Dv>(more, layout.V + stage * layout.v_bytes, layout.Qv);
+      if constexpr (config.scaled) scale_keys(more, stage, 1);
+#pragma unroll
+      for (int c = 0; c < columns; ++c)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) S[c][e] += more[c][e];
+    }
+  }
+
+  // --- step 3: O^T += V^T P^T, of a warp's 16 dims of every 64
+
+  __device__ void multiply_VP(State<config>& state, int stage) const {
+    if constexpr (eight_bits(config.v)) return multiply_VP_of_bytes(state, stage);
+    const UInt32 v_lane = this->address(layout.V + stage * layout.v_bytes) +
+                          gpu::turned(gpu::lane_byte(v_key(lane), v_dim(lane)), gpu::column_turn(warp));
+    const UInt32 p_lane = this->address(layout.P) + p_byte(R, p_key(lane), 0);
+#pragma unroll
+    for (int j = 0; j < T / 32; ++j) {  // 32 keys
+      UInt32 b[columns][4];
+#pragma unroll
+      for (int c = 0; c < columns; ++c) gpu::load_matrices<true>(b[c], gpu::turned(p_lane, p_turn(c)) + j * 32 * R * 2);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int v = 0; v < values; ++v) {
+          UInt32 a[4];
+          gpu::load_matrices<true>(a, v_lane + v * T * gpu::panel_row_bytes + (2 * j + half) * gpu::bytes_of_16_rows);
+#pragma unroll
+          for (int c = 0; c < columns; ++c)
+            gpu::multiply<config.element, false>(state.O[v][c], a, b[c][2 * half], b[c][2 * half + 1]);
+        }
+    }
+  }
+
+  // The same with values of 8 bits.
+  __device__ void multiply_VP_of_bytes(State<config>& state, int stage) const {
+    const UInt32 v_lane =
+        this->address(layout.V + stage * layout.v_bytes) + gpu::tile_byte(T, v8_key(lane), warp * gpu::chunk_columns);
+    const UInt32 p_lane = this->address(layout.P) + p_byte(R, p_key(lane), 0);
+#pragma unroll
+    for (int j = 0; j < T / 32; ++j) {  // 32 keys
+      UInt32 b[columns][4];
+#pragma unroll
+      for (int c = 0; c < columns; ++c) gpu::load_matrices<true>(b[c], gpu::turned(p_lane, p_turn(c)) + j * 32 * R * 2);
+#pragma unroll
+      for (int v = 0; v < values; ++v) {
+        UInt32 bytes[4];
+        gpu::load_matrices<true>(bytes,
+                                 gpu::turned(v_lane, v8_turn(v)) + v8_step(T, v) + 2 * j * gpu::bytes_of_16_rows);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          UInt32 a[4];
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            const UInt32 by_dim = gpu::bytes_of(bytes[2 * half + n], 0, v8_bytes);
+            a[2 * n] = gpu::widened<config.v, false>(by_dim), a[2 * n + 1] = gpu::widened<config.v, true>(by_dim);
+          }
+#pragma unroll
+          for (int c = 0; c < columns; ++c)
+            gpu::multiply<config.element, false>(state.O[v][c], a, b[c][2 * half], b[c][2 * half + 1]);
+        }
+      }
+    }
+  }
+  // Which dim of a tile of 64 a thread's value e of O is.
+  __device__ int dim_of(int e) const {
+    return 16 * warp + (eight_bits(config.v) ? lane / 4 * 2 + e / 2 : lane / 4 + e / 2 * 8);
+  }
+};
+
+}  // namespace tessera::decode
