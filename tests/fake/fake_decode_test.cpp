@@ -3,6 +3,7 @@
 // launches, their pointers in bounds and the workspace; who gets it, and what a plan says of it. Links tessera_cases
 // and the fake libcuda and NVRTC. Implements docs/architecture.md, "One call on a GPU".
 #include "cases/random.hpp"
+#include "cuda/device.hpp"
 #include "tests/fake/support.hpp"
 
 namespace tessera::test {
@@ -106,6 +107,29 @@ TEST_F(FakeDecode, PagesAndTablesAreInBounds) {
       ++ran;
     }
   EXPECT_EQ(ran, 24);
+}
+
+// What a captured graph, and a loop over layers, can afford: two launches, and of the driver nothing else but the
+// question which device is current. The fake GPU's memory cannot be read on the host: a call that did would crash.
+TEST_F(FakeDecode, AnAttendIsTwoLaunchesAndNothingElse) {
+  for (const bool planned_before : {true, false}) {
+    Paged paged;
+    paged.device = fake::machine().device_of(9, 0), paged.status = true;
+    const cuda::CurrentDevice current(paged.device);
+    FakeCall call = paged.call();
+    const Plan plan = planned(call);
+    const Workspace workspace(call, plan);
+    const auto attend = [&] {
+      planned_before ? run(plan, call) : forward(call.in, call.out, call.options, call.execution);
+    };
+    attend();  // without a plan, the first call makes one
+    fake::machine().forget();
+    attend();
+    std::vector<std::string> calls(fake::machine().calls.begin(), fake::machine().calls.end());
+    EXPECT_EQ(calls,
+              (std::vector<std::string>{"cuCtxGetCurrent", "cuCtxGetDevice", "cuLaunchKernelEx", "cuLaunchKernelEx"}));
+    EXPECT_EQ(fake::machine().launches.size(), 2U);
+  }
 }
 
 // Until it has run on a GPU, it is what a call gets by name only, and a plan says so. For pages there is no other.

@@ -32,3 +32,11 @@ fake_test(fake_cache_test fake/fake_cache_test.cpp support/failing_calls.c)
 
 fake_library(fake_old_driver libcuda.so.1 fake/old_driver.cpp)
 tessera_test(NAME fake_old_driver_test SOURCES fake/fake_old_driver_test.cpp LIBRARIES fake_old_driver)
+
+# What a call costs on the host: figures for people. As a test, that it runs.
+add_executable(fake_host_time fake/host_time.cpp ${PROJECT_SOURCE_DIR}/src/cuda/jit/no_pack.cpp)
+target_link_libraries(fake_host_time PRIVATE tessera_cases fake_driver fake_compiler GTest::gtest)
+target_include_directories(fake_host_time PRIVATE ${PROJECT_SOURCE_DIR})
+add_test(NAME fake_host_time COMMAND fake_host_time 20)
+set_tests_properties(fake_host_time PROPERTIES TIMEOUT 60
+                     ENVIRONMENT "TESSERA_NVRTC=/nowhere/libnvrtc.so;TESSERA_PACK=/nowhere/kernels.pack")

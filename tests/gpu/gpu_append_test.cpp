@@ -129,6 +129,69 @@ TEST_F(GpuAppend, RowsWithoutAPlaceAreLeftOut) {
   EXPECT_TRUE(p.k.margins_intact() && p.v.margins_intact());
 }
 
+// A decoding step as engines capture it: append, then attention over the cache. Replayed with new lengths and tokens,
+// it has the bits of eager calls.
+TEST_F(GpuAppend, AppendAndAttendInOneGraph) {
+  if (cuda::properties(gpu.id).major < 8) GTEST_SKIP() << "no GPU to test: it is older than sm_80";
+  constexpr std::int64_t B = 3, Hq = 8, Hk = 2, D = 64, P = 16, pages = 64, entries = 16;
+  Generator g(11);
+  Buffer k(Type::bf16, {pages, P, Hk, D}), v(Type::bf16, {pages, P, Hk, D}), q(Type::bf16, {B, 1, Hq, D});
+  Buffer k_new(Type::bf16, {B, 1, Hk, D}), v_new(Type::bf16, {B, 1, Hk, D}), o(Type::bf16, {B, 1, Hq, D});
+  Buffer cos(Type::f32, {256, D / 2}), sin(Type::f32, {256, D / 2}), rotated_q(Type::bf16, {B, 1, Hq, D});
+  for (Buffer* b : {&k, &v, &q, &k_new, &v_new, &cos, &sin}) fill_normal(*b, g);
+  std::vector<std::int32_t> table(B * entries), lengths{1, 100, 200};
+  for (std::size_t n = 0; n < table.size(); ++n) table[n] = static_cast<std::int32_t>(n * 5 % pages);
+  const Tensor used(lengths.data(), Type::i32, {B}), blocks(table.data(), Type::i32, {B, entries});
+  Mirror captured, eager;
+  for (Mirror* mirror : {&captured, &eager}) {
+    for (const Buffer* b : {&k, &v, &q, &k_new, &v_new, &o, &cos, &sin, &rotated_q}) mirror->add(b->tensor());
+    mirror->add(used), mirror->add(blocks);
+    mirror->upload();
+  }
+  const Stream stream;
+  const auto step = [&](const Mirror& on, const Plan* plan, Execution execution) {
+    AppendArgs a{.k_new = on(k_new.tensor()), .v_new = on(v_new.tensor()), .k = on(k.tensor()), .v = on(v.tensor())};
+    a.seqused_k = on(used), a.block_table = on(blocks), a.rotary_cos = on(cos.tensor());
+    a.rotary_sin = on(sin.tensor()), a.q = on(q.tensor()), a.q_out = on(rotated_q.tensor());
+    Inputs in{.q = a.q_out, .k = a.k, .v = a.v};
+    in.seqused_k = a.seqused_k, in.block_table = a.block_table;
+    const Outputs out{.o = on(o.tensor())};
+    if (!plan) return Plan::forward(in, out, {}, execution);
+    append(a, execution);
+    plan->run(in, out, {}, execution);
+    return Plan::forward(in, out, {}, execution);
+  };
+  Execution execution{.device = gpu, .stream = static_cast<cuda::StreamHandle>(stream), .kernel = "decode"};
+  const Plan plan = step(captured, nullptr, execution);
+  DeviceMemory memory(gpu, plan.workspace_size()), other_memory(gpu, plan.workspace_size());
+  execution.workspace = memory.data(), execution.workspace_bytes = plan.workspace_size();
+  step(captured, &plan, execution);  // compiles and loads
+  const cuda::Driver& d = cuda::driver();
+  cuda::GraphHandle graph = nullptr;
+  cuda::GraphExecHandle exec = nullptr;
+  cuda::check(d.stream_begin_capture(stream, 0), "cuStreamBeginCapture");
+  step(captured, &plan, execution);
+  cuda::check(d.stream_end_capture(stream, &graph), "cuStreamEndCapture");
+  cuda::check(d.graph_instantiate(&exec, graph, 0), "cuGraphInstantiate");
+  execution.workspace = other_memory.data();
+  for (int round = 0; round < 20; ++round) {
+    for (std::size_t b = 0; b < 3; ++b) lengths[b] = static_cast<std::int32_t>(1 + (round * 37 + int(b) * 91) % 255);
+    for (Buffer* b : {&k_new, &v_new, &q}) fill_normal(*b, g);
+    captured.upload(), eager.upload();
+    cuda::check(d.graph_launch(exec, stream), "cuGraphLaunch");
+    step(eager, &plan, execution);
+    wait_for(stream);
+    eager.download();
+    const std::vector<double> expected = o.values(), expected_k = k.values();
+    captured.download();
+    EXPECT_EQ(o.values(), expected) << "round " << round;
+    EXPECT_EQ(k.values(), expected_k) << "round " << round;
+    if (HasFailure()) break;
+  }
+  d.graph_exec_destroy(exec);
+  d.graph_destroy(graph);
+}
+
 // In float64 on both; exp and log may differ in its last place, which f32 seldom shows.
 TEST_F(GpuAppend, MergeAgreesWithTheCpus) {
   Generator g(3);

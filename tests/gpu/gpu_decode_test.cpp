@@ -165,6 +165,7 @@ class PagedOnGpu {
     place(in.seqused_k, paged.in.seqused_k), place(in.leftpad_k, paged.in.leftpad_k);
     place(in.block_table, paged.in.block_table), place(in.v_block_table, paged.in.v_block_table);
     place(in.page_indptr, paged.in.page_indptr), place(in.page_indices, paged.in.page_indices);
+    place(in.k_scale, paged.in.k_scale), place(in.v_scale, paged.in.v_scale);
     out = placed.outputs();
     place(out.status, Tensor(&status, Type::i32, {1}));
     placed.upload();
@@ -225,7 +226,38 @@ TEST_P(GpuDecodePages, HaveTheBitsOfContiguousKeys) {
     }
 }
 
+TEST_P(GpuDecodePages, OfBytesHaveTheBitsOfContiguousKeys) {
+  for (const Type type : {Type::e4m3, Type::i8}) {
+    Case spec{.name = "bytes", .B = 3, .Nq = 2, .Nk = 3000, .Hq = 8, .Hk = 2, .D = 128, .type = Type::bf16};
+    spec.backward = false, spec.options.causal = true, spec.used_k = {1, 2049, 3000};
+    spec.cached_k = spec.cached_v = {type, cases::Scales::per_key};
+    CaseData expected = build(spec);
+    OnGpu on(expected, decode_kernel);
+    on.forward(), on.finish();
+    for (const Table table : tables) {
+      CaseData data = build(spec);
+      const PagedCase paged(expected, {.page_size = GetParam(), .cache = Cache::heads_first, .table = table});
+      PagedOnGpu on_pages(data, paged);
+      EXPECT_EQ(on_pages.run(), 4);
+      expect_same_bits(expected.o, data.o, "o"), expect_same_bits(expected.lse, data.lse, "lse");
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Sizes, GpuDecodePages, testing::Values(1, 3, 16, 48, 64, 256, 528));
+
+TEST_F(Decode, LengthsThatAreCutAreReported) {
+  Case spec{.name = "cut", .B = 2, .Nq = 1, .Nk = 300, .Hq = 4, .Hk = 1, .D = 64, .type = Type::bf16};
+  spec.backward = false;
+  CaseData data = build(spec), again = build(spec);
+  PagedCase good(data, {.page_size = 16}), cut(data, {.page_size = 16});
+  for (std::int32_t& entry : cut.table) entry = std::clamp<std::int32_t>(entry, 0, 1);
+  cut.lengths[1] = 1 << 30;
+  PagedOnGpu on_good(data, good), on_cut(again, cut);
+  EXPECT_EQ(on_good.run(), 4);
+  EXPECT_EQ(on_cut.run(), 4 | beyond_bounds);
+}
 
 TEST_F(Decode, EntriesOutsideThePoolAreReported) {
   Case spec{.name = "bad", .B = 2, .Nq = 1, .Nk = 300, .Hq = 4, .Hk = 1, .D = 64, .type = Type::bf16};
