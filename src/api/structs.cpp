@@ -65,6 +65,12 @@ bool ends_a_field(const tessera_dist_args*, std::size_t size) {
                      &T::value_dim, &T::type, &T::scheme, &T::segment, &T::timeout);
 }
 
+bool ends_a_field(const tessera_nccl_args*, std::size_t size) {
+  using T = tessera_nccl_args;
+  return ends_one_of(size, &T::size, &T::unique_id, &T::comm, &T::rank, &T::ranks, &T::device, &T::reserved,
+                     &T::timeout);
+}
+
 Tensor tensor(const char* name, const tessera_tensor* given) {
   if (!given) return {};
   const tessera_tensor c = read_struct("tensor", given, tessera_tensor_init);

@@ -8,6 +8,7 @@
 
 #include "core/failure.hpp"
 #include "tessera/dist.h"
+#include "tessera/nccl.h"
 #include "tessera/tessera.h"
 #include "tessera/types.hpp"
 
@@ -36,6 +37,7 @@ bool ends_a_field(const tessera_execution*, std::size_t size);
 bool ends_a_field(const tessera_partition_args*, std::size_t size);
 bool ends_a_field(const tessera_transport*, std::size_t size);
 bool ends_a_field(const tessera_dist_args*, std::size_t size);
+bool ends_a_field(const tessera_nccl_args*, std::size_t size);
 
 // ABI compatibility. A caller with an older header passes a shorter struct: the missing fields take their defaults. A
 // longer struct, from a newer header, may hold fields that this library would ignore, so it is refused.

@@ -107,6 +107,7 @@ struct LaunchConfig {
   X(stream_create, "cuStreamCreate", (StreamHandle * stream, unsigned flags))                                          \
   X(stream_destroy, "cuStreamDestroy_v2", (StreamHandle stream))                                                       \
   X(stream_synchronize, "cuStreamSynchronize", (StreamHandle stream))                                                  \
+  X(stream_query, "cuStreamQuery", (StreamHandle stream))                                                              \
   X(stream_begin_capture, "cuStreamBeginCapture_v2", (StreamHandle stream, int mode))                                  \
   X(stream_end_capture, "cuStreamEndCapture", (StreamHandle stream, GraphHandle * graph))                              \
   X(graph_instantiate, "cuGraphInstantiateWithFlags",                                                                  \

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "tessera/dist.h"
+#include "tessera/nccl.h"
 #include "tessera/vulkan.h"
 
 struct place {
@@ -204,6 +205,14 @@ static const struct place places[] = {
   AT(tessera_dist_args, scheme, 60)
   AT(tessera_dist_args, segment, 64)
   AT(tessera_dist_args, timeout, 72)
+  /* tessera_nccl_args */
+  AT(tessera_nccl_args, size, 0)
+  AT(tessera_nccl_args, unique_id, 8)
+  AT(tessera_nccl_args, comm, 16)
+  AT(tessera_nccl_args, rank, 24)
+  AT(tessera_nccl_args, ranks, 28)
+  AT(tessera_nccl_args, device, 32)
+  AT(tessera_nccl_args, timeout, 40)
   NUMBER(TESSERA_ZIGZAG, 0)
   NUMBER(TESSERA_CONTIGUOUS, 1)
   NUMBER(TESSERA_BALANCED, 2)

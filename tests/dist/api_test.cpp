@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include "tessera/dist.hpp"
+#include "tessera/nccl.h"
 
 namespace tessera {
 namespace {
@@ -391,6 +393,16 @@ TEST(Refusals, OfCommunicators) {
   const Communicator silent(made);
   const Partition partition({.lengths = {tokens}, .ranks = 2});
   EXPECT_EQ(caught([&] { DistPlan(silent, partition, args); }), "the transport has failed, and did not say why");
+}
+
+TEST(Refusals, OfNcclWhereItIsMissing) {
+  setenv("TESSERA_NCCL", "/nowhere/libnccl.so.2", 1);  // before the library looks for it, once
+  char id[TESSERA_NCCL_ID_BYTES];
+  EXPECT_EQ(tessera_nccl_unique_id(id), TESSERA_DEVICE_ERROR);
+  const std::string sentence = tessera_last_error();
+  EXPECT_TRUE(sentence.starts_with("NCCL is missing: libnccl.so.2 could not be opened (/nowhere/libnccl.so.2"))
+      << sentence;
+  EXPECT_TRUE(sentence.ends_with("); install it, or set TESSERA_NCCL to its path")) << sentence;
 }
 
 }  // namespace

@@ -125,6 +125,12 @@ Status cuStreamSynchronize(StreamHandle) {
   return fake::success;
 }
 
+Status cuStreamQuery(StreamHandle stream) {
+  ENTER("cuStreamQuery");
+  if (!fake::stream_of(stream)) return refuse(fake::invalid_handle, "cuStreamQuery: not a stream");
+  return machine().busy && machine().busy(stream) ? fake::not_ready : fake::success;
+}
+
 // --- tensor maps
 
 Status cuTensorMapEncodeTiled(void* map, int type, std::uint32_t rank, void* address, const std::uint64_t* shape,

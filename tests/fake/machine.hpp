@@ -22,7 +22,8 @@ namespace tessera::fake {
 using cuda::Status;
 inline constexpr Status success = 0, invalid_value = 1, out_of_memory = 2, not_initialised = 3, no_device = 100,
                         invalid_device = 101, invalid_image = 200, invalid_context = 201, no_binary_for_gpu = 209,
-                        invalid_handle = 400, not_found = 500, launch_failed = 719, not_supported = 801;
+                        invalid_handle = 400, not_found = 500, not_ready = 600, launch_failed = 719,
+                        not_supported = 801;
 
 struct Gpu {
   const char* name;
@@ -93,6 +94,7 @@ struct Machine {
   std::map<std::uintptr_t, Allocation> allocations;        // by address
   std::map<const void*, std::unique_ptr<Kernel>> kernels;  // by handle
   std::list<Stream> streams;
+  bool (*busy)(cuda::StreamHandle stream) = nullptr;  // who may have work on streams: the fake NCCL. Null: nobody
 
   // The allocation that holds this address, or null; its beginning in `begin`.
   const Allocation* find(std::uintptr_t address, std::uintptr_t& begin) const;

@@ -30,6 +30,12 @@ fake_test(fake_opening_test fake/fake_opening_test.cpp)
 fake_test(fake_memory_test fake/fake_memory_test.cpp support/faults.cpp)
 fake_test(fake_cache_test fake/fake_cache_test.cpp support/failing_calls.c)
 
+# Messages over NCCL; the memory that they travel between is the fake driver's.
+fake_library(fake_nccl libnccl.so.2 fake/nccl.cpp)
+target_link_libraries(fake_nccl PRIVATE fake_driver)
+tessera_test(NAME fake_nccl_test SOURCES fake/fake_nccl_test.cpp ${PROJECT_SOURCE_DIR}/src/cuda/jit/no_pack.cpp
+             LIBRARIES fake_nccl fake_driver LABELS dist)
+
 fake_library(fake_old_driver libcuda.so.1 fake/old_driver.cpp)
 tessera_test(NAME fake_old_driver_test SOURCES fake/fake_old_driver_test.cpp LIBRARIES fake_old_driver)
 

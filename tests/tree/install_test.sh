@@ -19,7 +19,7 @@ cmake --install "$build_folder" --prefix "$prefix" > /dev/null
 library=$(find "$prefix" -name 'libtessera.so.*.*.*' -type f)
 [[ -n $library ]] || fail "libtessera.so.X.Y.Z was not installed"
 library_folder=$(dirname "$library")
-for file in "$prefix"/include/tessera/{tessera.h,tessera.hpp,types.hpp,dlpack.h,dist.h,dist.hpp} "$prefix/bin/tessera" \
+for file in "$prefix"/include/tessera/{tessera.h,tessera.hpp,types.hpp,dlpack.h,dist.h,dist.hpp,nccl.h} "$prefix/bin/tessera" \
     "$library_folder/libtessera.so" "$library_folder/pkgconfig/tessera.pc" \
     "$library_folder/cmake/tessera/"{tessera-config.cmake,tessera-config-version.cmake,tessera-targets.cmake}; do
   [[ -e $file ]] || fail "${file#"$prefix"/} was not installed"
@@ -35,7 +35,7 @@ exported=$(nm -D --defined-only "$library" | awk '{print $NF}' | sed 's/@.*//' |
 mpi_library=$(find "$prefix" -name 'libtessera_mpi.so.*.*.*' -type f)  # where there was an MPI
 strangers=$(grep -v '^tessera_' <<< "$exported" || true)
 [[ -z $strangers ]] || fail "symbols other than tessera_* are exported: $(head -n 5 <<< "$strangers" | tr '\n' ' ')"
-declared=$(grep -ohE 'TESSERA_API [^;(]*\(' "$prefix"/include/tessera/{tessera,dlpack,dist,vulkan}.h |
+declared=$(grep -ohE 'TESSERA_API [^;(]*\(' "$prefix"/include/tessera/{tessera,dlpack,dist,nccl,vulkan}.h |
   grep -oE 'tessera_[a-z_]+\($' | tr -d '(' | sort -u)
 [[ $(grep . <<< "$exported") == "$declared" ]] ||
   fail "exported and declared functions differ: $(diff <(echo "$exported") <(echo "$declared") | tr '\n' ' ')"
