@@ -198,6 +198,8 @@ def _array(name: str, x: Any, q_type: str) -> Array:
 
 
 def _ask(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> tuple[_Question, dict[str, Array]]:
+    if jnp.issubdtype(getattr(options.get("seed"), "dtype", int), jax.dtypes.prng_key):
+        raise TypeError("seed: is a key of jax.random; pass it as rng")
     parsed = parse(options)
     tensors = {"q": q, "k": k, "v": v, **parsed.tensors}
     q_type = type_name(q) if hasattr(q, "dtype") else ""

@@ -114,6 +114,8 @@ def test_dropout_by_keys(rng, device, kind):
     np.testing.assert_array_equal(each[1], drop(other))
     with pytest.raises(ValueError, match=r"rng: has shape \[2\]; must be one key of jax.random"):
         drop(jax.random.split(key))
+    with pytest.raises(TypeError, match="seed: is a key of jax.random; pass it as rng"):
+        tessera.jax.attention(q, k, v, dropout_p=0.3, seed=key)
 
 
 def test_gradients_that_nobody_gives_are_refused(rng, device):
