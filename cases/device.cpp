@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device copies of a case's buffers. Part of tessera_cases; see device.hpp. Uses the driver directly, as a caller of
-// the library would.
+// Device copies of a case's buffers. Part of tessera_cases; see device.hpp. Uses the CUDA driver directly, as a caller
+// of the library would, and the library's own memory on Vulkan devices.
 #include "cases/device.hpp"
 
 #include <cstring>
@@ -8,6 +8,7 @@
 
 #include "cuda/device.hpp"
 #include "cuda/driver.hpp"
+#include "tessera/vulkan.h"
 
 namespace tessera::cases {
 namespace {
@@ -21,6 +22,10 @@ void wait_for_default_stream() { cuda::check(cuda::driver().stream_synchronize(n
 }  // namespace
 
 DeviceMemory::DeviceMemory(Device where, std::size_t bytes) : device(where), length(bytes) {
+  if (device.type == DeviceType::vulkan) {
+    detail::check(tessera_vulkan_allocate(device.id, bytes, &address));
+    return;
+  }
   if (device.type != DeviceType::cuda) {
     host.resize(bytes);
     address = host.data();
@@ -33,6 +38,7 @@ DeviceMemory::DeviceMemory(Device where, std::size_t bytes) : device(where), len
 }
 
 DeviceMemory::~DeviceMemory() {
+  if (device.type == DeviceType::vulkan) tessera_vulkan_free(device.id, address);
   if (device.type != DeviceType::cuda || !address) return;
   const cuda::CurrentDevice current(device.id);
   cuda::driver().mem_free(pointer(address));
@@ -40,6 +46,8 @@ DeviceMemory::~DeviceMemory() {
 
 void DeviceMemory::write(const std::byte* from, std::size_t bytes, std::size_t at) const {
   if (bytes == 0) return;
+  if (device.type == DeviceType::vulkan)
+    return detail::check(tessera_vulkan_upload(device.id, static_cast<std::byte*>(address) + at, from, bytes));
   if (device.type != DeviceType::cuda) {
     std::memcpy(static_cast<std::byte*>(address) + at, from, bytes);
     return;
@@ -51,6 +59,8 @@ void DeviceMemory::write(const std::byte* from, std::size_t bytes, std::size_t a
 
 void DeviceMemory::read(std::byte* to, std::size_t bytes, std::size_t at) const {
   if (bytes == 0) return;
+  if (device.type == DeviceType::vulkan)
+    return detail::check(tessera_vulkan_download(device.id, to, static_cast<const std::byte*>(address) + at, bytes));
   if (device.type != DeviceType::cuda) {
     std::memcpy(to, static_cast<const std::byte*>(address) + at, bytes);
     return;
@@ -62,6 +72,7 @@ void DeviceMemory::read(std::byte* to, std::size_t bytes, std::size_t at) const 
 
 void DeviceMemory::fill(std::byte value) const {
   if (length == 0) return;
+  if (device.type == DeviceType::vulkan) return write(std::vector<std::byte>(length, value).data(), length);
   if (device.type != DeviceType::cuda) {
     std::memset(address, std::to_integer<int>(value), length);
     return;
@@ -73,7 +84,7 @@ void DeviceMemory::fill(std::byte value) const {
 }
 
 Placed::Placed(CaseData& source, Device where) : data(source), device(where), buffers(source.buffers()) {
-  if (device.type != DeviceType::cuda) return;
+  if (device.type == DeviceType::cpu || device.type == DeviceType::any) return;
   for (const Buffer* buffer : buffers) copies.push_back(std::make_unique<DeviceMemory>(device, buffer->bytes().size()));
 }
 

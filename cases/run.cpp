@@ -48,7 +48,10 @@ struct Runner {
   std::vector<std::string>& messages;
 
   // A GPU's workspace always comes from the caller.
-  bool lends_workspace() const { return data.spec.caller_workspace || execution.device.type == DeviceType::cuda; }
+  bool lends_workspace() const { return data.spec.caller_workspace || on_device(); }
+  bool on_device() const {
+    return execution.device.type == DeviceType::cuda || execution.device.type == DeviceType::vulkan;
+  }
 
   template <class Out, class... Written>
   void planned(const Plan& plan, const Out& out, const Written&... written) const {
@@ -139,6 +142,7 @@ CaseReport blank_report(const Case& spec, const Execution& execution) {
   report.kernel = execution.kernel ? execution.kernel : "";
   if (execution.kernel) report.reproduce += std::string(" --kernel ") + execution.kernel;
   if (execution.device.type == DeviceType::cuda) report.reproduce += " --device cuda";
+  if (execution.device.type == DeviceType::vulkan) report.reproduce += " --device vulkan";
   if (!spec.options.deterministic) report.reproduce += " --nondeterministic";
   return report;
 }

@@ -48,8 +48,8 @@ Options AttentionFlags::options() const {
 
 void ExecutionFlags::add_to(CLI::App& command) {
   const char* group = "Where and how to run";
-  add_flag(command, "--device", "cpu or cuda (default: cpu)", device,
-           {.value = "NAME", .group = group, .choices = {"cpu", "cuda"}});
+  add_flag(command, "--device", "cpu, cuda or vulkan (default: cpu)", device,
+           {.value = "NAME", .group = group, .choices = {"cpu", "cuda", "vulkan"}});
   add_flag(command, "--kernel", "Force a kernel by its name; `tessera info` lists them (default: the best)", kernel,
            {.value = "NAME", .group = group});
   add_flag(command, "--threads", "Number of threads (default: 0, all that this process may use)", thread_count,
@@ -58,7 +58,9 @@ void ExecutionFlags::add_to(CLI::App& command) {
 
 Execution ExecutionFlags::execution() const {
   Execution execution;
-  execution.device.type = device == "cuda" ? DeviceType::cuda : DeviceType::cpu;
+  execution.device.type = device == "cuda"     ? DeviceType::cuda
+                          : device == "vulkan" ? DeviceType::vulkan
+                                               : DeviceType::cpu;
   execution.threads = thread_count;
   execution.kernel = kernel.empty() ? nullptr : kernel.c_str();
   return execution;

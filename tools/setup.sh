@@ -25,6 +25,9 @@ fi
 if [[ $purpose == test ]]; then
   tools+=("python3 python3" "pkg-config pkgconf" "mpicc libopenmpi-dev" "mpirun openmpi-bin")
   headers+=("gtest/gtest.h libgtest-dev")
+  # The Vulkan backend, which a build leaves out without its tools, and a driver that runs it on the processor.
+  tools+=("glslangValidator glslang-tools" "spirv-cross spirv-cross" "spirv-val spirv-tools")
+  headers+=("vulkan/vulkan.h libvulkan-dev")
 fi
 
 # The site is made by Python alone.
@@ -57,6 +60,10 @@ find_missing() {
   if ! command -v "${compiler%% *}" > /dev/null || ! command -v "${CC:-cc}" > /dev/null; then
     missing+=(g++)
     compiler=
+  fi
+  if [[ $purpose == test ]]; then
+    compgen -G '/usr/share/vulkan/icd.d/*.json' > /dev/null || missing+=(mesa-vulkan-drivers)
+    compgen -G '/usr/share/vulkan/explicit_layer.d/*validation*' > /dev/null || missing+=(vulkan-validationlayers)
   fi
   if [[ $purpose == fuzz ]] && ! has_libfuzzer; then missing+=(libclang-rt-dev); fi
   for entry in "${headers[@]}"; do

@@ -7,7 +7,7 @@
  *   returns when its work is done.
  * - the address of a tessera_vulkan_queue: the caller's. Memory is any buffer of that device made with
  *   VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT. The device must have been made with the features bufferDeviceAddress,
- *   scalarBlockLayout, timelineSemaphore and shaderInt64. device_id is 0. */
+ *   scalarBlockLayout, timelineSemaphore, shaderInt64 and storageBuffer16BitAccess. device_id is 0. */
 #ifndef TESSERA_VULKAN_H
 #define TESSERA_VULKAN_H
 

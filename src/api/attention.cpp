@@ -68,6 +68,7 @@ std::shared_ptr<const Planned> choose_cached(const Problem& problem, const Execu
   struct Entry {
     std::shared_ptr<const Planned> planned;
     int threads = 0, sm_margin = 0;
+    bool stream = false;  // whether one is given: a Vulkan plan without one asks the library's own device
     std::optional<std::string> kernel;
   };
   struct Kept {
@@ -77,13 +78,14 @@ std::shared_ptr<const Planned> choose_cached(const Problem& problem, const Execu
   static constinit PerThread<Kept> kept_plans;
   Kept* kept = kept_plans.get();
   const auto kernel = execution.kernel ? std::optional<std::string>(execution.kernel) : std::nullopt;
+  const bool stream = execution.stream != nullptr;
   if (kept)
     for (const Entry& e : kept->entries)
-      if (e.planned && e.threads == execution.threads && e.sm_margin == execution.sm_margin && e.kernel == kernel &&
-          e.planned->problem == problem)
+      if (e.planned && e.threads == execution.threads && e.sm_margin == execution.sm_margin && e.stream == stream &&
+          e.kernel == kernel && e.planned->problem == problem)
         return e.planned;
   Entry made{std::make_shared<const Planned>(choose(problem, execution)), execution.threads, execution.sm_margin,
-             kernel};
+             stream, kernel};
   if (!kept) return made.planned;
   Entry& e = kept->entries[kept->oldest++ % kept->entries.size()];
   e = std::move(made);

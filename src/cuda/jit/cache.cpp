@@ -73,12 +73,10 @@ Descriptor open_folder(const std::string& path) {
   return folder;
 }
 
-// "KEY.cubin" is an entry, "KEY.cubin.PROCESS.NUMBER" one that is being written.
-constexpr const char *ending = ".cubin", *being_written = ".cubin.";
-
 // A process that is killed while it writes leaves its temporary file behind. Writing takes milliseconds, so a file that
-// is an hour old is stale. `now` is the file system's clock, which may differ from this machine's.
-void remove_leftovers(const Descriptor& folder, const timespec& now) {
+// is an hour old is stale. `now` is the file system's clock, which may differ from this machine's. "KEY.cubin" is an
+// entry, "KEY.cubin.PROCESS.NUMBER" one that is being written; `being_written` is ".cubin.".
+void remove_leftovers(const Descriptor& folder, const timespec& now, const std::string& being_written) {
   const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* const list = again < 0 ? nullptr : fdopendir(again);
   if (!list) {
@@ -87,7 +85,7 @@ void remove_leftovers(const Descriptor& folder, const timespec& now) {
   }
   while (const dirent* const entry = readdir(list)) {
     struct stat status {};
-    if (std::strstr(entry->d_name, being_written) &&
+    if (std::strstr(entry->d_name, being_written.c_str()) &&
         fstatat(folder.get(), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
         status.st_mtim.tv_sec < now.tv_sec - 3600)
       unlinkat(folder.get(), entry->d_name, 0);
@@ -128,7 +126,7 @@ void DiskCache::write(const std::string& key, const std::vector<char>& cubin) co
   good = file.close() && good;
   if (!good || renameat(folder.get(), temporary.c_str(), folder.get(), entry.c_str()) != 0)
     unlinkat(folder.get(), temporary.c_str(), 0);
-  if (good) remove_leftovers(folder, status.st_mtim);
+  if (good) remove_leftovers(folder, status.st_mtim, text(ending, "."));
 }
 
 // --- dump, and the way to a cubin

@@ -34,7 +34,8 @@ std::string cache_folder();
 // reading. Nothing here throws but std::bad_alloc: an entry that cannot be written is compiled again next time.
 class DiskCache {
  public:
-  explicit DiskCache(std::string folder) : path(std::move(folder)) {}
+  // Entries are called by their key and the ending.
+  explicit DiskCache(std::string folder, const char* ending = ".cubin") : path(std::move(folder)), ending(ending) {}
   // An entry that is damaged, owned by somebody else, or not a regular file is a cache miss.
   std::optional<std::vector<char>> read(const std::string& key) const;
   // Also removes temporary files, an hour old or older, of writers that were killed.
@@ -42,6 +43,7 @@ class DiskCache {
 
  private:
   std::string path;
+  const char* ending;
 };
 
 }  // namespace tessera::cuda

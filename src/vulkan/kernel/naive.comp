@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// vk_naive, the rung to begin reading with: a workgroup has one row, an invocation four of its dims, and each computes
+// every score by itself, from memory. Forward, dQ (a query each), dK and dV (a key each). Implements docs/algorithm.md;
+// docs/vulkan.md, "Rungs".
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "common.glsl"
+
+layout(constant_id = 0) const int WORK = 0;  // 0 forward, 1 dQ, 2 dK and dV
+const int OWN = 4;                           // dims of an invocation: t, t + 64, t + 128, t + 192
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Forward { ForwardBlock block; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Backward { BackwardBlock block; };
+layout(push_constant) uniform Push { uint64_t parameters; };
+
+float dot_of(uint64_t a, int a_kind, uint64_t b, int b_kind, int width) {
+  float sum = 0.0;
+  for (int d = 0; d < width; d += 4) {
+    const vec4 x = quad_at(a, d, width, a_kind), y = quad_at(b, d, width, b_kind);
+    sum = fma(x.x, y.x, sum), sum = fma(x.y, y.y, sum), sum = fma(x.z, y.z, sum), sum = fma(x.w, y.w, sum);
+  }
+  return sum;
+}
+
+int own_dim(int n) { return int(gl_LocalInvocationIndex) + n * THREADS; }
+
+void add_row(inout float sums[OWN], float factor, uint64_t row, int kind, int width) {
+  [[unroll]] for (int n = 0; n < OWN; ++n)
+    if (own_dim(n) < width)
+      sums[n] = fma(factor, number_at(row + uint64_t(own_dim(n)) * element_bytes(kind), kind), sums[n]);
+}
+
+void store_row(uint64_t row, int kind, int width, float sums[OWN], float factor, bool accumulate) {
+  [[unroll]] for (int n = 0; n < OWN; ++n) {
+    if (own_dim(n) >= width) continue;
+    const uint64_t at = row + uint64_t(own_dim(n)) * element_bytes(kind);
+    put_number(at, kind, accumulate ? sums[n] * factor + number_at(at, kind) : sums[n] * factor);
+  }
+}
+
+void forward() {
+  const ForwardBlock given = Forward(parameters).block;
+  const Question x = given.p.x;
+  const int D = given.launch.D, Dv = given.launch.Dv;
+  Place place;
+  if (!query_place(x, given.launch.blocks, 1, place)) return;
+  const DeviceSequence s = place.s;
+  const int64_t i = place.first, token = s.q_begin + i;
+  const HeadScores head = head_scores(x, given.launch, place.b, place.h, given.kind.bias);
+  const uint64_t q = row_of(x.q, place.b, token, place.h, given.kind.q);
+
+  float o[OWN] = float[OWN](0.0, 0.0, 0.0, 0.0), m = lowest, l = 0.0, lost = 0.0, unused = 0.0;
+  const Range keys = visible_keys(s.mask, Range(i, i + 1));
+  for (int64_t j = keys.begin; j < keys.end; ++j) {
+    const uint64_t k = row_of(x.k, place.b, s.k_begin + j, place.kv, given.kind.q);
+    const float S = score_of(x, s, head, dot_of(q, given.kind.q, k, given.kind.q, D), i, j, unused);
+    if (S <= hidden) continue;
+    const float top = max(m, S), alpha = exp2_of(m - top), P = exp2_of(S - top);
+    [[unroll]] for (int n = 0; n < OWN; ++n) o[n] *= alpha;
+    l *= alpha, lost *= alpha, m = top;
+    add_compensated(l, lost, P);
+    add_row(o, P * keep_of(x, head, i, j), row_of(x.v, place.b, s.k_begin + j, place.kv, given.kind.q), given.kind.q, Dv);
+  }
+  float rescale = 1.0;
+  if (x.sinks != 0ul) {
+    const float sink = float_at(x.sinks + uint64_t(place.h * x.sink_head) * 4ul) * log2e;
+    if (!(sink < hidden)) {
+      const float top = max(m, sink);
+      rescale = exp2_of(m - top);
+      l = l * rescale + exp2_of(sink - top), m = top;
+    }
+  }
+  store_row(row_of(given.p.o, place.b, token, place.h, given.kind.o), given.kind.o, Dv, o,
+            l == 0.0 ? 0.0 : rescale / l, false);
+  if (given.p.lse.data != 0ul && gl_LocalInvocationIndex == 0)
+    Word(number_of(given.p.lse, place.b, token, place.h)).word =
+        l == 0.0 ? minus_infinity_bits : floatBitsToUint(natural_lse(m, l));
+}
+
+// P times the dropout factor, and dS, of query i and key j of sequence s.
+struct Pair { float P, dS; };
+
+Pair pair_of(BackwardBlock given, DeviceSequence s, HeadScores head, int kv, int64_t i, int64_t j) {
+  const BackwardParams p = given.p;
+  const uint64_t at = uint64_t(head.h * p.row_head + head.b * p.row_batch + s.q_begin + i) * 4ul;
+  const float lse2 = float_at(p.lse2 + at);
+  if (lse2 >= blind) return Pair(0.0, 0.0);
+  const uint64_t q = row_of(p.x.q, head.b, s.q_begin + i, head.h, given.kind.q);
+  const uint64_t k = row_of(p.x.k, head.b, s.k_begin + j, kv, given.kind.q);
+  float derivative = 1.0;
+  const float S = score_of(p.x, s, head, dot_of(q, given.kind.q, k, given.kind.q, given.launch.D), i, j, derivative);
+  if (S <= hidden) return Pair(0.0, 0.0);
+  const uint64_t d_o = row_of(p.d_o, head.b, s.q_begin + i, head.h, given.kind.d_o);
+  const uint64_t v = row_of(p.x.v, head.b, s.k_begin + j, kv, given.kind.q);
+  const float dP = dot_of(d_o, given.kind.d_o, v, given.kind.q, given.launch.Dv);
+  const float P = exp2_of(S - lse2), keep = keep_of(p.x, head, i, j);
+  float dS = P * (keep * dP - float_at(p.delta + at));
+  if (ScoreOptions_need_derivative(head.options)) dS *= derivative;
+  return Pair(P * keep, dS);
+}
+
+void query_gradient() {
+  const BackwardBlock given = Backward(parameters).block;
+  const BackwardParams p = given.p;
+  Place place;
+  if (!query_place(p.x, given.launch.blocks, 1, place)) return;
+  const DeviceSequence s = place.s;
+  const int64_t i = place.first;
+  const HeadScores head = head_scores(p.x, given.launch, place.b, place.h, given.kind.bias);
+  float dq[OWN] = float[OWN](0.0, 0.0, 0.0, 0.0);
+  const Range keys = visible_keys(s.mask, Range(i, i + 1));
+  for (int64_t j = keys.begin; j < keys.end; ++j) {
+    const Pair pair = pair_of(given, s, head, place.kv, i, j);
+    if (pair.dS == 0.0) continue;
+    add_row(dq, pair.dS, row_of(p.x.k, place.b, s.k_begin + j, place.kv, given.kind.q), given.kind.q, given.launch.D);
+  }
+  store_row(row_of(p.dq, place.b, s.q_begin + i, place.h, given.kind.dq), given.kind.dq, given.launch.D, dq, p.x.scale,
+            p.accumulate != 0);
+}
+
+void key_gradients() {
+  const BackwardBlock given = Backward(parameters).block;
+  const BackwardParams p = given.p;
+  Place place;
+  if (!key_place(p.x, given.launch.blocks, 1, place)) return;
+  const DeviceSequence s = place.s;
+  const int64_t j = place.first, token = s.k_begin + j;
+  float dk[OWN] = float[OWN](0.0, 0.0, 0.0, 0.0), dv[OWN] = dk;
+  const Range queries = visible_queries(s.mask, Range(j, j + 1));
+  for (int h = place.h; h < place.h + p.x.Hq / p.x.Hk; ++h) {
+    const HeadScores head = head_scores(p.x, given.launch, place.b, h, given.kind.bias);
+    for (int64_t i = queries.begin; i < queries.end; ++i) {
+      const Pair pair = pair_of(given, s, head, place.kv, i, j);
+      if (pair.P == 0.0 && pair.dS == 0.0) continue;
+      const uint64_t q = row_of(p.x.q, place.b, s.q_begin + i, h, given.kind.q);
+      const uint64_t d_o = row_of(p.d_o, place.b, s.q_begin + i, h, given.kind.d_o);
+      if (p.dk.data != 0ul) add_row(dk, pair.dS, q, given.kind.q, given.launch.D);
+      if (p.dv.data != 0ul) add_row(dv, pair.P, d_o, given.kind.d_o, given.launch.Dv);
+    }
+  }
+  const bool accumulate = p.accumulate != 0;
+  if (p.dk.data != 0ul)
+    store_row(row_of(p.dk, place.b, token, place.kv, given.kind.dk), given.kind.dk, given.launch.D, dk, p.x.scale,
+              accumulate);
+  if (p.dv.data != 0ul)
+    store_row(row_of(p.dv, place.b, token, place.kv, given.kind.dv), given.kind.dv, given.launch.Dv, dv, 1.0, accumulate);
+}
+
+void main() {
+  if (WORK == 0) forward();
+  if (WORK == 1) query_gradient();
+  if (WORK == 2) key_gradients();
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// The dispatches of vk_tiled and vk_naive; see plan.hpp.
+#include "vulkan/plan.hpp"
+
+#include <algorithm>
+
+#include "core/failure.hpp"
+#include "core/limits.hpp"
+#include "core/tensor.hpp"
+#include "gpu/arguments.hpp"
+#include "vulkan/layout_check.hpp"
+#include "vulkan/params.hpp"
+#include "vulkan/spirv.hpp"
+
+namespace tessera::vulkan {
+namespace {
+
+constexpr std::int64_t tile = 32, chunk = 64, threads = 64, most_dims = 256;
+constexpr std::int64_t most_blocks = 0x7fffffff;
+constexpr double most_rounds = 60000;  // of loops, where a driver ends them at 65535
+
+enum RowWork { delta = 0, clear_unused = 1, sink_gradient = 2 };
+enum NaiveWork { naive_forward = 0, naive_queries = 1, naive_keys = 2 };
+
+constexpr Shader all_shaders[] = {{"forward", forward_spv},
+                                  {"backward", backward_spv},
+                                  {"bias_gradient", bias_gradient_spv},
+                                  {"rows", rows_spv},
+                                  {"naive", naive_spv}};
+const Shader* shader(std::string_view name) { return std::ranges::find(all_shaders, name, &Shader::name); }
+
+// Chunks of 64 dims that sums are kept of: 1, 2 or 4, so that there are few pipelines.
+std::int32_t chunks(std::int64_t dims) { return dims <= chunk ? 1 : dims <= 2 * chunk ? 2 : 4; }
+
+// Rounds of the loops over one tile: loads and products. Loops over an invocation's own numbers are unrolled.
+double product_rounds(std::int64_t dims) { return static_cast<double>(ceil_div(dims, chunk)) * 86; }
+double sum_rounds(std::int64_t dims) { return static_cast<double>(ceil_div(dims, chunk)) * 42; }
+double dropout_rounds(const Problem& p) { return p.options.dropout > 0 ? 170 : 0; }
+double tiles_of(std::int64_t length) { return static_cast<double>(ceil_div(length, tile)) + 1; }
+
+void add(Steps& steps, Step step) {
+  if (step.blocks > most_blocks && steps.reason.empty())
+    steps.reason =
+        text(step.name, " would take ", step.blocks, " workgroups; the Vulkan kernels take at most 2^31 - 1");
+  if (step.blocks > 0) steps.list.push_back(std::move(step));
+}
+
+// What no Vulkan kernel takes.
+std::string common_refusal(const Problem& p) {
+  if (p.device.type != DeviceType::vulkan) return text("device is ", name_of(p.device), "; this kernel runs on vulkan");
+  if (p.pages) return "k and v are paged; this kernel takes padded and packed ones";
+  if (const std::string part = part_text(p); !part.empty())
+    return text("the call is a part (", part, "); Vulkan kernels take positions that all sequences share, cpu kernels ",
+                "parts of every kind");
+  if (!has_plain_keys(p))
+    return "k or v has another type than q, or scales; Vulkan kernels take neither, cpu kernels both";
+  if (p.qv) return "qv is given; Vulkan kernels make scores of q and k alone, cpu kernels take it";
+  if (p.tree_words > 0 || p.positions)
+    return "a tree mask or positions are given; Vulkan kernels take neither, cpu kernels both";
+  if (p.q_type == Type::f64) return "the type is f64; Vulkan kernels take f32, f16 and bf16";
+  if (p.D > most_dims || p.Dv > most_dims)
+    return text("head_dim is ", p.D, " and ", p.Dv, "; Vulkan kernels take up to ", most_dims);
+  return "";
+}
+
+// What every backward pass begins with: rows that no sequence uses become 0, delta and LSE are prepared.
+void add_start(Steps& steps, const Problem& p) {
+  const std::int64_t query_rows = p.dq ? p.Hq * p.Nq : 0, key_rows = p.dk || p.dv ? p.Hk * p.Nk : 0;
+  const std::int64_t rows = std::max(query_rows, key_rows) * (p.packed ? 1 : p.B);
+  if ((p.packed || p.seqused_q || p.seqused_k) && !p.options.accumulate)
+    add(steps, {"clear", shader("rows"), {clear_unused}, ceil_div(rows, threads), 300});
+  add(steps, {"delta", shader("rows"), {delta}, gpu::query_blocks(p, threads), 200});
+}
+
+void add_end(Steps& steps, const Problem& p) {
+  if (p.dbias) {
+    const auto& shape = p.bias->shape;
+    const double others = (shape[0] == 1 ? static_cast<double>(p.B) : 1) *
+                          (shape[1] == 1 ? static_cast<double>(p.Hq) : 1) *
+                          (shape[2] == 1 ? tiles_of(p.longest_q()) : 1) * (shape[3] == 1 ? tiles_of(p.longest_k()) : 1);
+    add(steps, {"bias_gradient",
+                shader("bias_gradient"),
+                {},
+                product({shape[0], shape[1], ceil_div(shape[2], tile), ceil_div(shape[3], tile)}),
+                others * (product_rounds(p.D) + product_rounds(p.Dv) + dropout_rounds(p) + 40) + 1100});
+  }
+  const auto rows = static_cast<double>(p.packed ? p.Nq : p.B * p.Nq);
+  if (p.dsinks)
+    add(steps, {"sink_gradient",
+                shader("rows"),
+                {sink_gradient},
+                p.Hq,
+                rows / static_cast<double>(threads) + 10 * static_cast<double>(p.B) + 100});
+}
+
+}  // namespace
+
+std::span<const Shader> shaders() { return all_shaders; }
+
+Steps plan_tiled(const Problem& p) {
+  Steps steps;
+  steps.reason = common_refusal(p);
+  if (!steps.reason.empty()) return steps;
+  const double scores = product_rounds(p.D) + dropout_rounds(p) + 40;
+  if (p.pass == Pass::forward) {
+    add(steps, {"forward",
+                shader("forward"),
+                {chunks(p.Dv)},
+                gpu::query_blocks(p, tile),
+                tiles_of(p.longest_k()) * (scores + sum_rounds(p.Dv))});
+    return steps;
+  }
+  add_start(steps, p);
+  const double pairs = scores + product_rounds(p.Dv);
+  if (p.dq)
+    add(steps, {"backward of queries",
+                shader("backward"),
+                {0, chunks(p.D), 0},
+                gpu::query_blocks(p, tile),
+                tiles_of(p.longest_k()) * (pairs + sum_rounds(p.D))});
+  const double queries = tiles_of(p.longest_q()) * static_cast<double>(p.heads_per_kv());
+  const auto keys = [&](const char* name, std::int32_t v, std::int32_t k) {
+    add(steps, {name,
+                shader("backward"),
+                {v, k, 1},
+                gpu::key_blocks(p, tile),
+                queries * (pairs + sum_rounds(p.D) + sum_rounds(p.Dv))});
+  };
+  // Sums of dK and of dV do not fit into the registers together beyond 128 dims.
+  const std::int64_t widest = std::max(p.D, p.Dv);
+  if ((p.dk || p.dv) && widest <= 2 * chunk) keys("backward of keys", chunks(widest), chunks(widest));
+  if (p.dv && widest > 2 * chunk) keys("backward of keys: dV", chunks(p.Dv), 0);
+  if (p.dk && widest > 2 * chunk) keys("backward of keys: dK", 0, chunks(p.D));
+  add_end(steps, p);
+  return steps;
+}
+
+Steps plan_naive(const Problem& p) {
+  Steps steps;
+  steps.reason = common_refusal(p);
+  if (!steps.reason.empty()) return steps;
+  const double pair = static_cast<double>(p.D + p.Dv) / 4 + 20;
+  if (p.pass == Pass::forward) {
+    add(steps, {"naive forward",
+                shader("naive"),
+                {naive_forward},
+                gpu::query_blocks(p, 1),
+                static_cast<double>(p.longest_k()) * pair});
+    return steps;
+  }
+  add_start(steps, p);
+  if (p.dq)
+    add(steps, {"naive backward of queries",
+                shader("naive"),
+                {naive_queries},
+                gpu::query_blocks(p, 1),
+                static_cast<double>(p.longest_k()) * pair});
+  if (p.dk || p.dv)
+    add(steps, {"naive backward of keys",
+                shader("naive"),
+                {naive_keys},
+                gpu::key_blocks(p, 1),
+                static_cast<double>(p.longest_q() * p.heads_per_kv()) * pair});
+  add_end(steps, p);
+  return steps;
+}
+
+std::string refusal(const Steps& steps, const Facts& facts) {
+  if (!facts.ends_long_loops) return "";
+  for (const Step& step : steps.list)
+    if (step.rounds > most_rounds)
+      return text(step.name, " may take ", static_cast<std::int64_t>(step.rounds), " rounds of loops; ", facts.name,
+                  " ends them all, and says nothing, after 65535. Shorter sequences work");
+  return "";
+}
+
+}  // namespace tessera::vulkan

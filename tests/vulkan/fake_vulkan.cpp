@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fake libvulkan.so.1; see fake_vulkan.hpp.
+#include "tests/vulkan/fake_vulkan.hpp"
+
+#define VK_NO_PROTOTYPES
+#include <vulkan/vulkan.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace tessera::test {
+namespace {
+
+FakeVulkan state;
+
+VkResult done() { return ++state.calls == state.fail_at ? static_cast<VkResult>(state.fail_with) : VK_SUCCESS; }
+
+// A call that makes an object: a number of its own, unless it fails.
+template <class Handle>
+VkResult make(Handle* out) {
+  static std::uintptr_t next = 0x1000;
+  if (const VkResult result = done(); result != VK_SUCCESS) return result;
+  ++state.alive;
+  *out = reinterpret_cast<Handle>(next += 16);
+  return VK_SUCCESS;
+}
+
+VkResult VKAPI_CALL create_instance(const VkInstanceCreateInfo*, const VkAllocationCallbacks*, VkInstance* out) {
+  *out = reinterpret_cast<VkInstance>(std::uintptr_t{0x10});
+  return state.starts ? VK_SUCCESS : VK_ERROR_INCOMPATIBLE_DRIVER;
+}
+VkResult VKAPI_CALL enumerate(VkInstance, std::uint32_t* count, VkPhysicalDevice* out) {
+  *count = static_cast<std::uint32_t>(state.devices);
+  for (std::uintptr_t n = 0; out && n < *count; ++n) out[n] = reinterpret_cast<VkPhysicalDevice>(0x20 + n);
+  return VK_SUCCESS;
+}
+void VKAPI_CALL properties(VkPhysicalDevice, VkPhysicalDeviceProperties2* out) {
+  std::strcpy(out->properties.deviceName, "a fake");
+  out->properties.apiVersion = std::strcmp(state.missing, "1.2") == 0 ? VK_API_VERSION_1_1 : VK_API_VERSION_1_3;
+  out->properties.limits.maxComputeSharedMemorySize = std::strcmp(state.missing, "shared") == 0 ? 16384 : 32768;
+}
+void VKAPI_CALL features(VkPhysicalDevice, VkPhysicalDeviceFeatures2* out) {
+  const auto has = [](const char* name) -> VkBool32 { return std::strcmp(state.missing, name) != 0; };
+  out->features.shaderInt64 = has("shaderInt64");
+  auto* twelve = static_cast<VkPhysicalDeviceVulkan12Features*>(out->pNext);
+  twelve->bufferDeviceAddress = has("bufferDeviceAddress");
+  twelve->scalarBlockLayout = has("scalarBlockLayout");
+  twelve->timelineSemaphore = has("timelineSemaphore");
+  static_cast<VkPhysicalDeviceVulkan11Features*>(twelve->pNext)->storageBuffer16BitAccess =
+      has("storageBuffer16BitAccess");
+}
+void VKAPI_CALL memories(VkPhysicalDevice, VkPhysicalDeviceMemoryProperties* out) {
+  *out = {};
+  out->memoryTypeCount = 2;  // of a GPU with memory of its own: copies are staged
+  out->memoryTypes[0].propertyFlags = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
+  out->memoryTypes[1].propertyFlags = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+}
+void VKAPI_CALL families(VkPhysicalDevice, std::uint32_t* count, VkQueueFamilyProperties* out) {
+  *count = 2;
+  if (!out) return;
+  out[0] = out[1] = {};
+  out[0].queueFlags = VK_QUEUE_GRAPHICS_BIT;
+  out[1].queueFlags = state.computes ? VK_QUEUE_COMPUTE_BIT : VK_QUEUE_TRANSFER_BIT;
+}
+VkResult VKAPI_CALL create_device(VkPhysicalDevice, const VkDeviceCreateInfo*, const VkAllocationCallbacks*,
+                                  VkDevice* out) {
+  const VkResult result = make(out);
+  state.alive -= result == VK_SUCCESS;
+  return result;
+}
+void VKAPI_CALL get_queue(VkDevice, std::uint32_t, std::uint32_t, VkQueue* out) {
+  *out = reinterpret_cast<VkQueue>(std::uintptr_t{0x30});
+}
+void VKAPI_CALL requirements(VkDevice, VkBuffer, VkMemoryRequirements* out) { *out = {4096, 16, 3}; }
+VkResult VKAPI_CALL map(VkDevice, VkDeviceMemory, VkDeviceSize, VkDeviceSize, VkMemoryMapFlags, void** out) {
+  static char memory[std::size_t{17} << 20];  // of whichever buffer: nobody computes with it
+  *out = memory;
+  return done();
+}
+VkDeviceAddress VKAPI_CALL address(VkDevice, const VkBufferDeviceAddressInfo* info) {
+  return reinterpret_cast<VkDeviceAddress>(info->buffer) << 20;
+}
+VkResult VKAPI_CALL cache_data(VkDevice, VkPipelineCache, std::size_t* bytes, void* out) {
+  if (!out) *bytes = 32;
+  if (out) std::memset(out, 7, *bytes);
+  return VK_SUCCESS;
+}
+VkResult VKAPI_CALL command_buffers(VkDevice, const VkCommandBufferAllocateInfo*, VkCommandBuffer* out) {
+  const VkResult result = make(out);
+  state.alive -= result == VK_SUCCESS;  // freed with its pool
+  return result;
+}
+VkResult VKAPI_CALL pipelines(VkDevice, VkPipelineCache, std::uint32_t, const VkComputePipelineCreateInfo*,
+                              const VkAllocationCallbacks*, VkPipeline* out) {
+  return make(out);
+}
+VkResult VKAPI_CALL submit(VkQueue, std::uint32_t, const VkSubmitInfo*, VkFence) {
+  const VkResult result = done();
+  state.submissions += result == VK_SUCCESS;
+  return result;
+}
+
+// Vulkan's functions that make an object have one shape, those that free one have another.
+template <class Handle, class Info>
+VkResult VKAPI_CALL create(VkDevice, const Info*, const VkAllocationCallbacks*, Handle* out) {
+  return make(out);
+}
+template <class Handle>
+void VKAPI_CALL destroy(VkDevice, Handle, const VkAllocationCallbacks*) {
+  --state.alive;
+}
+template <class... Arguments>
+VkResult VKAPI_CALL succeed(Arguments...) {
+  return done();
+}
+template <class... Arguments>
+void VKAPI_CALL nothing(Arguments...) {}
+
+PFN_vkVoidFunction VKAPI_CALL find(const char* name);
+PFN_vkVoidFunction VKAPI_CALL of_device(VkDevice, const char* name) { return find(name); }
+
+template <class Function>
+struct Named {
+  const char* name;
+  Function function;
+};
+
+PFN_vkVoidFunction VKAPI_CALL find(const char* name) {
+#define FAKE(vk, function)                              \
+  if (std::strcmp(name, #vk) == 0) {                    \
+    const PFN_##vk typed = function;                    \
+    return reinterpret_cast<PFN_vkVoidFunction>(typed); \
+  }
+  FAKE(vkCreateInstance, create_instance)
+  FAKE(vkEnumeratePhysicalDevices, enumerate)
+  FAKE(vkGetPhysicalDeviceProperties2, properties)
+  FAKE(vkGetPhysicalDeviceFeatures2, features)
+  FAKE(vkGetPhysicalDeviceMemoryProperties, memories)
+  FAKE(vkGetPhysicalDeviceQueueFamilyProperties, families)
+  FAKE(vkCreateDevice, create_device)
+  FAKE(vkGetDeviceProcAddr, of_device)
+  FAKE(vkGetDeviceQueue, get_queue)
+  FAKE(vkCreateBuffer, create)
+  FAKE(vkDestroyBuffer, destroy)
+  FAKE(vkGetBufferMemoryRequirements, requirements)
+  FAKE(vkAllocateMemory, create)
+  FAKE(vkFreeMemory, destroy)
+  FAKE(vkBindBufferMemory, succeed)
+  FAKE(vkMapMemory, map)
+  FAKE(vkGetBufferDeviceAddress, address)
+  FAKE(vkCreateShaderModule, create)
+  FAKE(vkDestroyShaderModule, destroy)
+  FAKE(vkCreatePipelineLayout, create)
+  FAKE(vkDestroyPipelineLayout, destroy)
+  FAKE(vkCreatePipelineCache, create)
+  FAKE(vkGetPipelineCacheData, cache_data)
+  FAKE(vkDestroyPipelineCache, destroy)
+  FAKE(vkCreateComputePipelines, pipelines)
+  FAKE(vkDestroyPipeline, destroy)
+  FAKE(vkCreateCommandPool, create)
+  FAKE(vkDestroyCommandPool, destroy)
+  FAKE(vkResetCommandPool, succeed)
+  FAKE(vkAllocateCommandBuffers, command_buffers)
+  FAKE(vkBeginCommandBuffer, succeed)
+  FAKE(vkEndCommandBuffer, succeed)
+  FAKE(vkCmdBindPipeline, nothing)
+  FAKE(vkCmdPushConstants, nothing)
+  FAKE(vkCmdDispatch, nothing)
+  FAKE(vkCmdPipelineBarrier, nothing)
+  FAKE(vkCmdCopyBuffer, nothing)
+  FAKE(vkCreateFence, create)
+  FAKE(vkDestroyFence, destroy)
+  FAKE(vkResetFences, succeed)
+  FAKE(vkGetFenceStatus, succeed)
+  FAKE(vkWaitForFences, succeed)
+  FAKE(vkQueueSubmit, submit)
+#undef FAKE
+  return nullptr;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) FakeVulkan* tessera_fake_vulkan() { return &state; }
+
+}  // namespace tessera::test
+
+extern "C" __attribute__((visibility("default"))) PFN_vkVoidFunction VKAPI_CALL
+vkGetInstanceProcAddr(VkInstance, const char* name) {
+  return tessera::test::find(name);
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Vulkan that is not there: a libvulkan.so.1 that computes nothing, counts what is made and freed, and fails on
+// demand. Included by fake_vulkan.cpp, which is that library, and by vulkan_faults_test.cpp, which links it, so that
+// the library's dlopen finds it. docs/testing.md.
+#pragma once
+
+namespace tessera::test {
+
+// What the fake does. A test changes it between calls.
+struct FakeVulkan {
+  bool starts = true;  // vkCreateInstance succeeds
+  int devices = 1;
+  const char* missing = "";  // a feature that the device lacks
+  bool computes = true;      // its queue family takes compute work
+  long fail_at = 0;          // the call, counted from 1, that fails; 0: none
+  int fail_with = 0;         // with this VkResult
+  long calls = 0;            // that can fail
+  long alive = 0;            // objects made and not freed, the library's device left out
+  long submissions = 0;
+};
+extern "C" FakeVulkan* tessera_fake_vulkan();
+
+}  // namespace tessera::test

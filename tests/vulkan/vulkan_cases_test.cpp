@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tables and random configurations on the Vulkan kernels, against float64, on the first device: in CI Debian's
+// lavapipe, with the validation layers on. Every case on vk_tiled, a share on vk_naive.
+// Links tessera_cases. Implements docs/numerics.md, "Suites".
+#include <iostream>
+
+#include "cases/random.hpp"
+#include "tests/vulkan/support.hpp"
+
+namespace tessera::test {
+namespace {
+
+double pairs(const Case& c) {
+  double sum = c.packed() ? 0 : static_cast<double>(c.B * c.Nq * c.Nk);
+  for (std::size_t b = 0; b < c.packed_q.size(); ++b) sum += 1.0 * c.packed_q[b] * c.packed_k[b];
+  return sum * static_cast<double>(c.Hq) * static_cast<double>(c.D + c.dim_v());
+}
+
+struct Part {
+  const char* suite;
+  std::size_t number, count;
+  const char* kernel;
+  double most_pairs;  // larger cases are left out: this device is a processor
+};
+void PrintTo(const Part& part, std::ostream* out) {
+  *out << part.suite << " part " << part.number << " on " << part.kernel;
+}
+
+class VulkanCases : public VulkanWith<Part> {};
+
+TEST_P(VulkanCases, AgreeWithFloat64) {
+  const Part part = GetParam();
+  const std::vector<Case> all_cases =
+      part.suite == std::string("random") ? random_cases(20260, 300) : suite(part.suite);
+  SuiteReport all;
+  std::size_t refused_loops = 0, refused_others = 0;
+  for (std::size_t n = part.number; n < all_cases.size(); n += part.count) {
+    if (all_cases[n].type == Type::f64 || pairs(all_cases[n]) > part.most_pairs) continue;
+    const CaseReport report = run_case(all_cases[n], Execution{.device = vulkan_device, .kernel = part.kernel});
+    expect_ok(report);
+    ++(report.skipped ? all.skipped : report.ok ? all.passed : all.failed);
+    all.cases.push_back(report);
+    if (!report.skipped) continue;
+    const std::string why = report.messages.empty() ? "" : report.messages.front();
+    ++(why.find("rounds of loops") != std::string::npos ? refused_loops : refused_others);
+    if (why.find("rounds of loops") == std::string::npos && why.find("head_dim is") == std::string::npos)
+      ADD_FAILURE() << "refused: " << report.name << ": " << why;
+  }
+  std::cout << part.suite << " on " << part.kernel << ": " << all.passed << " passed, " << refused_loops
+            << " refused for their loops, " << refused_others << " for their dims\n"
+            << worst_table(all);
+  EXPECT_GT(all.passed, 5U);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, VulkanCases,
+                         testing::Values(Part{"regular", 0, 1, "vk_tiled", 1e7},
+                                         Part{"features", 0, 1, "vk_tiled", 1e7}, Part{"corner", 0, 1, "vk_tiled", 1e7},
+                                         Part{"random", 0, 1, "vk_tiled", 3e6}, Part{"features", 0, 7, "vk_naive", 1e7},
+                                         Part{"random", 3, 10, "vk_naive", 1e6}));
+
+}  // namespace
+}  // namespace tessera::test

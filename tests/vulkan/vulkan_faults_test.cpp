@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults of Vulkan, on a libvulkan.so.1 that fails on demand (fake_vulkan.hpp): no device, missing features, queues
+// that do not compute, and every call that can fail, failing in turn. Each gives one sentence, submits nothing and
+// leaves nothing behind, and the next call works. Links the fake. Implements docs/testing.md.
+#include <gtest/gtest.h>
+
+#include <vulkan/vulkan.h>
+
+#include <string>
+
+#include "tessera/vulkan.h"
+#include "tests/vulkan/fake_vulkan.hpp"
+
+namespace tessera::test {
+namespace {
+
+FakeVulkan& fake() { return *tessera_fake_vulkan(); }
+
+// A caller's device, on which nothing of an earlier test is left.
+tessera_vulkan_queue queue_of(std::uintptr_t device) {
+  tessera_vulkan_queue queue;
+  tessera_vulkan_queue_init(&queue);
+  queue.instance = reinterpret_cast<void*>(std::uintptr_t{0x10});
+  queue.physical_device = reinterpret_cast<void*>(std::uintptr_t{0x20});
+  queue.device = reinterpret_cast<void*>(device);
+  queue.queue = reinterpret_cast<void*>(std::uintptr_t{0x30});
+  queue.queue_family = 1;
+  return queue;
+}
+
+// One forward pass on a caller's queue; the sentence of its failure, or "".
+std::string forward_says(tessera_vulkan_queue& queue) {
+  const Device device{DeviceType::vulkan, 0};
+  const auto view = [&](std::intptr_t at) {
+    return Tensor(reinterpret_cast<void*>(at), Type::f32, {1, 40, 2, 64}, device);
+  };
+  Inputs in;
+  in.q = view(0x100000), in.k = view(0x200000), in.v = view(0x300000);
+  try {
+    forward(in, {view(0x400000), {}}, {}, {.device = device, .stream = &queue});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+class FakeVulkanTest : public testing::Test {
+ protected:
+  void SetUp() override { fake() = {}; }
+};
+
+// Devices are looked for once per process, so these are processes of their own (death tests that end well).
+std::string count_says() {
+  std::int32_t count = 7;
+  if (tessera_vulkan_device_count(&count) == TESSERA_OK) return "";
+  EXPECT_EQ(count, 0);
+  return tessera_last_error();
+}
+#define EXPECT_IN_CHILD(change, sentence)         \
+  EXPECT_EXIT(                                    \
+      {                                           \
+        change;                                   \
+        std::fputs(count_says().c_str(), stderr); \
+        std::exit(0);                             \
+      },                                          \
+      testing::ExitedWithCode(0), sentence)
+
+TEST_F(FakeVulkanTest, NoDeviceThatCanDoIt) {
+  EXPECT_IN_CHILD(fake().starts = false,
+                  "Vulkan does not start: vkCreateInstance says VK_ERROR_INCOMPATIBLE_DRIVER; is there a driver?");
+  EXPECT_IN_CHILD(fake().devices = 0, "Vulkan is there, but no device");
+  for (const char* feature :
+       {"bufferDeviceAddress", "scalarBlockLayout", "timelineSemaphore", "shaderInt64", "storageBuffer16BitAccess"})
+    EXPECT_IN_CHILD(fake().missing = feature,
+                    std::string("no Vulkan device can run the kernels: a fake: it lacks the feature ") + feature);
+  EXPECT_IN_CHILD(fake().missing = "1.2", "a fake: it speaks Vulkan 1.1; 1.2 is needed");
+  EXPECT_IN_CHILD(fake().missing = "shared", "a fake: it has 16384 bytes of shared memory; 32768 are needed");
+  EXPECT_IN_CHILD(fake().computes = false, "a fake: it has no queue for compute work");
+}
+
+TEST_F(FakeVulkanTest, ACallersQueue) {
+  tessera_vulkan_queue queue = queue_of(0x100);
+  EXPECT_EQ(forward_says(queue), "");
+  EXPECT_EQ(fake().submissions, 1);
+  queue.semaphore = 0x77, queue.value = 5;
+  EXPECT_EQ(forward_says(queue), "");
+  EXPECT_EQ(queue.value, 6U);
+  EXPECT_EQ(tessera_vulkan_release(&queue), TESSERA_OK);
+  EXPECT_EQ(fake().alive, 0) << "something was left behind";
+
+  queue.queue_family = 0;
+  EXPECT_EQ(forward_says(queue),
+            "stream: queue_family is 0; must be one of the device's 2 families, and one that takes compute work");
+  queue.queue_family = 9;
+  EXPECT_EQ(forward_says(queue),
+            "stream: queue_family is 9; must be one of the device's 2 families, and one that takes compute work");
+  queue.queue = nullptr;
+  EXPECT_EQ(forward_says(queue), "stream: queue is NULL; it is required");
+  queue.size = 3;
+  EXPECT_EQ(forward_says(queue),
+            "stream: size is 3; must be that of a tessera_vulkan_queue, 64: call tessera_vulkan_queue_init before "
+            "filling it in");
+  EXPECT_EQ(tessera_vulkan_release(nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(fake().submissions, 2);
+  EXPECT_EQ(fake().alive, 0);
+}
+
+TEST_F(FakeVulkanTest, EveryCallFailsInTurn) {
+  const struct {
+    VkResult result;
+    const char* words;
+  } failures[] = {{VK_ERROR_DEVICE_LOST, " failed: VK_ERROR_DEVICE_LOST"},
+                  {VK_ERROR_OUT_OF_DEVICE_MEMORY, " failed: VK_ERROR_OUT_OF_DEVICE_MEMORY"}};
+  for (const auto& failure : failures) {
+    long failed = 0;
+    for (long n = 1;; ++n) {
+      fake() = {};
+      fake().fail_at = n, fake().fail_with = failure.result;
+      tessera_vulkan_queue queue = queue_of(0x200);
+      const std::string said = forward_says(queue);
+      const bool reached = fake().calls >= n;
+      if (reached) {
+        EXPECT_NE(said.find(failure.words), std::string::npos) << "call " << n << ": " << said;
+        ++failed;
+      }
+      EXPECT_LE(fake().submissions, 1);
+      fake().fail_at = 0;
+      EXPECT_EQ(forward_says(queue), "") << "after call " << n << " failed";
+      EXPECT_EQ(tessera_vulkan_release(&queue), TESSERA_OK);
+      EXPECT_EQ(fake().alive, 0) << "after call " << n << " failed, something was left behind";
+      if (!reached) break;
+    }
+    EXPECT_GE(failed, 12);
+  }
+}
+
+TEST_F(FakeVulkanTest, MemoryThatRunsOut) {
+  void* first = nullptr;
+  ASSERT_EQ(tessera_vulkan_allocate(0, 64, &first), TESSERA_OK) << tessera_last_error();  // the device is there now
+  const long alive = fake().alive;
+  for (long n = 1; n <= 3; ++n) {
+    fake().calls = 0, fake().fail_at = n, fake().fail_with = VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    void* data = &first;
+    EXPECT_EQ(tessera_vulkan_allocate(0, 1000, &data), TESSERA_OUT_OF_MEMORY) << n;
+    EXPECT_EQ(data, nullptr);
+    EXPECT_NE(std::string(tessera_last_error()).find("VK_ERROR_OUT_OF_DEVICE_MEMORY"), std::string::npos);
+    EXPECT_EQ(fake().alive, alive);
+  }
+  fake().fail_at = 0;
+  char host[64] = {};
+  EXPECT_EQ(tessera_vulkan_upload(0, first, host, 64), TESSERA_OK) << tessera_last_error();  // staged: see the fake
+  EXPECT_EQ(tessera_vulkan_download(0, host, first, 64), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(fake().submissions, 2);
+  EXPECT_EQ(tessera_vulkan_upload(0, static_cast<char*>(first) + 1, host, 64), TESSERA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessera_last_error(), "data: 64 bytes from there on are not inside one allocation of this device");
+  EXPECT_EQ(tessera_vulkan_upload(0, first, nullptr, 64), TESSERA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessera_last_error(), "host: is NULL but bytes is 64; it is required");
+  EXPECT_EQ(tessera_vulkan_free(0, static_cast<char*>(first) + 16), TESSERA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessera_last_error(), "data: is not the beginning of an allocation of this device");
+  EXPECT_EQ(tessera_vulkan_allocate(4, 1, &first), TESSERA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessera_last_error(), "device: is vulkan:4 but this machine has 1 Vulkan device");
+}
+
+}  // namespace
+}  // namespace tessera::test
