@@ -154,6 +154,43 @@ TESSERA_API tessera_status tessera_dist_backward(tessera_dist_plan* plan, const 
                                                  const tessera_saved* saved, const tessera_gradients* gradients,
                                                  const tessera_options* options);
 
+/* --- decoding: few queries, the same on every rank, over caches that are dealt to the ranks in blocks of keys */
+
+/* The question, the same on every rank. Block j of a sequence's keys belongs to group j % groups, and group g lies on
+ * rank g % ranks; a rank's blocks lie in its cache one after the other. The same bits on any number of ranks. */
+typedef struct tessera_decoder_args {
+  size_t size;
+  tessera_communicator* communicator;
+  int64_t query_heads; /* 1 */
+  int64_t key_heads;   /* 1 */
+  int64_t head_dim;    /* 64 */
+  int64_t value_dim;   /* 64 */
+  int32_t type;        /* TESSERA_F32; or F16, BF16: of q */
+  int32_t groups;      /* 64; a power of two. Ranks beyond it have no keys */
+  int64_t block;       /* 4096 keys */
+  double timeout;      /* 300; seconds that a rank waits for another */
+} tessera_decoder_args;
+
+typedef struct tessera_decoder tessera_decoder;
+
+TESSERA_API void tessera_decoder_args_init(tessera_decoder_args* args);
+/* Together with all ranks. Of the options: causal, window, softcap, scale. Of the execution: threads. */
+TESSERA_API tessera_status tessera_decoder_make(const tessera_decoder_args* args, const tessera_options* options,
+                                                const tessera_execution* execution, tessera_decoder** decoder);
+TESSERA_API void tessera_decoder_destroy(tessera_decoder* decoder); /* NULL is allowed */
+/* Which rank has the key at this position of a sequence, and in *row (unless NULL) its row among that rank's; -1 where
+ * the position is negative. */
+TESSERA_API int32_t tessera_decoder_place(const tessera_decoder* decoder, int64_t position, int64_t* row);
+/* Rows, whole blocks, that a rank's cache needs for a sequence of so many keys. */
+TESSERA_API int64_t tessera_decoder_rows(const tessera_decoder* decoder, int64_t length, int32_t rank);
+/* Together with all ranks. q [B,Nq,Hq,D], sinks [Hq] and slopes [Hq] are the same on every rank: queries are the last
+ * Nq positions of sequences with lengths[b] keys, those of the queries' own tokens included. k and v hold this rank's
+ * rows: [B,rows,Hk,D|Dv], or pages with a block_table, in types of their own. o [B,Nq,Hq,Dv] and lse [B,Hq,Nq] are
+ * written on every rank. */
+TESSERA_API tessera_status tessera_decoder_forward(tessera_decoder* decoder, const tessera_inputs* inputs,
+                                                   const int64_t* lengths, int64_t sequences,
+                                                   const tessera_outputs* outputs);
+
 #ifdef __cplusplus
 }
 #endif

@@ -237,4 +237,54 @@ class DistPlan {
   tessera_dist_plan* handle = nullptr;
 };
 
+struct DecoderArgs {
+  std::int64_t query_heads = 1, key_heads = 1, head_dim = 64, value_dim = 64;
+  Type type = Type::f32;      // of q
+  int groups = 64;            // a power of two
+  std::int64_t block = 4096;  // keys that lie together
+  double timeout = 300;
+};
+
+// Few queries, the same on every rank, over caches that are dealt to the ranks in blocks of keys. Shapes: dist.h.
+class Decoder {
+ public:
+  Decoder(const Communicator& communicator, const DecoderArgs& args, const Options& options = {},
+          const Execution& execution = {}) {
+    tessera_decoder_args c;
+    tessera_decoder_args_init(&c);
+    c.communicator = communicator.c();
+    c.query_heads = args.query_heads, c.key_heads = args.key_heads;
+    c.head_dim = args.head_dim, c.value_dim = args.value_dim;
+    c.type = static_cast<std::int32_t>(args.type), c.groups = args.groups, c.block = args.block;
+    c.timeout = args.timeout;
+    const auto o = detail::to_c(options);
+    const auto e = detail::to_c(execution);
+    detail::check(tessera_decoder_make(&c, &o, &e, &handle));
+  }
+  Decoder(Decoder&& other) noexcept : handle(std::exchange(other.handle, nullptr)) {}
+  Decoder& operator=(Decoder&& other) noexcept {
+    std::swap(handle, other.handle);
+    return *this;
+  }
+  ~Decoder() { tessera_decoder_destroy(handle); }
+
+  // The rank that has the key at a position of a sequence, and its row among that rank's.
+  std::pair<int, std::int64_t> place(std::int64_t position) const {
+    std::int64_t row = 0;
+    const int rank = tessera_decoder_place(handle, position, &row);
+    return {rank, row};
+  }
+  std::int64_t rows(std::int64_t length, int rank) const { return tessera_decoder_rows(handle, length, rank); }
+
+  void forward(const Inputs& inputs, const std::vector<std::int64_t>& lengths, const Outputs& outputs) {
+    const detail::CInputs in(inputs);
+    const detail::COutputs out(outputs);
+    detail::check(tessera_decoder_forward(handle, &in.view, lengths.data(), static_cast<std::int64_t>(lengths.size()),
+                                          &out.view));
+  }
+
+ private:
+  tessera_decoder* handle = nullptr;
+};
+
 }  // namespace tessera

@@ -13,6 +13,7 @@
 #include "core/overlap.hpp"
 #include "dist/attention.hpp"
 #include "dist/cost.hpp"
+#include "dist/decode.hpp"
 #include "dist/threads.hpp"
 #include "dist/transport.hpp"
 #include "tessera/dist.h"
@@ -30,6 +31,12 @@ struct tessera_communicator {
 struct tessera_dist_plan {
   tessera::dist::Plan plan;
   std::string description;
+};
+
+struct tessera_decoder {
+  std::shared_ptr<tessera::dist::Communicator> messages;
+  tessera::dist::Dealing dealing;
+  tessera::dist::Decoder decoder;
 };
 
 namespace tessera::api {
@@ -350,6 +357,72 @@ tessera_status tessera_dist_backward(tessera_dist_plan* plan, const tessera_inpu
       check_outputs({{"dq", out.dq}, {"dk", out.dk}, {"dv", out.dv}, {"dsinks", out.dsinks}}, read);
     });
     plan->plan.backward(in, saved, out, seed);
+  });
+}
+
+void tessera_decoder_args_init(tessera_decoder_args* s) {
+  zero(s);
+  s->query_heads = s->key_heads = 1;
+  s->head_dim = s->value_dim = 64;
+  s->type = TESSERA_F32;
+  s->groups = 64;
+  s->block = 4096;
+  s->timeout = 300;
+}
+
+tessera_status tessera_decoder_make(const tessera_decoder_args* given, const tessera_options* o,
+                                    const tessera_execution* e, tessera_decoder** decoder) {
+  return guarded_dist([&] {
+    const tessera_decoder_args args = require_struct("decoder_args", given, tessera_decoder_args_init);
+    require("communicator", args.communicator);
+    const std::shared_ptr<dist::Communicator>& messages = args.communicator->messages;
+    dist::DecodeProblem problem;
+    int threads = 0;
+    try {
+      require("decoder", decoder);
+      problem = {
+          args.query_heads, args.key_heads,           args.head_dim, args.value_dim, static_cast<Type>(args.type),
+          options(o),       {args.block, args.groups}};
+      threads = execution(e).threads;
+      if (!(args.timeout > 0)) invalid("timeout: is ", args.timeout, "; must be a positive number of seconds");
+    } catch (const Failure& failure) {
+      dist::refuse(messages, Error(failure.status, failure.what()));
+    }
+    *decoder = new tessera_decoder{messages, problem.dealing, dist::Decoder(messages, problem, args.timeout, threads)};
+  });
+}
+
+void tessera_decoder_destroy(tessera_decoder* decoder) { delete decoder; }
+
+int32_t tessera_decoder_place(const tessera_decoder* decoder, int64_t position, int64_t* row) {
+  if (!decoder || position < 0) return -1;
+  const dist::Dealing::Place place = decoder->dealing.place(position, decoder->messages->size());
+  if (row) *row = place.row;
+  return place.rank;
+}
+
+int64_t tessera_decoder_rows(const tessera_decoder* decoder, int64_t length, int32_t rank) {
+  if (!decoder || length < 0 || rank < 0 || rank >= decoder->messages->size()) return 0;
+  return decoder->dealing.rows(length, rank, decoder->messages->size());
+}
+
+tessera_status tessera_decoder_forward(tessera_decoder* decoder, const tessera_inputs* given, const int64_t* lengths,
+                                       int64_t sequences, const tessera_outputs* results) {
+  return guarded_dist([&] {
+    require("decoder", decoder);
+    Inputs in;
+    Outputs out;
+    std::vector<Int64> keys;
+    try {
+      in = inputs(given), out = outputs(results);
+      if (sequences < 0) invalid("sequences: is ", sequences, "; must be 0 or more");
+      if (sequences > 0) require("lengths", lengths);
+      keys.assign(lengths, lengths + sequences);
+      check_outputs({{"o", out.o}, {"lse", out.lse}}, named(in));
+    } catch (const Failure& failure) {
+      dist::refuse(decoder->messages, Error(failure.status, failure.what()));
+    }
+    decoder->decoder.forward(in, keys, out);
   });
 }
 

@@ -65,6 +65,11 @@ bool ends_a_field(const tessera_dist_args*, std::size_t size) {
                      &T::value_dim, &T::type, &T::scheme, &T::segment, &T::timeout);
 }
 
+bool ends_a_field(const tessera_decoder_args*, std::size_t size) {
+  using T = tessera_decoder_args;
+  return ends_one_of(size, &T::size, &T::communicator, &T::query_heads, &T::key_heads, &T::head_dim, &T::value_dim,
+                     &T::type, &T::groups, &T::block, &T::timeout);
+}
 bool ends_a_field(const tessera_nccl_args*, std::size_t size) {
   using T = tessera_nccl_args;
   return ends_one_of(size, &T::size, &T::unique_id, &T::comm, &T::rank, &T::ranks, &T::device, &T::reserved,

@@ -38,6 +38,7 @@ bool ends_a_field(const tessera_partition_args*, std::size_t size);
 bool ends_a_field(const tessera_transport*, std::size_t size);
 bool ends_a_field(const tessera_dist_args*, std::size_t size);
 bool ends_a_field(const tessera_nccl_args*, std::size_t size);
+bool ends_a_field(const tessera_decoder_args*, std::size_t size);
 
 // ABI compatibility. A caller with an older header passes a shorter struct: the missing fields take their defaults. A
 // longer struct, from a newer header, may hold fields that this library would ignore, so it is refused.

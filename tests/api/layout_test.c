@@ -205,6 +205,17 @@ static const struct place places[] = {
   AT(tessera_dist_args, scheme, 60)
   AT(tessera_dist_args, segment, 64)
   AT(tessera_dist_args, timeout, 72)
+  /* tessera_decoder_args */
+  AT(tessera_decoder_args, size, 0)
+  AT(tessera_decoder_args, communicator, 8)
+  AT(tessera_decoder_args, query_heads, 16)
+  AT(tessera_decoder_args, key_heads, 24)
+  AT(tessera_decoder_args, head_dim, 32)
+  AT(tessera_decoder_args, value_dim, 40)
+  AT(tessera_decoder_args, type, 48)
+  AT(tessera_decoder_args, groups, 52)
+  AT(tessera_decoder_args, block, 56)
+  AT(tessera_decoder_args, timeout, 64)
   /* tessera_nccl_args */
   AT(tessera_nccl_args, size, 0)
   AT(tessera_nccl_args, unique_id, 8)
