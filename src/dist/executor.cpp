@@ -130,10 +130,11 @@ void Executor::run() {
 
 void Executor::do_work(const Step& step) {
   for (const Work& job : step.work)
-    for (const Range& heads : head_groups(job)) {
-      s.settings.pass == Pass::forward ? work_forward(job, heads) : work_backward(job, heads);
-      line.poll();
-    }
+    for (const Range& heads : head_groups(job))
+      for (const Work& part : key_groups(job)) {
+        s.settings.pass == Pass::forward ? work_forward(part, heads) : work_backward(part, heads);
+        line.poll();
+      }
 }
 
 void Executor::exchange_results() {

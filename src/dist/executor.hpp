@@ -67,6 +67,7 @@ class Executor {
   Inputs inputs_of(const Work& job, Range heads) const;
   Tensor pairs_of(const Field& field, const Work& job, Range heads) const;
   std::vector<Range> head_groups(const Work& job) const;
+  std::vector<Work> key_groups(const Work& job) const;
   Tensor sinks_of(Range heads) const;
   State state_of(const Piece& query, Range heads) const;
   Inputs continued(const Work& job, Range heads);

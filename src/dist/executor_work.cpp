@@ -13,7 +13,7 @@ namespace {
 
 std::size_t index(Int64 x) { return static_cast<std::size_t>(x); }
 
-// More than this many operations in one call, and messages would wait for it: it is then cut by heads.
+// More than this many operations in one call, and messages would wait for it: it is then cut by heads and by keys.
 constexpr double most_operations = 2e8;
 
 }  // namespace
@@ -27,6 +27,21 @@ std::vector<Range> Executor::head_groups(const Work& job) const {
   const Int64 ratio = p.Hq / p.Hk;
   for (Int64 h = 0; h < hq.size(); h += ratio) groups.push_back({h, h + ratio});
   return groups;
+}
+
+// The keys of one call each, cut on multiples of the grain, which leave the forward pass its bits. How many does not
+// depend on the number of slices.
+std::vector<Work> Executor::key_groups(const Work& job) const {
+  if (s.settings.segment > 0 && s.settings.pass == Pass::backward) return {job};
+  const double each = 2.0 * double(piece(job.query).rows.rows()) * double(p.Hq / p.Hk) * double(p.D + p.Dv);
+  const Int64 grain = s.settings.grain, blocks = greater(1, Int64(most_operations / each) / grain);
+  std::vector<Work> out;
+  for (Int64 begin = job.keys.begin; begin < job.keys.end;) {
+    const Int64 end = lesser(job.keys.end, (begin / grain + blocks) * grain);
+    out.push_back({job.query, {begin, end}, job.at + begin - job.keys.begin});
+    begin = end;
+  }
+  return out;
 }
 
 Options Executor::options_of(const Work& job, Int64 head) const {

@@ -16,11 +16,13 @@ endif()
 
 # Processes under mpirun. Without MPI there is no program, and the tests are skipped where ctest shows it.
 if(TARGET tessera_mpi)
-  add_executable(dist_mpi_ranks dist/mpi_ranks.cpp)
-  target_include_directories(dist_mpi_ranks PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(dist_mpi_ranks PRIVATE ${test_options})
-  target_link_libraries(dist_mpi_ranks PRIVATE tessera_mpi_objects tessera_static)
-  add_dependencies(dist_tests dist_mpi_ranks)
+  foreach(program ranks overlap)
+    add_executable(dist_mpi_${program} dist/mpi_${program}.cpp)
+    target_include_directories(dist_mpi_${program} PRIVATE ${PROJECT_SOURCE_DIR})
+    target_compile_options(dist_mpi_${program} PRIVATE ${test_options})
+    target_link_libraries(dist_mpi_${program} PRIVATE tessera_mpi_objects tessera_static)
+    add_dependencies(dist_tests dist_mpi_${program})
+  endforeach()
 endif()
 if(NOT TESSERA_SANITIZE)  # whose reports MPI's own libraries would fill
   foreach(mode check faults)
@@ -28,4 +30,7 @@ if(NOT TESSERA_SANITIZE)  # whose reports MPI's own libraries would fill
              COMMAND python3 -B ${PROJECT_SOURCE_DIR}/tests/dist/mpi_test.py ${CMAKE_CURRENT_BINARY_DIR}/dist_mpi_ranks ${mode})
     set_tests_properties(dist_mpi_${mode} PROPERTIES TIMEOUT ${test_timeout} LABELS "dist;mpi" SKIP_RETURN_CODE 77)
   endforeach()
+  add_test(NAME dist_namespaces_check
+           COMMAND python3 -B ${PROJECT_SOURCE_DIR}/tests/dist/namespaces.py ${CMAKE_CURRENT_BINARY_DIR} check)
+  set_tests_properties(dist_namespaces_check PROPERTIES TIMEOUT ${test_timeout} LABELS "dist;mpi" SKIP_RETURN_CODE 77)
 endif()
