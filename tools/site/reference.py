@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference pages of the documentation site, made from the headers and docstrings themselves.
 
-    c_reference()       include/tessera/tessera.h, dlpack.h, dist.h, mpi.h and nccl.h
+    c_reference()       include/tessera/*.h
     cpp_reference()     include/tessera/tessera.hpp, types.hpp, dist.hpp and dlpack.h
     python_reference()  python/tessera
 
@@ -152,7 +152,7 @@ def c_reference():
     text = header("tessera.h")
     top = re.match(r"/\*.*?\*/", text, re.S)[0]
     entries = []
-    for name in ["tessera.h", "dlpack.h", "dist.h", "mpi.h", "nccl.h"]:
+    for name in ["tessera.h", *sorted(path.name for path in INCLUDE.glob("*.h") if path.name != "tessera.h")]:
         body = header(name).partition('extern "C" {\n#endif\n')[2]
         body = body.partition("#ifdef __cplusplus\n}\n")[0]  # behind it follows what is for C++
         entries += [(comment, code.replace("TESSERA_API ", "")) for comment, code in declarations(body)]
@@ -161,7 +161,7 @@ def c_reference():
               ("Enumerations", lambda code: code.startswith("typedef enum")),
               ("Constants", lambda code: code.startswith("#define"))]
     includes = ("`#include <tessera/tessera.h>`, `<tessera/dlpack.h>` for DLPack, `<tessera/dist.h>`, `<tessera/mpi.h>` and "
-                "`<tessera/nccl.h>` for several ranks")
+                "`<tessera/nccl.h>` for several ranks, `<tessera/vulkan.h>` for Vulkan devices")
     return f"# C\n\n{includes}\n\n{prose(uncommented(top.splitlines()))}\n\n{grouped(entries, 'c', groups)}"
 
 
