@@ -47,7 +47,17 @@ class DistArgs(ctypes.Structure):
                 ("scheme", c_int32), ("segment", c_int64), ("timeout", c_double)]
 
 
+class DecoderArgs(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("communicator", c_void_p), ("query_heads", c_int64), ("key_heads", c_int64),
+                ("head_dim", c_int64), ("value_dim", c_int64), ("type", c_int32), ("groups", c_int32),
+                ("block", c_int64), ("timeout", c_double)]
+
+
 for _name, _result, _arguments in [
+        ("decoder_make", c_int, [c_void_p] * 4), ("decoder_destroy", None, [c_void_p]),
+        ("decoder_place", c_int32, [c_void_p, c_int64, POINTER(c_int64)]),
+        ("decoder_rows", c_int64, [c_void_p, c_int64, c_int32]),
+        ("decoder_forward", c_int, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]),
         ("partition_make", c_int, [c_void_p] * 2), ("partition_from_spans", c_int, [c_void_p] * 4),
         ("partition_destroy", None, [c_void_p]), ("partition_rows", c_int64, [c_void_p, c_int32]),
         ("partition_spans", POINTER(CSpan), [c_void_p, c_int32, POINTER(c_int64)]),
@@ -59,7 +69,7 @@ for _name, _result, _arguments in [
     _function = getattr(lib, "tessera_" + _name)
     _function.restype, _function.argtypes = _result, _arguments
 
-_INIT = {PartitionArgs: "partition_args", CTransport: "transport", DistArgs: "dist_args"}
+_INIT = {PartitionArgs: "partition_args", CTransport: "transport", DistArgs: "dist_args", DecoderArgs: "decoder_args"}
 
 
 def make(struct: type[ctypes.Structure], **fields: Any) -> Any:

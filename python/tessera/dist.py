@@ -18,7 +18,7 @@ from . import _abi, _call
 from . import _dist_abi as abi
 from ._abi import CommunicationError, check, integer, lib
 from ._api import Gradients
-from ._arrays import library_of, maker, view
+from ._arrays import library_of, maker, type_code, view
 from ._convert import optional, type_name
 from ._dist_abi import Message, Transport
 from ._dist_transports import MpiTransport, TorchTransport
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ._options import AttentionOptions
 
-__all__ = ["CommunicationError", "Communicator", "Message", "Partition", "Sharing", "Span", "Transport", "attention",
+__all__ = ["CommunicationError", "Communicator", "Decoder", "Message", "Partition", "Sharing", "Span", "Transport", "attention",
            "backward", "forward", "from_mpi", "from_torch", "threads"]
 
 
@@ -290,6 +290,68 @@ def backward(d_o: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, sharing: Sharin
     check(lib.tessera_dist_backward(plan.handle.pointer, arrays.struct(_abi.Inputs), arrays.struct(_abi.Saved),
                                     arrays.struct(_abi.Gradients), now))
     return Gradients(results["dq"], results["dk"], results["dv"], None, results.get("dsinks"))
+
+
+class Decoder:
+    """Decoding: few queries, the same on every rank, over caches that are dealt to the ranks in blocks of keys.
+
+    Made by all ranks together. Block j of a sequence's keys belongs to group j % groups, and group g lies on rank
+    g % ranks. Results have the same bits on any number of ranks.
+
+    heads, kv_heads, head_dim, value_dim   of the queries and the caches; value_dim is head_dim by default
+    dtype     of q: "float32", "float16" or "bfloat16"
+    options   of tessera.attention: causal, window, softcap, scale, threads
+    """
+
+    def __init__(self, communicator: Communicator, heads: int, kv_heads: int, head_dim: int,
+                 value_dim: Optional[int] = None, dtype: str = "float32", *, block: int = 4096, groups: int = 64,
+                 timeout: float = 300.0, **options: Unpack[AttentionOptions]) -> None:
+        parsed = parse(options)
+        if parsed.tensors:
+            raise ValueError(f"{next(iter(parsed.tensors))}: is given; sinks and alibi_slopes go with each call")
+        self._communicator, self._value_dim = communicator, head_dim if value_dim is None else value_dim
+        args = abi.make(abi.DecoderArgs, communicator=communicator._handle.pointer, query_heads=heads,
+                        key_heads=kv_heads, head_dim=head_dim, value_dim=self._value_dim,
+                        type=type_code("dtype", str(dtype).removeprefix("torch.")), groups=groups, block=block,
+                        timeout=float(timeout))
+        given = _call.options(parsed.settings)
+        execution = _abi.make(_abi.Execution, threads=parsed.settings.threads)
+        made = ctypes.c_void_p()
+        check(lib.tessera_decoder_make(ctypes.byref(args), ctypes.byref(given), ctypes.byref(execution),
+                                       ctypes.byref(made)))
+        self._handle = abi.Handle(made.value, lib.tessera_decoder_destroy)
+
+    def place(self, position: int) -> tuple[int, int]:
+        """The rank that has the key at this position of a sequence, and its row in that rank's cache."""
+        row = ctypes.c_int64()
+        rank = lib.tessera_decoder_place(self._handle.pointer, integer("position", position), ctypes.byref(row))
+        return int(rank), row.value
+
+    def rows(self, length: int, rank: Optional[int] = None) -> int:
+        """Rows, whole blocks, that a rank's cache (None: this one's) needs for a sequence of so many keys."""
+        return int(lib.tessera_decoder_rows(self._handle.pointer, integer("length", length),
+                                            self._communicator.rank if rank is None else rank))
+
+    def forward(self, q: Any, k: Any, v: Any, lengths: Sequence[int], *, sinks: Any = None, alibi_slopes: Any = None,
+                block_table: Any = None) -> tuple[Any, Any]:
+        """O [B,Nq,Hq,Dv] and LSE [B,Hq,Nq], on every rank: q [B,Nq,Hq,D], the last positions of sequences with so many
+        keys; k [B,rows,Hk,D] and v [B,rows,Hk,Dv] are this rank's, or pages of them with a block_table."""
+        arrays = _Tensors()
+        for name, array in (("q", q), ("k", k), ("v", v), ("sinks", sinks), ("slopes", alibi_slopes),
+                            ("block_table", block_table)):
+            arrays.add(name, array if array is None else optional(name, array, type_name(q)))
+        shape = arrays.views["q"].shape
+        if len(shape) != 4:
+            raise ValueError(f"q: has shape {[*shape]}; must be [batch, queries, heads, dim]")
+        made = maker(q)
+        o, lse = made.make((*shape[:3], self._value_dim), arrays.views["q"].type), \
+            made.make((shape[0], shape[2], shape[1]), _abi.F32)
+        arrays.add("o", o)
+        arrays.add("lse", lse)
+        keys = [integer("lengths", n) for n in lengths]
+        check(lib.tessera_decoder_forward(self._handle.pointer, arrays.struct(_abi.Inputs),
+                                          (ctypes.c_int64 * len(keys))(*keys), len(keys), arrays.struct(_abi.Outputs)))
+        return o, lse
 
 
 def attention(q: Any, k: Any, v: Any, sharing: Sharing, *, return_lse: bool = False,

@@ -124,6 +124,32 @@ def test_refusals():
         tessera.dist.forward(x, x, x, sharing, dropout_p=0.5)
 
 
+def test_decoding_over_ranks():
+    rng = np.random.default_rng(4)
+    lengths = [150, 70]
+    q = rng.standard_normal((2, 1, HEADS, DIM), dtype=np.float32)
+    k, v = (rng.standard_normal((2, 150, KV_HEADS, DIM), dtype=np.float32) for _ in range(2))
+
+    def run(communicator):
+        decoder = tessera.dist.Decoder(communicator, HEADS, KV_HEADS, DIM, block=16, groups=8, causal=True, threads=1)
+        mine = [np.zeros((2, decoder.rows(150), KV_HEADS, DIM), np.float32) for _ in range(2)]
+        for position in range(150):
+            rank, row = decoder.place(position)
+            if rank == communicator.rank:
+                for cache, x in zip(mine, (k, v)):
+                    cache[:, row] = x[:, position]
+        return decoder.forward(q, *mine, lengths)
+    exact = tessera.forward(q, k, v, causal=True, seqused_k=np.array(lengths, np.int32))
+    results = [result for ranks in (1, 2, 3) for result in on_threads(ranks, run)]
+    assert len(results) == 6
+    for o, lse in results:
+        np.testing.assert_array_equal(o, results[0][0])
+        np.testing.assert_array_equal(lse, results[0][1])
+    assert relative_error(results[0][0], exact[0]) < 2e-6 and relative_error(results[0][1], exact[1]) < 2e-6
+    with pytest.raises(ValueError, match="^groups: is 3; must be a power of two$"):
+        tessera.dist.Decoder(tessera.dist.threads(1)[0], HEADS, KV_HEADS, DIM, groups=3)
+
+
 def test_ranks_that_differ_are_told():
     partition = tessera.dist.Partition(LENGTHS, 2)
     results = on_threads(2, lambda c: both_passes(c, partition, causal=c.rank == 0))
