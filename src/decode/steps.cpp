@@ -80,11 +80,12 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
 }
 
 // As many rows as the problem has, in 8, 16, 32 or 64; fewer if shared memory demands it, or registers: beyond 128 dims
-// 64 rows spill, beyond 256 more than 16.
+// 64 rows spill, with scales or qv beyond 64; beyond 256 more than 16 do.
 int rows_wanted(const Problem& p) {
-  const std::int64_t dims = std::max(p.D, p.Dv);
+  const std::int64_t dims = std::max(p.D, p.Dv), narrow = p.k_scale > 0 || p.v_scale > 0 || p.qv ? 64 : 128;
   int rows = 8;
-  while (rows < rows_of(p) && rows < (dims > 256 ? most_rows / 4 : dims > 128 ? most_rows / 2 : most_rows)) rows *= 2;
+  while (rows < rows_of(p) && rows < (dims > 256 ? most_rows / 4 : dims > narrow ? most_rows / 2 : most_rows))
+    rows *= 2;
   return rows;
 }
 
@@ -97,7 +98,7 @@ bool fit(Config& c, int shared_bytes) {
     for (const int stages : {4, 3, 2}) {
       c.blocks_per_sm = blocks, c.stages = stages, c.levels = 1;
       // The largest tiles leave no room for a state: the whole stack lies in the workspace then.
-      if (layout_of(c).bytes > room && blocks == 1 && stages == 2 && c.rows == 8) c.levels = 0;
+      if (layout_of(c).bytes > room && blocks == 1 && stages == 2 && (c.rows == 8 || c.Dv > 256)) c.levels = 0;
       if (layout_of(c).bytes > room) continue;
       for (Config more = c; more.levels < 6 && layout_of(more).bytes <= room; ++more.levels) c = more;
       return true;

@@ -235,6 +235,10 @@ TEST(Tiles, HaveAsManyRowsAsThereAre) {
   for (const auto& [rows, tile] : expected) {
     EXPECT_EQ(tile_of(problem(rows, 1, {128, 128}), target)->rows, tile);
     EXPECT_EQ(tile_of(problem(rows, 1, {192, 128}), target)->rows, std::min(tile, 32));
+    Problem scaled = problem(rows, 1, {128, 128}), latent = problem(rows, 1, {64, 512});
+    scaled.k_scale = 1, latent.qv = true;
+    EXPECT_EQ(tile_of(scaled, target)->rows, std::min(tile, 32));
+    EXPECT_EQ(tile_of(latent, target)->rows, std::min(tile, 16));
   }
 }
 
