@@ -173,6 +173,7 @@ int bench_cpu(const BenchArguments& a) {
 }
 
 int bench(const BenchArguments& a) {
+  a.execution.refuse_vulkan("bench");
   require_place(a.json);
   if (a.suite == "ladder") return bench_ladder(a);
   if (a.suite == "gpu") return bench_gpu(a);

@@ -37,6 +37,7 @@ struct Arguments {
 void choose_device(Arguments& a) {
   const char* kernel = a.execution.execution().kernel;
   const std::string &device = a.execution.device_name(), missing = missing_gpu();
+  a.execution.refuse_vulkan("demo");
   if (device == "cuda") require_gpu("demo --device cuda");
   if (device.empty() && !kernel && !missing.empty()) std::printf("On the CPU: %s.\n", missing.c_str());
   if (device == "cpu" || !missing.empty()) return;

@@ -103,11 +103,24 @@ def _checked_stream(stream: Optional[int]) -> Optional[int]:
     return None if stream is None else _abi.integer("stream", stream, signed=False, unsigned=True)
 
 
+def _on_vulkan(device: str, q: Array, stream: Optional[int]) -> bool:
+    from . import _vulkan
+    if library_of(q) != "numpy":
+        raise TypeError(f"device: is {device!r} but q is of {library_of(q)}; must be NumPy's there")
+    return _vulkan.check_device(device, stream)
+
+
 def _is_writable(array: Array) -> bool:
     return library_of(array) != "jax" and getattr(getattr(array, "flags", None), "writeable", True)
 
 
-def _run(made: Any, views: dict[str, View], parsed: Parsed, seed: tuple[int, int], stream: int) -> None:
+def _run(made: Any, views: dict[str, View], parsed: Parsed, seed: tuple[int, int], stream: int,
+         on_vulkan: Iterable[str] = ()) -> None:
+    """on_vulkan: what the call writes, if it runs on a Vulkan device."""
+    if on_vulkan:
+        from . import _vulkan
+        _vulkan.run(views, parsed.settings, seed, on_vulkan)
+        return
     workspace = []
 
     def allocate(size: int) -> int:
@@ -118,7 +131,8 @@ def _run(made: Any, views: dict[str, View], parsed: Parsed, seed: tuple[int, int
 
 
 def forward(q: Array, k: Array, v: Array, *, layout: Layout = "bnhd", stream: Optional[int] = None,
-            status: Optional[Array] = None, **options: Unpack[AttentionOptions]) -> tuple[Array, Array]:
+            status: Optional[Array] = None, device: Optional[str] = None,
+            **options: Unpack[AttentionOptions]) -> tuple[Array, Array]:
     """Attention's output and LSE: (O [B,Nq,Hq,Dv] in q's type, LSE [B,Hq,Nq] in f32).
 
     q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv] with Hq a multiple of Hk; with cu_seqlens_q and cu_seqlens_k
@@ -131,7 +145,10 @@ def forward(q: Array, k: Array, v: Array, *, layout: Layout = "bnhd", stream: Op
     or v must be ordered before it; arrays that come through DLPack see to that themselves. JAX has streams of its own.
     `status`, int32 [1], goes with a page table: the call sets bit 0 of it (PAGE_OUTSIDE_POOL) where a table entry in
     use is no page of the pool, so that its keys counted as zeros, and clears none.
+    device="vulkan" copies arrays of the CPU's memory to the first Vulkan device, computes there, and copies the results
+    back.
     """
+    vulkan = device is not None and _on_vulkan(device, q, stream)
     if status is not None and (is_of_xla(q) or not _is_writable(status)):
         raise ValueError("status: cannot be written; must be a writable array, and q none of JAX's in jit or on a GPU")
     if is_of_xla(q):
@@ -150,33 +167,36 @@ def forward(q: Array, k: Array, v: Array, *, layout: Layout = "bnhd", stream: Op
     o_shape = (*like.shape[:-1], *arrays.views["v"].shape[-1:])
     o = arrays.add("o", made.make(arrays.shape("o", o_shape), like.type, 0 if padded else None), stream)
     lse = arrays.add("lse", made.make(_lse_shape(like), _lse_type(like), -math.inf if padded else None), stream)
-    _run(made, arrays.views, parsed, seed, stream)
+    _run(made, arrays.views, parsed, seed, stream, ("o", "lse") if vulkan else ())
     return o, lse
 
 
 @overload
 def attention(q: Array, k: Array, v: Array, *, return_lse: Literal[False] = False, layout: Layout = "bnhd",
-              **options: Unpack[AttentionOptions]) -> Array: ...
+              device: Optional[str] = None, **options: Unpack[AttentionOptions]) -> Array: ...
 
 
 @overload
 def attention(q: Array, k: Array, v: Array, *, return_lse: Literal[True], layout: Layout = "bnhd",
-              **options: Unpack[AttentionOptions]) -> tuple[Array, Array]: ...
+              device: Optional[str] = None, **options: Unpack[AttentionOptions]) -> tuple[Array, Array]: ...
 
 
 @overload
 def attention(q: Array, k: Array, v: Array, *, return_lse: bool, layout: Layout = "bnhd",
-              **options: Unpack[AttentionOptions]) -> Any: ...
+              device: Optional[str] = None, **options: Unpack[AttentionOptions]) -> Any: ...
 
 
 def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, layout: Layout = "bnhd",
-              **options: Unpack[AttentionOptions]) -> Any:
+              device: Optional[str] = None, **options: Unpack[AttentionOptions]) -> Any:
     """Exact attention: O [B,Nq,Hq,Dv], or (O, LSE [B,Hq,Nq]) with return_lse.
 
     Shapes, layouts, types and options are those of `forward`. PyTorch tensors go to tessera.torch.attention and JAX
-    arrays to tessera.jax.attention, which are differentiable.
+    arrays to tessera.jax.attention, which are differentiable; device="vulkan" takes neither. See `forward`.
     """
     library = library_of(q)
+    if device is not None:
+        o, lse = forward(q, k, v, layout=layout, device=device, **options)
+        return (o, lse) if return_lse else o
     if library == "torch":
         from . import torch as torch_front
         return torch_front.attention(q, k, v, return_lse=return_lse, layout=layout, **options)
@@ -189,12 +209,14 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, layout:
 
 def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, d_lse: Optional[Array] = None,
              gradients: Iterable[str] = ("dq", "dk", "dv"), layout: Layout = "bnhd", stream: Optional[int] = None,
-             **options: Unpack[AttentionOptions]) -> Gradients:
+             device: Optional[str] = None, **options: Unpack[AttentionOptions]) -> Gradients:
     """Gradients of attention, for the gradients d_o [B,Nq,Hq,Dv] and d_lse [B,Hq,Nq] (f32, optional) of its results.
 
     o and lse are those of `forward` with the same options, or of a merge. `gradients` names what is computed, of dq,
-    dk, dv, dbias and dsinks; each has the shape and type of its input. `layout` is theirs, d_o's and o's too.
+    dk, dv, dbias and dsinks; each has the shape and type of its input. `layout` is theirs, d_o's and o's too;
+    `device` is as in `forward`.
     """
+    vulkan = device is not None and _on_vulkan(device, q, stream)
     parsed = parse(options)
     inputs = _inputs(q, k, v, parsed)
     gradients = gradient_names(gradients, inputs)
@@ -214,7 +236,7 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, 
         if name in gradients:
             source = arrays.views[name[1:]]
             results[name] = arrays.add(name, made.make(arrays.shape(name, source.shape), source.type), stream)
-    _run(made, arrays.views, parsed, seed, stream)
+    _run(made, arrays.views, parsed, seed, stream, gradients if vulkan else ())
     return Gradients(**results)
 
 

@@ -19,7 +19,7 @@ TYPE_NAMES = {"float64": _abi.F64, "float32": _abi.F32, "float16": _abi.F16, "bf
               "int32": _abi.I32, "int64": _abi.I64, "uint8": _abi.U8, "bool": _abi.U8, "int8": _abi.I8,
               "float8_e4m3fn": _abi.E4M3}
 _NAMES = {code: name for name, code in TYPE_NAMES.items() if name != "bool"}
-_SIZES = {_abi.F64: 8, _abi.F32: 4, _abi.F16: 2, _abi.BF16: 2, _abi.I32: 4, _abi.I64: 8, _abi.U8: 1,
+SIZES = {_abi.F64: 8, _abi.F32: 4, _abi.F16: 2, _abi.BF16: 2, _abi.I32: 4, _abi.I64: 8, _abi.U8: 1,
           _abi.I8: 1, _abi.E4M3: 1}
 
 
@@ -41,7 +41,7 @@ def type_code(name: str, dtype: str) -> int:
 def _numpy_view(name: str, array: Any) -> View:
     refuse_masked(name, array)
     code = type_code(name, array.dtype.name)
-    size = _SIZES[code]
+    size = SIZES[code]
     if not array.dtype.isnative:
         raise TypeError(f"{name}: has type {array.dtype!r} in the byte order of another machine")
     if any(step % size for step, count in zip(array.strides, array.shape) if count > 1):

@@ -15,6 +15,7 @@ if(TESSERA_HAS_VULKAN)
     VERBATIM)
   tessera_test(NAME vulkan_rules_test SOURCES vulkan/vulkan_rules_test.cpp ${rules_spirv} LABELS vulkan)
   target_include_directories(vulkan_rules_test PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
+  tessera_test(NAME vulkan_calls_test SOURCES vulkan/vulkan_calls_test.cpp LABELS vulkan)
   # A libvulkan.so.1 that computes nothing: what fails, and what is left behind then.
   add_library(fake_vulkan SHARED vulkan/fake_vulkan.cpp)
   target_include_directories(fake_vulkan PRIVATE ${PROJECT_SOURCE_DIR})
