@@ -155,6 +155,21 @@ def test_scales_of_every_form(rng, dim):
         np.testing.assert_array_equal(o, paged)
 
 
+def test_append_computes_scales_of_groups(rng):
+    dim, tokens = 160, 20
+    q = rng.standard_normal((1, 1, HQ, dim), np.float32)
+    k, v = rng.standard_normal((2, 1, tokens, HK, dim), np.float32)
+    k[..., 128:] *= 1000  # one scale for all dims would leave nothing of the others
+    pools = np.zeros((2, 4, P, HK, dim), np.int8)
+    scales = np.full((2, 4, P, HK, 2), np.nan, np.float32)
+    cache = {"seqused_k": np.array([tokens], np.int32), "block_table": np.array([[2, 0, 3]], np.int32),
+             "k_scale": scales[0], "v_scale": scales[1]}
+    tessera.append(k, v, *pools, **cache)
+    np.testing.assert_allclose(scales[0][2, 0, 1, 1], np.abs(k[0, 0, 1, 128:]).max() / 127, rtol=1e-6)
+    o = tessera.attention(q, *pools, scale=0.001, **cache)
+    assert_close(o, exact(q, k, v, scale=0.001)[0], factor=1e4)  # 8 bits
+
+
 def test_refusals(tensors):
     with pytest.raises(ValueError, match=r"qv: has shape \[2,5,4,16\]; must be \[batch, tokens, heads, dim\]"):
         tessera.attention(**{**tensors, "qv": tensors["q"]})

@@ -42,6 +42,7 @@ inline constexpr Int64 width_step = lanes;
 //
 #include "cpu/kernel/forward.hpp"
 //
+#include "cpu/kernel/decode_numbers.hpp"
 #include "cpu/kernel/decode_products.hpp"
 //
 #include "cpu/kernel/decode.hpp"

@@ -46,40 +46,38 @@ using DecodeBlock = DecodeScratch::Block;
 
 // Rows of a step as the products read them: where they lie, or widened in scratch. `width` of them is used.
 HWY_INLINE const StepTile& readable(const StepTile& keys, Int64 count, Int64 width, float* room, StepTile& widened) {
-  if (width % lanes != 0 || keys.type == Type::i8) {
-    load_rows(keys, 0, count, width, room);
-  } else if (keys.type == Type::e4m3) {
-    move_rows(keys, count, width, room);
-  } else {
-    return keys;
-  }
+  if (width % lanes == 0) return keys;
+  load_rows(keys, 0, count, width, room);
   widened = in_scratch(room, round_up(width, lanes));
-  if (is_moved(keys.type, width)) widened.type = Type::f16;
   return widened;
 }
 
 // Products of keys, or values, with rows of Q, which carry the scores' factor; `width` is a multiple of the lanes.
-HWY_INLINE void row_products(const StepTile& keys, Int64 count, const float* Q, Int64 Q_stride, Int64 width, Int64 rows,
-                             const DecodePrefetch& next, float* S) {
-  if (keys.type == Type::f32) dot_all<float>(keys, count, Q, Q_stride, rows, width, next, S);
-  if (keys.type == Type::f16) dot_all<F16>(keys, count, Q, Q_stride, rows, width, next, S);
-  if (is_paired(keys.type, width))
-    dot_all<PairedBF16>(keys, count, Q, Q_stride, rows, width, next, S);
-  else if (keys.type == Type::bf16)
-    dot_all<BF16>(keys, count, Q, Q_stride, rows, width, next, S);
+HWY_INLINE void row_products(Reading as, const StepTile& keys, Int64 count, const float* Q, Int64 Q_stride, Int64 width,
+                             Int64 rows, const DecodePrefetch& next, float* S) {
+  if (as == Reading::f32) dot_all<float>(keys, count, Q, Q_stride, rows, width, next, S);
+  if (as == Reading::f16) dot_all<F16>(keys, count, Q, Q_stride, rows, width, next, S);
+  if (as == Reading::bf16) dot_all<BF16>(keys, count, Q, Q_stride, rows, width, next, S);
+  if (as == Reading::paired_bf16) dot_all<PairedBF16>(keys, count, Q, Q_stride, rows, width, next, S);
+  if (as == Reading::i8) dot_all<Int8>(keys, count, Q, Q_stride, rows, width, next, S);
+  if (as == Reading::e4m3) dot_all<EachE4M3>(keys, count, Q, Q_stride, rows, width, next, S);
+#if HWY_TARGET == HWY_AVX3
+  if (as == Reading::tabled_e4m3) dot_all<TabledE4M3>(keys, count, Q, Q_stride, rows, width, next, S);
+#endif
 }
 
 // The same times the keys' scales, which `source` has; `keys` are its rows as products read them. Where groups of dims
 // have scales of their own, their products are scaled one by one, in order.
 HWY_INLINE void scaled_products(const StepTile& source, const StepTile& keys, Int64 count, const float* Q, Int64 width,
                                 Int64 rows, const DecodePrefetch& next, float* S, float* part) {
+  const Reading as = reading_of(keys.type, width);  // and so each group of dims
   if (source.groups == 1) {
-    row_products(keys, count, Q, width, width, rows, next, S);
+    row_products(as, keys, count, Q, width, width, rows, next, S);
     return multiply_by_scales(source, 0, count, rows, S, S);
   }
   for (Int64 g = 0, d = 0; g < source.groups; ++g, d += scale_width) {
     float* out = g == 0 ? S : part;
-    row_products(from_dim(keys, count, d), count, Q + d, width, lesser(scale_width, width - d), rows,
+    row_products(as, from_dim(keys, count, d), count, Q + d, width, lesser(scale_width, width - d), rows,
                  g == 0 ? next : DecodePrefetch{}, out);
     multiply_by_scales(source, g, count, rows, out, out);
     if (g > 0) add_numbers(part, count, rows, S);
@@ -168,34 +166,39 @@ HWY_INLINE void decode_softmax(Int64 count, float* S, float* m, double* l, float
 }
 
 // O += P V, of `Dv` dims.
-HWY_INLINE void add_products(const StepTile& V, Int64 count, const float* P, Int64 rows, const DecodePrefetch& next,
-                             Int64 Dv, float* O, Int64 O_stride) {
-  if (V.type == Type::f32) add_all_values<float>(V, count, P, rows, next, Dv, O, O_stride);
-  if (V.type == Type::f16) add_all_values<F16>(V, count, P, rows, next, Dv, O, O_stride);
-  if (is_paired(V.type, Dv))
-    add_all_values<PairedBF16>(V, count, P, rows, next, Dv, O, O_stride);
-  else if (V.type == Type::bf16)
-    add_all_values<BF16>(V, count, P, rows, next, Dv, O, O_stride);
+HWY_INLINE void add_products(Reading as, const StepTile& V, Int64 count, const float* P, Int64 rows,
+                             const DecodePrefetch& next, Int64 Dv, float* O, Int64 O_stride) {
+  if (as == Reading::f32) add_all_values<float>(V, count, P, rows, next, Dv, O, O_stride);
+  if (as == Reading::f16) add_all_values<F16>(V, count, P, rows, next, Dv, O, O_stride);
+  if (as == Reading::bf16) add_all_values<BF16>(V, count, P, rows, next, Dv, O, O_stride);
+  if (as == Reading::paired_bf16) add_all_values<PairedBF16>(V, count, P, rows, next, Dv, O, O_stride);
+  if (as == Reading::i8) add_all_values<Int8>(V, count, P, rows, next, Dv, O, O_stride);
+  if (as == Reading::e4m3) add_all_values<EachE4M3>(V, count, P, rows, next, Dv, O, O_stride);
+#if HWY_TARGET == HWY_AVX3
+  if (as == Reading::tabled_e4m3) add_all_values<TabledE4M3>(V, count, P, rows, next, Dv, O, O_stride);
+#endif
 }
 
 // O += P V with V's scales, which `source` has and P takes in.
 HWY_INLINE void decode_values(const StepTile& source, const StepTile& V, Int64 count, Int64 rows,
                               const DecodePrefetch& next, const DecodeBlock& s) {
+  const Reading as = reading_of(V.type, s.O_stride);
   if (source.groups == 1) {
     multiply_by_scales(source, 0, count, rows, s.S, s.S);
-    return add_products(V, count, s.S, rows, next, s.O_stride, s.O, s.O_stride);
+    return add_products(as, V, count, s.S, rows, next, s.O_stride, s.O, s.O_stride);
   }
   for (Int64 g = 0, d = 0; g < source.groups; ++g, d += scale_width) {
     multiply_by_scales(source, g, count, rows, s.S, s.part);
-    add_products(from_dim(V, count, d), count, s.part, rows, g == 0 ? next : DecodePrefetch{},
+    add_products(as, from_dim(V, count, d), count, s.part, rows, g == 0 ? next : DecodePrefetch{},
                  lesser(scale_width, s.O_stride - d), s.O + d, s.O_stride);
   }
 }
 
 // A row of q or qv, times the scores' factor, in the order in which rows of `keys` are widened.
 HWY_INLINE void load_query(const Rows& source, Int64 i, const KeyRows& keys, Int64 width, float factor, float* out) {
-  if (!is_paired(keys.type, width))
-    return widen_row(source, i, width, factor * (is_moved(keys.type, width) ? moved_factor : 1), out);
+  const Reading as = reading_of(keys.type, width);
+  if (as != Reading::paired_bf16)
+    return widen_row(source, i, width, factor * (as == Reading::e4m3 ? e4m3_factor : 1), out);
   HWY_ALIGN float in_order[576];
   widen_row(source, i, width, factor, in_order);
   for (Int64 d = 0; d < width; d += pair_width) {
@@ -250,11 +253,12 @@ HWY_INLINE void store_partials(const DecodeJob& job, const DecodeBlock& s) {
     float* out = job.partials + row * job.row_stride;
     out[0] = s.m[row], out[1] = static_cast<float>(s.l[row]);
     const float* O = s.O + row * s.O_stride;
-    if (is_paired(any.v.type, any.Dv))
+    const Reading as = reading_of(any.v.type, any.Dv);
+    if (as == Reading::paired_bf16)
       for (Int64 d = 0; d < any.Dv; d += pair_width)
         hn::StoreInterleaved2(load(O + d), load(O + d + lanes), FloatTag(), out + 2 + d);
     else
-      for (Int64 d = 0; d < any.Dv; ++d) out[2 + d] = is_moved(any.v.type, any.Dv) ? O[d] * moved_factor : O[d];
+      for (Int64 d = 0; d < any.Dv; ++d) out[2 + d] = as == Reading::e4m3 ? O[d] * e4m3_factor : O[d];
   }
 }
 
@@ -267,19 +271,30 @@ HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* 
   // Rows that a job lacks are computed from zeros, and lanes behind the last key are overwritten: nobody looks at them.
   fill(s.S, decode_rows * block_q, 0);
   for (Int64 n = 0; n < count; ++n) start_decode(jobs[n], s.job(n));
-  StepKeys steps[2];  // this one and the next
-  int turn = 0;
-  steps[turn].find(any, step_from(keys.begin, keys));
-  for (Int64 j = keys.begin; j < keys.end; j += decode_step)
+  Int64 K_from_first[decode_jobs], V_from_first[decode_jobs];
+  for (Int64 n = 0; n < count; ++n) {
+    K_from_first[n] = jobs[n].heads[0].k.base - any.k.base;
+    V_from_first[n] = jobs[n].heads[0].v.base - any.v.base;
+  }
+  StepKeys steps[2], firsts[2];  // of this job and the next; of the first job, in this step and the next
+  int turn = 0, first = 0;
+  firsts[first].find(any, step_from(keys.begin, keys));
+  for (Int64 j = keys.begin; j < keys.end; j += decode_step, first ^= 1) {
+    StepKeys& ahead = firsts[first ^ 1];
+    ahead.find(any, step_from(j + decode_step, keys));
+    prefetch_first_lines(ahead.K, ahead.keys.size());
+    prefetch_first_lines(ahead.V, ahead.keys.size());
+    RowStream K_ahead, V_ahead;
+    K_ahead.start(ahead.K, ahead.keys.size(), K_from_first, count, any.D);
+    V_ahead.start(ahead.V, ahead.keys.size(), V_from_first, count, any.Dv);
     for (Int64 n = 0; n < count; ++n, turn ^= 1) {
-      const bool last = n + 1 == count;
-      StepKeys& next = steps[turn ^ 1];
-      if (last)
-        next.find(any, step_from(j + decode_step, keys));
-      else
-        next.find_beside(steps[turn], jobs[n + 1].heads[0]);
-      decode_step_of(jobs[n], steps[turn], DecodePrefetch(next, any.D, any.Dv), s.job(n));
+      const StepKeys& step = n == 0 ? firsts[first] : steps[turn];
+      StepKeys& beside = steps[turn ^ 1];
+      if (n + 1 < count) beside.find_beside(step, jobs[n + 1].heads[0]);
+      const bool unread = j == keys.begin && n + 1 < count;
+      decode_step_of(jobs[n], step, {&K_ahead, &V_ahead, unread ? &beside : nullptr, any.D, any.Dv}, s.job(n));
     }
+  }
   for (Int64 n = 0; n < count; ++n) store_partials(jobs[n], s.job(n));
 }
 

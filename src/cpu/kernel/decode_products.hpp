@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of few rows with many keys, for decoding: K and V are read in place, 16-bit numbers are widened in
-// registers, 8-bit ones on their way through scratch, and the next step's rows are prefetched meanwhile. Included by
-// cpu/isa/*.cpp inside their target region.
+// Products of few rows with many keys, for decoding: K and V are read in place, their numbers widened in registers
+// (decode_numbers.hpp), and the next step's rows are prefetched meanwhile. Included by cpu/isa/*.cpp inside their
+// target region.
 #pragma once
 
 #if HWY_TARGET == HWY_AVX3
@@ -35,28 +35,6 @@ HWY_INLINE Vec sums_of(const Vec (&x)[lanes]) {
 #endif
 }
 
-// bf16 in rows whose length is a multiple of two vectors. Two vectors at a time are widened by one instruction each if
-// the first gets the numbers with even places and the second those with odd ones; rows of Q and O are then kept in that
-// order.
-struct PairedBF16 {
-  UInt16 bits;
-};
-inline constexpr Int64 pair_width = 2 * lanes;
-
-template <class T>
-HWY_INLINE void widen_two(const T* p, Vec (&out)[2]) {
-  out[0] = widen_vector(p), out[1] = widen_vector(p + lanes);
-}
-HWY_INLINE void widen_two(const PairedBF16* p, Vec (&out)[2]) {
-  const auto both = hn::BitCast(IntTag(), load(reinterpret_cast<const float*>(p)));
-  out[0] = hn::BitCast(FloatTag(), hn::ShiftLeft<16>(both));
-  out[1] = hn::BitCast(FloatTag(), hn::And(both, hn::Set(IntTag(), -65536)));
-}
-// Such rows have no single vector.
-HWY_INLINE Vec widen_vector(const PairedBF16*) { return hn::Zero(FloatTag()); }
-
-HWY_INLINE bool is_paired(Type type, Int64 width) { return type == Type::bf16 && width % pair_width == 0; }
-
 // The products of a few keys with a few rows of Q, which fill a vector: out[row][key].
 template <class T, int rows>
 HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, Int64 Q_stride, Int64 D, float* out) {
@@ -64,20 +42,20 @@ HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, 
   Vec sums[lanes];
   TESSERA_UNROLL
   for (int n = 0; n < lanes; ++n) sums[n] = hn::Zero(FloatTag());
+  constexpr int together = vectors_together<T>;
   Int64 d = 0;
-  for (; d + pair_width <= D; d += pair_width) {
-    Vec q[rows][2];
+  for (; d + together * lanes <= D; d += together * lanes) {
+    Vec q[rows][together];
     TESSERA_UNROLL
-    for (int r = 0; r < rows; ++r) q[r][0] = load(Q + r * Q_stride + d), q[r][1] = load(Q + r * Q_stride + d + lanes);
+    for (int r = 0; r < rows; ++r) TESSERA_UNROLL
+    for (int c = 0; c < together; ++c) q[r][c] = load(Q + r * Q_stride + d + c * lanes);
     TESSERA_UNROLL
     for (int k = 0; k < count; ++k) {
-      Vec key[2];
-      widen_two(keys[k] + d, key);
+      Vec key[together];
+      widen_several(keys[k] + d, key);
       TESSERA_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        Vec& sum = sums[r * count + k];
-        sum = hn::MulAdd(key[1], q[r][1], hn::MulAdd(key[0], q[r][0], sum));
-      }
+      for (int r = 0; r < rows; ++r) TESSERA_UNROLL
+      for (int c = 0; c < together; ++c) sums[r * count + k] = hn::MulAdd(key[c], q[r][c], sums[r * count + k]);
     }
   }
   if (d < D) TESSERA_UNROLL
@@ -108,20 +86,53 @@ struct StepKeys {
   }
 };
 
-// Prefetches the rows of K and V that the next step will read; without a step, none. K's while K is read and V's while
-// V is, so that memory is busy all the time.
-struct DecodePrefetch {
-  const StepKeys* next = nullptr;
-  Int64 count = 0, D = 0, Dv = 0;
+// Rows of the next step, of all the jobs of a task, to be prefetched: a key's rows of every head before the next key's,
+// for that is how they lie in [B,N,H,D] and in pages. Hardware prefetchers follow such a stream, and a page of the
+// processor's is looked up long before its first row is read.
+class RowStream {
+ public:
+  HWY_INLINE void start(const StepTile& tile, Int64 count, const Int64 (&from_first)[decode_jobs], Int64 jobs,
+                        Int64 width) {
+    rows = &tile, heads = from_first, left = count * jobs, last = jobs - 1, bytes = width * bytes_each(tile.type);
+    key = head = 0;
+  }
+  // One row.
+  HWY_INLINE void advance() {
+    if (left <= 0) return;
+    // Of an entry outside of the pool this is the address of nothing, which does no harm.
+    const UInt64 row = __builtin_bit_cast(UInt64, rows->row(key)) + UInt64(heads[head]);
+    for (Int64 at = 0; at < bytes; at += 64)
+      __builtin_prefetch(__builtin_bit_cast(const char*, row + UInt64(at)), 0, 2);
+    --left, head = head == last ? 0 : head + 1, key += head == 0;
+  }
 
-  DecodePrefetch() = default;
-  HWY_INLINE DecodePrefetch(const StepKeys& next, Int64 D, Int64 Dv) :
-      next(&next), count(next.keys.size()), D(D), Dv(Dv) {}
+ private:
+  const StepTile* rows = nullptr;
+  const Int64* heads = nullptr;  // bytes from the first job's rows
+  Int64 left = 0, last = 0, bytes = 0, key = 0, head = 0;
+};
+
+// The first lines of keys in pages, which may lie anywhere, before their rows are prefetched one after another: the
+// processor looks up several of its own pages at a time.
+HWY_INLINE void prefetch_first_lines(const StepTile& tile, Int64 count) {
+  for (Int64 r = 0; r < count && tile.in_pool; ++r) __builtin_prefetch(tile.row(r), 0, 2);
+}
+
+// What is prefetched while a job's keys are read: K's rows meanwhile, and V's while its values are, so that memory is
+// busy all the time. The first step of a task was not prefetched by one before: there each job also does it for the
+// next.
+struct DecodePrefetch {
+  RowStream *K = nullptr, *V = nullptr;
+  const StepKeys* beside = nullptr;
+  Int64 D = 0, Dv = 0;
+
   HWY_INLINE void prefetch_key(Int64 j) const {
-    if (j < count) prefetch_row(next->K, j, D);
+    if (beside && j < beside->keys.size()) prefetch_row(beside->K, j, D);
+    if (K) K->advance();
   }
   HWY_INLINE void prefetch_value(Int64 j) const {
-    if (j < count) prefetch_row(next->V, j, Dv);
+    if (beside && j < beside->keys.size()) prefetch_row(beside->V, j, Dv);
+    if (V) V->advance();
   }
 };
 
@@ -130,39 +141,12 @@ template <class T>
 HWY_INLINE const T* row_of(const StepTile& tile, Int64 r) {
   return reinterpret_cast<const T*>(tile.row(r));
 }
-// Rows that were widened into scratch: f32, or f16 at the places of f32.
+// Rows that were widened into scratch.
 HWY_INLINE StepTile in_scratch(const float* rows, Int64 stride) {
   StepTile tile;
   tile.type = Type::f32, tile.scaled = false;
   for (Int64 r = 0; r < decode_step; ++r) tile.rows[r] = reinterpret_cast<const char*>(rows + r * stride);
   return tile;
-}
-
-// e4m3 becomes f16 by moving its bits, subnormal numbers included, if what f16 says is taken 2^8 times. That is cheaper
-// than f32, which normalises every number. Rows whose length is a multiple of a vector go this way; Q takes the factor
-// in, and O in the end.
-HWY_INLINE bool is_moved(Type type, Int64 width) { return type == Type::e4m3 && width % lanes == 0; }
-inline constexpr float moved_factor = 256;
-
-template <class Words>
-HWY_INLINE void move_numbers(Words words, const E4M3* from, UInt16* to) {
-  const hn::Rebind<int8_t, Words> bytes;
-  const auto bits = hn::PromoteTo(words, hn::LoadU(bytes, reinterpret_cast<const int8_t*>(from)));
-  const auto largest = hn::Set(words, 0x7f);
-  const auto moved = hn::AndNot(hn::Set(words, 0x4000), hn::ShiftLeft<7>(bits));  // the sign is in two bits
-  const auto is_nan = hn::Eq(hn::And(bits, largest), largest);
-  hn::StoreU(hn::IfThenElse(is_nan, hn::Set(words, 0x7e00), moved), words, reinterpret_cast<int16_t*>(to));
-}
-
-HWY_INLINE void move_rows(const StepTile& keys, Int64 count, Int64 width, float* out) {
-  const hn::ScalableTag<int16_t> words;
-  for (Int64 r = 0; r < count; ++r) {
-    const E4M3* from = row_of<E4M3>(keys, r);
-    auto* to = reinterpret_cast<UInt16*>(out + r * width);
-    Int64 d = 0;
-    for (; d + pair_width <= width; d += pair_width) move_numbers(words, from + d, to + d);
-    if (d < width) move_numbers(hn::Half<hn::ScalableTag<int16_t>>(), from + d, to + d);
-  }
 }
 
 // Rows of numbers, one per key, times the keys' scales of a group of dims.
@@ -227,6 +211,7 @@ HWY_INLINE void dot_all(const StepTile& K, Int64 count, const float* Q, Int64 Q_
 template <class T, int rows, int cols>
 HWY_INLINE void add_values_block(const StepTile& V, Int64 d, Int64 count, const float* P, const DecodePrefetch& next,
                                  float* O, Int64 O_stride) {
+  constexpr int together = vectors_together<T>;
   Vec sums[rows][cols];
   TESSERA_UNROLL
   for (int r = 0; r < rows; ++r) TESSERA_UNROLL
@@ -238,14 +223,12 @@ HWY_INLINE void add_values_block(const StepTile& V, Int64 d, Int64 count, const 
     TESSERA_UNROLL
     for (int r = 0; r < rows; ++r) weight[r] = set(P[r * block_q + j]);
     TESSERA_UNROLL
-    for (int c = 0; c + 2 <= cols; c += 2) {
-      Vec value[2];
-      widen_two(row + c * lanes, value);
+    for (int c = 0; c + together <= cols; c += together) {
+      Vec value[together];
+      widen_several(row + c * lanes, value);
       TESSERA_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        sums[r][c] = hn::MulAdd(weight[r], value[0], sums[r][c]);
-        sums[r][c + 1] = hn::MulAdd(weight[r], value[1], sums[r][c + 1]);
-      }
+      for (int r = 0; r < rows; ++r) TESSERA_UNROLL
+      for (int n = 0; n < together; ++n) sums[r][c + n] = hn::MulAdd(weight[r], value[n], sums[r][c + n]);
     }
     if (cols == 1) {
       const Vec value = widen_vector(row);
@@ -268,8 +251,9 @@ HWY_NOINLINE void add_values_of(const StepTile& V, Int64 count, const float* P, 
   Int64 d = 0;
   for (; d + cols * lanes <= Dv; d += cols * lanes)
     add_values_block<T, rows, cols>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
-  for (; d + pair_width <= Dv; d += pair_width)
-    add_values_block<T, rows, 2>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
+  constexpr int together = vectors_together<T>;
+  for (; d + together * lanes <= Dv; d += together * lanes)
+    add_values_block<T, rows, together>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
   for (; d < Dv; d += lanes)
     add_values_block<T, rows, 1>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
 }
