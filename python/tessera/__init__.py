@@ -8,11 +8,11 @@ tessera.torch and tessera.jax are differentiable, tessera.flash_attn has FlashAt
 tessera.transformers registers an attention implementation with Hugging Face transformers. See docs/python.md.
 """
 from ._abi import version as _version
-from ._api import (PAGE_OUTSIDE_POOL, Gradients, Plan, attention, backward, dropout_mask, forward, info, merge,
-                   plan)
+from ._api import (BEYOND_BOUNDS, PAGE_OUTSIDE_POOL, Gradients, Plan, attention, backward, dropout_mask, forward, info,
+                   merge, plan)
 from ._append import append
 from ._options import AttentionOptions
 
 __version__ = _version()
-__all__ = ["PAGE_OUTSIDE_POOL", "AttentionOptions", "Gradients", "Plan", "append", "attention", "backward",
-           "dropout_mask", "forward", "info", "merge", "plan"]
+__all__ = ["BEYOND_BOUNDS", "PAGE_OUTSIDE_POOL", "AttentionOptions", "Gradients", "Plan", "append", "attention",
+           "backward", "dropout_mask", "forward", "info", "merge", "plan"]
