@@ -2,6 +2,7 @@
 // Opens libvulkan.so.1 and finds its functions; see loader.hpp.
 #include "vulkan/loader.hpp"
 
+#include "core/environment.hpp"
 #include "core/failure.hpp"
 #include "core/fork.hpp"
 #include "core/once.hpp"
@@ -36,15 +37,17 @@ std::string name_of(VkResult result) {
 Loader missing(std::string reason) { return {nullptr, VK_NULL_HANDLE, std::move(reason)}; }
 
 Loader open_loader() {
-  const cuda::SharedLibrary library({"libvulkan.so.1"});
+  const char* wanted = environment("TESSERA_VULKAN");
+  const std::string name = wanted && *wanted ? wanted : "libvulkan.so.1";
+  const cuda::SharedLibrary library({name});
   if (!library.is_open())
-    return missing(text("there is no Vulkan: libvulkan.so.1 could not be opened (", library.error(), ")"));
+    return missing(text("there is no Vulkan: ", name, " could not be opened (", library.error(), ")"));
   Loader loader;
   loader.get_proc = reinterpret_cast<PFN_vkGetInstanceProcAddr>(library.symbol("vkGetInstanceProcAddr"));
   const auto create = loader.get_proc
                           ? reinterpret_cast<PFN_vkCreateInstance>(loader.get_proc(VK_NULL_HANDLE, "vkCreateInstance"))
                           : nullptr;
-  if (!create) return missing("libvulkan.so.1 is no Vulkan loader: it has no vkCreateInstance");
+  if (!create) return missing(text(name, " is no Vulkan loader: it has no vkCreateInstance"));
   auto application = of_type<VkApplicationInfo>(VK_STRUCTURE_TYPE_APPLICATION_INFO);
   application.pEngineName = "tessera", application.apiVersion = VK_API_VERSION_1_2;
   auto info = of_type<VkInstanceCreateInfo>(VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO);

@@ -34,7 +34,7 @@ std::int32_t chunks(std::int64_t dims) { return dims <= chunk ? 1 : dims <= 2 * 
 
 // Rounds of the loops over one tile: loads and products. Loops over an invocation's own numbers are unrolled.
 double product_rounds(std::int64_t dims) { return static_cast<double>(ceil_div(dims, chunk)) * 86; }
-double sum_rounds(std::int64_t dims) { return static_cast<double>(ceil_div(dims, chunk)) * 42; }
+double sum_rounds(std::int64_t dims) { return static_cast<double>(ceil_div(dims, chunk)) * 45; }
 double dropout_rounds(const Problem& p) { return p.options.dropout > 0 ? 170 : 0; }
 double tiles_of(std::int64_t length) { return static_cast<double>(ceil_div(length, tile)) + 1; }
 

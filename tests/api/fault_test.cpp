@@ -333,7 +333,8 @@ std::string plain(const std::string& info) {
 
 // What was told without memory must not be kept.
 TEST(Faults, Info) {
-  setenv("TESSERA_NVRTC", "/nowhere/libnvrtc.so", 1);  // the real one ends a process in which it cannot allocate
+  setenv("TESSERA_NVRTC", "/nowhere/libnvrtc.so", 1);      // the real one ends a process in which it cannot allocate
+  setenv("TESSERA_VULKAN", "/nowhere/libvulkan.so.1", 1);  // the real one takes it for a driver that does not fit
   const auto hash = [](const char* info) { return std::hash<std::string>()(plain(info)); };
   const Report whole = in_child([&](Report& r) {
     fail_allocations(0);

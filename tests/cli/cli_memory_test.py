@@ -48,7 +48,8 @@ class Server:
         self.program = subprocess.Popen(
             [TESSERA, *arguments], stdout=self.said, stderr=self.said, pass_fds=(first, first + 1),
             env={**os.environ, "LD_PRELOAD": FAILING_MEMORY, "FAILING_MEMORY": str(first),
-                 "TESSERA_NVRTC": "/nowhere/libnvrtc.so"})  # the real one ends a process in which it cannot allocate
+                 "TESSERA_NVRTC": "/nowhere/libnvrtc.so",  # the real one ends a process in which it cannot allocate
+                 "TESSERA_VULKAN": "/nowhere/libvulkan.so.1"})  # the real one takes it for a driver that does not fit
         for descriptor in (orders, write_answers, first, first + 1):
             os.close(descriptor)
 

@@ -58,5 +58,16 @@ INSTANTIATE_TEST_SUITE_P(All, VulkanCases,
                                          Part{"random", 0, 1, "vk_tiled", 1e6}, Part{"corner", 0, 6, "vk_naive", 1e6},
                                          Part{"random", 3, 10, "vk_naive", 1e6}));
 
+// A broadcast V and a scale of 0: hundreds of equal terms, which a single chain of additions rounds the same way.
+class VulkanSums : public VulkanWith<const char*> {};
+
+TEST_P(VulkanSums, EqualTermsStayExact) {
+  const CaseReport report = run_case(random_case(20490), Execution{.device = vulkan_device, .kernel = GetParam()});
+  expect_ok(report);
+  EXPECT_FALSE(report.skipped);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, VulkanSums, testing::Values("vk_tiled", "vk_naive"));
+
 }  // namespace
 }  // namespace tessera::test

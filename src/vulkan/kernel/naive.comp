@@ -23,17 +23,23 @@ float dot_of(uint64_t a, int a_kind, uint64_t b, int b_kind, int width) {
 
 int own_dim(int n) { return int(gl_LocalInvocationIndex) + n * THREADS; }
 
-void add_row(inout float sums[OWN], float factor, uint64_t row, int kind, int width) {
+// An invocation's dims of a sum over many rows, and what rounding took from them: without tiles the sum is one long
+// chain, and equal terms, of a broadcast V, all round the same way.
+struct Sums { float of[OWN], lost[OWN]; };
+const Sums nothing = Sums(float[OWN](0.0, 0.0, 0.0, 0.0), float[OWN](0.0, 0.0, 0.0, 0.0));
+
+void add_row(inout Sums sums, float factor, uint64_t row, int kind, int width) {
   [[unroll]] for (int n = 0; n < OWN; ++n)
     if (own_dim(n) < width)
-      sums[n] = fma(factor, number_at(row + uint64_t(own_dim(n)) * element_bytes(kind), kind), sums[n]);
+      add_compensated(sums.of[n], sums.lost[n],
+                      factor * number_at(row + uint64_t(own_dim(n)) * element_bytes(kind), kind));
 }
 
-void store_row(uint64_t row, int kind, int width, float sums[OWN], float factor, bool accumulate) {
+void store_row(uint64_t row, int kind, int width, Sums sums, float factor, bool accumulate) {
   [[unroll]] for (int n = 0; n < OWN; ++n) {
     if (own_dim(n) >= width) continue;
     const uint64_t at = row + uint64_t(own_dim(n)) * element_bytes(kind);
-    put_number(at, kind, accumulate ? sums[n] * factor + number_at(at, kind) : sums[n] * factor);
+    put_number(at, kind, accumulate ? sums.of[n] * factor + number_at(at, kind) : sums.of[n] * factor);
   }
 }
 
@@ -48,14 +54,15 @@ void forward() {
   const HeadScores head = head_scores(x, given.launch, place.b, place.h, given.kind.bias);
   const uint64_t q = row_of(x.q, place.b, token, place.h, given.kind.q);
 
-  float o[OWN] = float[OWN](0.0, 0.0, 0.0, 0.0), m = lowest, l = 0.0, lost = 0.0, unused = 0.0;
+  Sums o = nothing;
+  float m = lowest, l = 0.0, lost = 0.0, unused = 0.0;
   const Range keys = visible_keys(s.mask, Range(i, i + 1));
   for (int64_t j = keys.begin; j < keys.end; ++j) {
     const uint64_t k = row_of(x.k, place.b, s.k_begin + j, place.kv, given.kind.q);
     const float S = score_of(x, s, head, dot_of(q, given.kind.q, k, given.kind.q, D), i, j, unused);
     if (S <= hidden) continue;
     const float top = max(m, S), alpha = exp2_of(m - top), P = exp2_of(S - top);
-    [[unroll]] for (int n = 0; n < OWN; ++n) o[n] *= alpha;
+    [[unroll]] for (int n = 0; n < OWN; ++n) o.of[n] *= alpha, o.lost[n] *= alpha;
     l *= alpha, lost *= alpha, m = top;
     add_compensated(l, lost, P);
     add_row(o, P * keep_of(x, head, i, j), row_of(x.v, place.b, s.k_begin + j, place.kv, given.kind.q), given.kind.q, Dv);
@@ -106,7 +113,7 @@ void query_gradient() {
   const DeviceSequence s = place.s;
   const int64_t i = place.first;
   const HeadScores head = head_scores(p.x, given.launch, place.b, place.h, given.kind.bias);
-  float dq[OWN] = float[OWN](0.0, 0.0, 0.0, 0.0);
+  Sums dq = nothing;
   const Range keys = visible_keys(s.mask, Range(i, i + 1));
   for (int64_t j = keys.begin; j < keys.end; ++j) {
     const Pair pair = pair_of(given, s, head, place.kv, i, j);
@@ -124,7 +131,7 @@ void key_gradients() {
   if (!key_place(p.x, given.launch.blocks, 1, place)) return;
   const DeviceSequence s = place.s;
   const int64_t j = place.first, token = s.k_begin + j;
-  float dk[OWN] = float[OWN](0.0, 0.0, 0.0, 0.0), dv[OWN] = dk;
+  Sums dk = nothing, dv = nothing;
   const Range queries = visible_queries(s.mask, Range(j, j + 1));
   for (int h = place.h; h < place.h + p.x.Hq / p.x.Hk; ++h) {
     const HeadScores head = head_scores(p.x, given.launch, place.b, h, given.kind.bias);

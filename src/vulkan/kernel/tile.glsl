@@ -84,18 +84,24 @@ void multiply(Rows rows, Rows columns, bool loaded, out float S[16]) {
 int own_place(int n) { return own_column(n % 4) * ROWS + own_row(n / 4); }
 
 // sum += tile . columns, for dims d0 to d0 + 63: the thread has 4 rows, and of the dims 4 t to 4 t + 3, both halves.
-// The tile is in weights or in gradients, whole: a barrier is in here.
+// The tile is in weights or in gradients, whole: a barrier is in here. Sums of 16 terms first, which round less: equal
+// terms, of a broadcast V, all round the same way.
 #define ADD_PRODUCT(name, tile)                                                                     \
   void name(Rows columns, int d0, inout float sum[32]) {                                            \
     barrier();                                                                                      \
     load_plain(columns, d0);                                                                        \
     barrier();                                                                                      \
-    for (int j = 0; j < COLS; ++j) {                                                                \
-      float a[4], b[8];                                                                             \
-      [[unroll]] for (int n = 0; n < 4; ++n) a[n] = tile[j * ROWS + own_row(n)];                    \
-      [[unroll]] for (int n = 0; n < 8; ++n)                                                        \
-        b[n] = column_operand[j * CHUNK + n / 4 * 32 + own_column(n % 4)];                          \
-      [[unroll]] for (int n = 0; n < 32; ++n) sum[n] = fma(a[n / 8], b[n % 8], sum[n]);             \
+    for (int j1 = 0; j1 < COLS; j1 += 16) {                                                         \
+      float part[32];                                                                               \
+      [[unroll]] for (int n = 0; n < 32; ++n) part[n] = 0.0;                                        \
+      for (int j = j1; j < j1 + 16; ++j) {                                                          \
+        float a[4], b[8];                                                                           \
+        [[unroll]] for (int n = 0; n < 4; ++n) a[n] = tile[j * ROWS + own_row(n)];                  \
+        [[unroll]] for (int n = 0; n < 8; ++n)                                                      \
+          b[n] = column_operand[j * CHUNK + n / 4 * 32 + own_column(n % 4)];                        \
+        [[unroll]] for (int n = 0; n < 32; ++n) part[n] = fma(a[n / 8], b[n % 8], part[n]);         \
+      }                                                                                             \
+      [[unroll]] for (int n = 0; n < 32; ++n) sum[n] += part[n];                                    \
     }                                                                                               \
   }
 ADD_PRODUCT(add_weighted, weights)
