@@ -2,6 +2,7 @@
 // Waiting with a limit, agreement and seals; see communicator.hpp.
 #include "dist/communicator.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <sstream>
 #include <thread>
@@ -39,6 +40,10 @@ void pause(int& tries) {
   else
     std::this_thread::sleep_for(std::chrono::microseconds(tries < 1024 ? 50 : 500));
 }
+
+// A rank that has not looked for longer was stopped, perhaps with all others (a job that is suspended): it looks again
+// before it complains.
+constexpr std::chrono::seconds longest_pause{1};
 
 }  // namespace
 
@@ -108,14 +113,17 @@ void Line::poll() {
 
 void Line::wait(UInt64 group) {
   const auto limit = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
-  Clock::time_point since = Clock::now();
+  Clock::duration waited{};
+  Clock::time_point last = Clock::now();
   for (int tries = 0;; pause(tries)) {
     const UInt64 before = complete;
     const std::set<int> missing = progress();
     listen();
     if (complete >= group) return;
-    if (complete != before) since = Clock::now();
-    if (Clock::now() < since + limit) continue;
+    const Clock::time_point now = Clock::now();
+    waited = complete != before ? Clock::duration{} : waited + std::min<Clock::duration>(now - last, longest_pause);
+    last = now;
+    if (waited < limit) continue;
     std::ostringstream sentence;
     sentence << "no answer within " << timeout << " s from rank" << (missing.size() == 1 ? "" : "s");
     for (const int r : missing) sentence << (r == *missing.begin() ? " " : ", ") << r;

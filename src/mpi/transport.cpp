@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages over MPI; see transport.hpp. Nothing here waits: MPI_Test is all that makes progress, and deadlines are
-// the caller's.
+// Messages over MPI; see transport.hpp. Nothing here waits, but for a quarter of a second
+// after a failure: MPI_Test is all that makes progress, and deadlines are the caller's.
 #include "mpi/transport.hpp"
 
 #include <algorithm>
@@ -32,6 +32,9 @@ void require(const char* call, int code) {
   if (code != MPI_SUCCESS) report(call, code);
 }
 
+// For how long a rank that fails sees to it that its sentence leaves.
+constexpr std::chrono::milliseconds longest_farewell{250};
+
 // A part of a message.
 struct Part {
   MPI_Request request = MPI_REQUEST_NULL;
@@ -61,6 +64,7 @@ class MpiTransport : public Transport {
       require("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(c, MPI_ERRORS_RETURN));
     MPI_Comm_rank(rows, &me);
     MPI_Comm_size(rows, &size);
+    telling.assign(std::size_t(size), MPI_REQUEST_NULL);
     require("MPI_Irecv",
             MPI_Irecv(word->data(), int(word->size()), MPI_BYTE, MPI_ANY_SOURCE, notice_tag, control, &listening));
   }
@@ -142,15 +146,18 @@ class MpiTransport : public Transport {
     auto* text = new (std::nothrow) std::array<char, notice_bytes>{};  // MPI may read it after this object is gone
     if (!text) return;
     std::memcpy(text->data(), sentence, strnlen(sentence, notice_bytes - 1));
-    for (int r = 0; r < size; ++r) {
-      MPI_Request request = MPI_REQUEST_NULL;
-      if (r == me ||
-          MPI_Isend(text->data(), int(notice_bytes), MPI_BYTE, r, notice_tag, control, &request) != MPI_SUCCESS)
-        continue;
-      int complete = 0;
-      for (int tries = 0; tries < 100 && !complete; ++tries) MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
-      if (!complete) MPI_Request_free(&request);
+    for (int r = 0; r < size; ++r)
+      if (r != me && MPI_Isend(text->data(), int(notice_bytes), MPI_BYTE, r, notice_tag, control,
+                               &telling[std::size_t(r)]) != MPI_SUCCESS)
+        telling[std::size_t(r)] = MPI_REQUEST_NULL;
+    // It may have to queue behind rows, and after this call nobody may ask MPI for progress any more.
+    const auto end = Clock::now() + longest_farewell;
+    for (int told = 0; !told;) {
+      if (MPI_Testall(size, telling.data(), &told, MPI_STATUSES_IGNORE) != MPI_SUCCESS || Clock::now() > end) break;
+      if (!told) std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
+    for (MPI_Request& request : telling)
+      if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
     for (Part& part : parts)
       if (part.request != MPI_REQUEST_NULL && !group[part.message].send) MPI_Cancel(&part.request);
     group.clear(), parts.clear();
@@ -163,6 +170,7 @@ class MpiTransport : public Transport {
   std::vector<tessera_message> group;
   std::vector<Part> parts;
   MPI_Request listening = MPI_REQUEST_NULL;
+  std::vector<MPI_Request> telling;  // by rank: word of a failure here, which must not need memory then
   std::unique_ptr<std::array<char, notice_bytes>> word = std::make_unique<std::array<char, notice_bytes>>();
   std::optional<std::string> heard;
 };

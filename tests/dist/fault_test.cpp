@@ -281,5 +281,28 @@ TEST(Faults, TensorsThatARankMayNotGive) {
   EXPECT_EQ(said([](Inputs&, Saved&, Gradients& g) { g.dsinks = g.dq; }), "dsinks: is given without sinks");
 }
 
+// A communicator of two ranks whose process is stopped, as a batch system suspends a whole job, while it asks for the
+// first time. The other rank's answer comes after that.
+class Suspended : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  void start(std::span<const Message>) override {}
+  std::vector<bool> test() override {
+    if (asked++ == 0) std::this_thread::sleep_for(std::chrono::duration<double>(1.5));
+    return {asked == 3};
+  }
+  std::optional<std::string> notice() override { return {}; }
+  void fail(const std::string&) noexcept override {}
+  int asked = 0;
+};
+
+TEST(Waiting, TimeInWhichTheProcessWasStoppedIsNotTheOthersFault) {
+  const auto communicator = std::make_shared<Suspended>();
+  Line line(communicator, 1.2);
+  line.wait(line.start({{1, false, std::make_shared<Bytes>(8)}}));
+  EXPECT_EQ(communicator->asked, 3);
+}
+
 }  // namespace
 }  // namespace tessera::dist
