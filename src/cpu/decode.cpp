@@ -39,9 +39,9 @@ int useful_readers(const Problem& p, const std::vector<Decoding>& list, int thre
 
 }  // namespace
 
-// Chunks follow from the keys of a call, so parts of a problem cannot be computed this way.
+// Chunks follow from the keys of a call, so the bits of a part would not be those of the whole; and they begin empty.
 static bool may_decode(const Problem& p) {
-  const bool part = p.state_in || p.state_out || p.options.part_invariant;
+  const bool part = p.state_in || p.options.part_invariant;
   return p.pass == Pass::forward && !p.bias && !p.mask && p.options.dropout == 0 && !part;
 }
 
@@ -101,7 +101,8 @@ void Decode::merge_chunks(Int64 index) const {
   const Int64 h = index % p.Hq;
   const ForwardJob job{.head = head_job(p, call, s, h),
                        .o = head_rows(token_rows(call.outputs.o, p, s.b, s.q_begin), h),
-                       .lse = head_numbers(row_numbers(call.outputs.lse, p, s), h)};
+                       .lse = head_numbers(row_numbers(call.outputs.lse, p, s), h),
+                       .to = head_state(call.outputs.state, p, s, h)};
   isa.finish_decode(job, d.partials + h * s.nq * d.chunks * (p.Dv + 2), d.chunks);
 }
 

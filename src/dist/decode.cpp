@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "dist/rows.hpp"
+#include "math/softmax.hpp"
 
 namespace tessera::dist {
 namespace {
@@ -59,6 +61,17 @@ struct Decoder::Partial {
     out.o = Tensor(numbers.data(), Type::f64, {B, Nq, Hq, Dv});
     out.lse = Tensor(numbers.data() + B * Nq * Hq * Dv, Type::f64, {B, Hq, Nq});
     return out;
+  }
+
+  // From a state of the softmax (docs/algorithm.md, "Carried state"), in f64.
+  void finish(std::span<const float> o, std::span<const float> m, std::span<const double> l) {
+    double* const lse = numbers.data() + o.size();
+    for (Int64 row = 0; row < B * Nq * Hq; ++row) {  // of O
+      const Int64 at = (row / Hq / Nq * Hq + row % Hq) * Nq + row / Hq % Nq;
+      const double sum = l[index(at)];
+      for (Int64 d = row * Dv; d < (row + 1) * Dv; ++d) numbers[index(d)] = sum == 0 ? 0 : double(o[index(d)]) / sum;
+      lse[at] = log_sum_exp(double(m[index(at)]), sum, [](double x) { return std::log2(x); }) * ln2<double>;
+    }
   }
 };
 
@@ -197,14 +210,16 @@ void Decoder::check(const Inputs& in, std::span<const Int64> lengths, const Outp
     if (*t) invalid(std::string(name) + ": is given; decoding over several ranks does not take it");
 }
 
-// The blocks of a group, which all lie on this rank: each by itself, in f32, and merged.
+// The blocks of a group, which all lie on this rank: each by itself, and merged. A block's LSE as f32 would be a larger
+// error than all others of f32, so the kernel gives its state instead.
 Decoder::Partial Decoder::group_partial(const Inputs& in, std::span<const Int64> lengths, int group) const {
   const auto B = static_cast<Int64>(lengths.size());
   const Int64 Nq = in.q.shape[1], block = p.dealing.block, longest = *std::max_element(lengths.begin(), lengths.end());
   const int leaves = std::countr_zero(static_cast<unsigned>(p.dealing.groups));
   const Int64 numbers = B * Nq * p.Hq;
-  std::vector<std::vector<float>> memory;
-  std::vector<Outputs> blocks;
+  std::vector<float> o(index(numbers * p.Dv)), m(index(numbers));
+  std::vector<double> l(index(numbers));
+  std::vector<Partial> blocks;
   for (Int64 j = group; j == group || j * block < longest; j += p.dealing.groups) {
     std::vector<std::int32_t> used(index(B));
     std::vector<Int64> row0(index(B)), col0(index(B), j * block);
@@ -237,15 +252,13 @@ Decoder::Partial Decoder::group_partial(const Inputs& in, std::span<const Int64>
     call.seq_row0 = Tensor(row0.data(), Type::i64, {B}), call.seq_col0 = Tensor(col0.data(), Type::i64, {B});
     Options options = p.options;
     options.alignment = Alignment::offset, options.diagonal_offset = 0;
-    float* const o = memory.emplace_back(index(numbers * (p.Dv + 1))).data();
-    Outputs& out = blocks.emplace_back();
-    out.o = Tensor(o, Type::f32, {B, Nq, p.Hq, p.Dv});
-    out.lse = Tensor(o + numbers * p.Dv, Type::f32, {B, p.Hq, Nq});
+    Outputs out;
+    out.state = {Tensor(o.data(), Type::f32, {B, Nq, p.Hq, p.Dv}), Tensor(m.data(), Type::f32, {B, p.Hq, Nq}),
+                 Tensor(l.data(), Type::f64, {B, p.Hq, Nq})};
     tessera::forward(call, out, options, {.threads = threads});
+    blocks.emplace_back(leaves, group, B, Nq, p.Hq, p.Dv).finish(o, m, l);
   }
-  Partial partial(leaves, group, B, Nq, p.Hq, p.Dv);
-  tessera::merge(blocks, partial.views(), {.threads = threads});
-  return partial;
+  return merged(std::move(blocks), leaves, group);
 }
 
 Decoder::Partial Decoder::merged(std::vector<Partial> partials, int level, int residue) const {

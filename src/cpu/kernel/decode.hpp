@@ -311,7 +311,8 @@ HWY_INLINE Int64 vector_forward_bytes(const Problem& p) {
   return greater(bytes_of<ForwardScratch<VectorForward>>(p) + second, decode_scratch_bytes(p));
 }
 
-// The chunks' results in order: m, l, O relative to a common maximum, the sink as a key of its own.
+// The chunks' results in order: m, l, O relative to a common maximum, the sink as a key of its own. They are finished,
+// or leave as a state.
 HWY_NOINLINE void finish_decode(const ForwardJob& job, const float* partials, Int64 chunks) {
   const HeadJob& head = job.head;
   HWY_ALIGN float O[512];
@@ -331,6 +332,11 @@ HWY_NOINLINE void finish_decode(const ForwardJob& job, const float* partials, In
       l += weight * double(part[1]);
       const auto factor = static_cast<float>(weight);
       for (Int64 d = 0; d < head.Dv; ++d) O[d] += factor * part[2 + d];
+    }
+    if (job.to) {
+      job.to.m.set(i, 0, double(m)), job.to.l.set(i, 0, l);
+      narrow_row(job.to.o, i, head.Dv, false, O);
+      continue;
     }
     const float inverse = l == 0 ? 0 : static_cast<float>(1 / l);
     for (Int64 d = 0; d < head.Dv; ++d) O[d] *= inverse;
