@@ -19,7 +19,16 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int row_tag = 1, notice_tag = 2;
 constexpr std::size_t notice_bytes = 512;
-constexpr std::size_t most_bytes = std::size_t(1) << 30;  // of one MPI message, whose counts are ints
+// Messages travel in slices. A long one is asked for by its receiver, and that word of MPI's queues behind what the
+// receiver itself has handed to MPI for this peer: of two long messages that cross, one waits for the whole other,
+// unless somebody asks MPI at the right moment. Slices are below the length from which MPI's TCP asks (64 KiB); the
+// first one alone is asked for, so that nothing is sent to a rank that is not there yet. See docs/scale_out.md,
+// "Overlap".
+constexpr std::size_t slice_bytes = 60 << 10;
+constexpr std::size_t first_window = 16;  // slices of a message that MPI is handed at once, until it proves faster
+
+// For how long a rank that fails sees to it that its sentence leaves.
+constexpr std::chrono::milliseconds longest_farewell{250};
 
 [[noreturn]] void report(const char* call, int code) {
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -32,13 +41,13 @@ void require(const char* call, int code) {
   if (code != MPI_SUCCESS) report(call, code);
 }
 
-// For how long a rank that fails sees to it that its sentence leaves.
-constexpr std::chrono::milliseconds longest_farewell{250};
+// A message under way. Requests are complete in front of `done`, and open or not begun behind.
+struct Flow {
+  tessera_message message{};
+  std::vector<MPI_Request> slices;
+  std::size_t done = 0, begun = 0, window = first_window;
 
-// A part of a message.
-struct Part {
-  MPI_Request request = MPI_REQUEST_NULL;
-  std::size_t message = 0, bytes = 0;
+  std::size_t bytes(std::size_t slice) const { return std::min(slice_bytes, message.bytes - slice * slice_bytes); }
 };
 
 class MpiTransport : public Transport {
@@ -88,48 +97,24 @@ class MpiTransport : public Transport {
   int ranks() const override { return size; }
 
   void start(std::span<const tessera_message> messages) override {
-    group.assign(messages.begin(), messages.end());
-    parts.clear();
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      const tessera_message& m = group[i];
-      for (std::size_t at = 0; at < m.bytes; at += most_bytes) {
-        Part part{.message = i, .bytes = std::min(most_bytes, m.bytes - at)};
-        void* data = static_cast<char*>(m.data) + at;
-        const int count = static_cast<int>(part.bytes);
-        require(m.send ? "MPI_Isend" : "MPI_Irecv",
-                m.send ? MPI_Isend(data, count, MPI_BYTE, m.peer, row_tag, rows, &part.request)
-                       : MPI_Irecv(data, count, MPI_BYTE, m.peer, row_tag, rows, &part.request));
-        parts.push_back(part);
-      }
+    flows.clear();
+    for (const tessera_message& m : messages) {
+      flows.push_back({.message = m, .slices = {}});
+      flows.back().slices.assign((m.bytes + slice_bytes - 1) / slice_bytes, MPI_REQUEST_NULL);
     }
+    for (const bool send : {false, true})
+      for (Flow& flow : flows)
+        if ((flow.message.send != 0) == send) begin(flow);
   }
 
   void test(std::span<std::uint8_t> done) override {
-    std::fill(done.begin(), done.end(), std::uint8_t(1));
-    for (Part& part : parts) {
-      if (part.request == MPI_REQUEST_NULL) continue;
-      int complete = 0;
-      MPI_Status status;
-      const int code = MPI_Test(&part.request, &complete, &status);
-      const tessera_message& m = group[part.message];
-      if (code != MPI_SUCCESS) {
-        int kind = 0;
-        MPI_Error_class(code, &kind);
-        if (kind == MPI_ERR_TRUNCATE)
-          throw Error(TESSERA_COMMUNICATION_ERROR, "a message from rank " + std::to_string(m.peer) +
-                                                       " has more than the " + std::to_string(part.bytes) +
-                                                       " bytes that were expected");
-        report("MPI_Test", code);
-      }
-      if (!complete) {
-        done[part.message] = 0;
-        continue;
-      }
-      int count = 0;
-      if (!m.send && MPI_Get_count(&status, MPI_BYTE, &count) == MPI_SUCCESS && std::size_t(count) != part.bytes)
-        throw Error(TESSERA_COMMUNICATION_ERROR, "a message from rank " + std::to_string(m.peer) + " has " +
-                                                     std::to_string(count) + " bytes; " + std::to_string(part.bytes) +
-                                                     " were expected");
+    for (std::size_t i = 0; i < flows.size(); ++i) {
+      Flow& flow = flows[i];
+      while (flow.done < flow.begun && complete(flow, flow.done)) ++flow.done;
+      const bool idle = flow.done == flow.begun, all = flow.done == flow.slices.size();
+      if (idle && !all) flow.window *= 2;  // the network is faster than we ask
+      if (!all) begin(flow);
+      done[i] = all;
     }
   }
 
@@ -158,17 +143,56 @@ class MpiTransport : public Transport {
     }
     for (MPI_Request& request : telling)
       if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
-    for (Part& part : parts)
-      if (part.request != MPI_REQUEST_NULL && !group[part.message].send) MPI_Cancel(&part.request);
-    group.clear(), parts.clear();
+    for (Flow& flow : flows)
+      for (std::size_t i = flow.done; i < flow.begun && !flow.message.send; ++i)
+        if (flow.slices[i] != MPI_REQUEST_NULL) MPI_Cancel(&flow.slices[i]);
+    flows.clear();
   }
 
  private:
+  // Hands MPI as many slices as it may have: all to receive, some to send.
+  void begin(Flow& flow) {
+    const tessera_message& m = flow.message;
+    const std::size_t end = m.send ? (flow.done == 0 ? 1 : flow.done + flow.window) : flow.slices.size();
+    for (; flow.begun < std::min(end, flow.slices.size()); ++flow.begun) {
+      void* data = static_cast<char*>(m.data) + flow.begun * slice_bytes;
+      const int count = static_cast<int>(flow.bytes(flow.begun));
+      MPI_Request* const request = &flow.slices[flow.begun];
+      const bool asked_for = flow.begun == 0 && flow.slices.size() > 1;
+      if (m.send)
+        require("MPI_Isend",
+                (asked_for ? MPI_Issend : MPI_Isend)(data, count, MPI_BYTE, m.peer, row_tag, rows, request));
+      else
+        require("MPI_Irecv", MPI_Irecv(data, count, MPI_BYTE, m.peer, row_tag, rows, request));
+    }
+  }
+
+  // Asks MPI, which makes progress only then.
+  static bool complete(Flow& flow, std::size_t slice) {
+    const tessera_message& m = flow.message;
+    const auto wrong = [&](const std::string& size) {
+      return Error(TESSERA_COMMUNICATION_ERROR,
+                   "a message from rank " + std::to_string(m.peer) + " has " + size + " were expected");
+    };
+    const std::size_t bytes = flow.bytes(slice);
+    int done = 0;
+    MPI_Status status;
+    if (const int code = MPI_Test(&flow.slices[slice], &done, &status); code != MPI_SUCCESS) {
+      int kind = 0;
+      MPI_Error_class(code, &kind);
+      if (kind == MPI_ERR_TRUNCATE) throw wrong("more than the " + std::to_string(m.bytes) + " bytes that");
+      report("MPI_Test", code);
+    }
+    int count = 0;
+    if (done && !m.send && MPI_Get_count(&status, MPI_BYTE, &count) == MPI_SUCCESS && std::size_t(count) != bytes)
+      throw wrong(std::to_string(slice * slice_bytes + std::size_t(count)) + " bytes; " + std::to_string(m.bytes));
+    return done != 0;
+  }
+
   MPI_Comm rows = MPI_COMM_NULL, control = MPI_COMM_NULL;
   int me = 0, size = 1;
   bool failed = false;
-  std::vector<tessera_message> group;
-  std::vector<Part> parts;
+  std::vector<Flow> flows;
   MPI_Request listening = MPI_REQUEST_NULL;
   std::vector<MPI_Request> telling;  // by rank: word of a failure here, which must not need memory then
   std::unique_ptr<std::array<char, notice_bytes>> word = std::make_unique<std::array<char, notice_bytes>>();
