@@ -14,7 +14,7 @@ std::size_t index(Int64 x) { return static_cast<std::size_t>(x); }
 
 class Counter {
  public:
-  Counter(const Schedule& s, const Shape& shape, int rank) : s(s), shape(shape), rank(rank) {}
+  Counter(const Schedule& s, const Shape& shape, int rank) : s(s), shape(shape), sizes(s, shape), rank(rank) {}
 
   RankCost count() const {
     const RankSchedule& mine = s.of[index(rank)];
@@ -24,7 +24,7 @@ class Counter {
     std::vector<Int64> under_way;  // bytes of the groups of each step
     for (const Step& step : mine.steps) {
       Int64 sent = 0, received = 0;
-      for (const Transfer& x : step.group) (x.send ? sent : received) += bytes(x);
+      for (const Transfer& x : step.group) (x.send ? sent : received) += sizes.bytes(rank, x);
       under_way.push_back(sent + received);
       Int64 together = 0;
       for (std::size_t t = under_way.size() - std::min(under_way.size(), index(s.ahead)); t < under_way.size(); ++t)
@@ -32,50 +32,19 @@ class Counter {
       largest = greater(largest, together);
       cost.steps += !step.group.empty() || !step.work.empty();
       cost.sent += sent, cost.received += received;
-      for (const Work& w : step.work) cost.pairs += pairs(w) * double(query_heads(rank));
+      for (const Work& w : step.work) cost.pairs += sizes.pairs(w) * double(sizes.query_heads(rank));
     }
     cost.memory = memory(mine.slot_rows) + largest;
     return cost;
   }
 
  private:
-  bool backward() const { return s.settings.pass == Pass::backward; }
-  Int64 heads(int of) const { return key_heads(shape.Hk, s.slice_of(of), s.partition.slices).size(); }
-  Int64 query_heads(int of) const { return shape.Hk == 0 ? 0 : shape.Hq / shape.Hk * heads(of); }
-
-  double pairs(const Work& w) const {
-    const Span& query = s.pieces[index(w.query)].rows;
-    BandMask band = s.mask.band(s.lengths[index(query.sequence)]);
-    band.low -= w.keys.begin, band.high -= w.keys.begin, band.keys = w.keys.size();
-    return visible_pairs(band, query.begin, query.end);
-  }
-
-  // Of one row, for the heads of a rank: what goes to it, and what comes back from it.
-  Int64 row_there(int of) const {
-    const Int64 keys = heads(of) * (shape.D + shape.Dv), lse = backward() ? 4 : 0;
-    return (keys + query_heads(of) * (shape.D + (backward() ? 2 * shape.Dv : 0))) * shape.bytes + query_heads(of) * lse;
-  }
-  Int64 row_back(int of) const {
-    const Int64 keys = heads(of) * (shape.D + shape.Dv);
-    if (backward()) return (query_heads(of) * shape.D + keys) * shape.bytes;
-    return query_heads(of) * (shape.Dv * shape.bytes + 4);
-  }
-
-  Int64 bytes(const Transfer& x) const {
-    const Int64 row = heads(rank) * (shape.D + shape.Dv);
-    if (x.what == What::keys) return x.rows.rows() * row * shape.bytes;
-    if (x.what == What::gradients || x.what == What::sums) return x.rows.rows() * row * 4;
-    const bool there = x.what == What::heads;
-    const int owner = there == x.send ? rank : x.peer, worker = there == x.send ? x.peer : rank;
-    return s.partition.rows(owner) * (there ? row_there(worker) : row_back(worker));
-  }
-
   Int64 memory(Int64 key_rows) const {
     Int64 rows = 0;
     for (const Span& span : node_rows(s.partition, s.node_of(rank))) rows += span.rows();
-    const Int64 hq = query_heads(rank), hk = heads(rank), D = shape.D, Dv = shape.Dv, b = shape.bytes;
+    const Int64 hq = sizes.query_heads(rank), hk = sizes.key_heads(rank), D = shape.D, Dv = shape.Dv, b = shape.bytes;
     const Int64 keys = key_rows * hk * (D + Dv);
-    if (!backward())  // Q, K, V; the state; O and LSE
+    if (s.settings.pass == Pass::forward)  // Q, K, V; the state; O and LSE
       return rows * hq * (D * b + Dv * 4 + 12 + Dv * b + 4) + keys * b;
     // Q, O, dO, LSE and K, V; sums of dQ, dK and dV in f32; the same in their own types
     return rows * hq * (D * (b + 4 + b) + 2 * Dv * b + 4) + keys * (b + 4) + rows * hk * (D + Dv) * b;
@@ -83,6 +52,7 @@ class Counter {
 
   const Schedule& s;
   const Shape& shape;
+  Sizes sizes;
   int rank;
 };
 

@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dist/schedule.hpp"
-#include "dist/simulate.hpp"
+#include "dist/sizes.hpp"
 
 namespace tessera::dist {
 

@@ -13,7 +13,8 @@ std::size_t index(Int64 x) { return static_cast<std::size_t>(x); }
 
 class Simulation {
  public:
-  Simulation(const Schedule& s, const Shape& shape, const Machine& machine) : s(s), shape(shape), machine(machine) {}
+  Simulation(const Schedule& s, const Shape& shape, const Machine& machine) :
+      s(s), shape(shape), machine(machine), sizes(s, shape) {}
 
   Simulated run() {
     const std::size_t ranks = s.of.size(), steps = ranks ? s.of[0].steps.size() : 0;
@@ -28,7 +29,7 @@ class Simulation {
         if (t >= ahead) now[r] = std::max(now[r], complete[t - ahead][r]);
         if (t > 0 && s.partition.slices > 1 && t + 1 == steps) now[r] = std::max(now[r], complete[t - 1][r]);
         begin[r] = t > 0 ? std::max(now[r], complete[t - 1][r]) : now[r];
-        busy[r] = link_seconds(step);
+        busy[r] = link_seconds(int(r), step);
         now[r] += work_seconds(r, step, calls[r]);
       }
       for (std::size_t r = 0; r < ranks; ++r) {
@@ -44,7 +45,7 @@ class Simulation {
     Simulated out;
     for (std::size_t r = 0; r < ranks; ++r) {
       out.seconds = std::max(out.seconds, now[r]), out.calls = std::max(out.calls, calls[r]);
-      const double row = double(hk(int(r)) * (shape.D + shape.Dv) * shape.bytes);
+      const double row = double(sizes.key_heads(int(r)) * (shape.D + shape.Dv) * shape.bytes);
       out.key_bytes = std::max(out.key_bytes, row * double(s.of[r].slot_rows));
     }
     if (ranks) out.compute = computing / double(ranks);
@@ -52,25 +53,13 @@ class Simulation {
   }
 
  private:
-  Int64 hk(int rank) const {
-    const int u = s.slice_of(rank), slices = s.partition.slices;
-    return shape.Hk * (u + 1) / slices - shape.Hk * u / slices;
-  }
-
-  // Pairs of a query of the piece and a key from begin to end that it sees.
-  double pairs(const Piece& query, Int64 begin, Int64 end) const {
-    BandMask band = s.mask.band(s.lengths[index(query.rows.sequence)]);
-    band.low -= begin, band.high -= begin, band.keys = end - begin;
-    return visible_pairs(band, query.rows.begin, query.rows.end);
-  }
-
   double work_seconds(std::size_t rank, const Step& step, Int64& calls) {
     const bool backward = s.settings.pass == Pass::backward;
-    const double heads = double(hk(int(rank)) * (shape.Hq / shape.Hk));
+    const double heads = double(sizes.query_heads(int(rank)));
     const double each = 2 * heads * double(backward ? 3 * shape.D + 2 * shape.Dv : shape.D + shape.Dv);
     double seconds = 0;
     for (const Work& w : step.work) {
-      const double flops = each * pairs(s.pieces[index(w.query)], w.keys.begin, w.keys.end);
+      const double flops = each * sizes.pairs(w);
       const double needed = flops / (backward ? machine.backward_flops : machine.forward_flops);
       computing += needed, seconds += needed + machine.call_seconds, ++calls;
     }
@@ -78,31 +67,20 @@ class Simulation {
   }
 
   // How long the busier of a rank's two directions is.
-  double link_seconds(const Step& step) const {
+  double link_seconds(int rank, const Step& step) const {
     double out = 0, in = 0;
     for (const Transfer& x : step.group) {
       const bool inside = x.what == What::heads || x.what == What::results;
-      const double seconds = bytes(x) / (inside ? machine.node_link : machine.link);
+      const double seconds = double(sizes.bytes(rank, x)) / (inside ? machine.node_link : machine.link);
       (x.send ? out : in) += seconds;
     }
     return std::max(out, in);
   }
 
-  double bytes(const Transfer& x) const {
-    const double key_row = double(hk(x.peer) * (shape.D + shape.Dv));
-    if (x.what == What::keys) return double(x.rows.rows()) * key_row * double(shape.bytes);
-    if (x.what == What::gradients || x.what == What::sums) return double(x.rows.rows()) * key_row * 4;
-    // Q, K and V there and O back; in the backward pass Q, K, V, O and dO there and dQ, dK and dV back.
-    const double query_row = double(shape.Hq / shape.Hk * hk(x.peer)), rows = double(s.partition.rows(x.peer));
-    const bool backward = s.settings.pass == Pass::backward;
-    const double there = query_row * double(shape.D + (backward ? 2 * shape.Dv : 0)) + key_row;
-    const double back = backward ? query_row * double(shape.D) + key_row : query_row * double(shape.Dv);
-    return rows * (x.what == What::heads ? there : back) * double(shape.bytes);
-  }
-
   const Schedule& s;
   const Shape& shape;
   const Machine& machine;
+  Sizes sizes;
   double computing = 0;
 };
 

@@ -3,7 +3,7 @@
 // step by step. Included by the command line and its tests. Implements docs/scale_out.md, "Simulator".
 #pragma once
 
-#include "dist/schedule.hpp"
+#include "dist/sizes.hpp"
 
 namespace tessera::dist {
 
@@ -13,10 +13,6 @@ struct Machine {
   double link = 50e9;                                      // bytes per second between nodes, each way and rank
   double node_link = 450e9;                                // the same inside a node
   double latency = 5e-6;                                   // of a step's messages
-};
-
-struct Shape {
-  Int64 Hq = 32, Hk = 8, D = 128, Dv = 128, bytes = 2;  // of an element
 };
 
 struct Simulated {
