@@ -5,6 +5,7 @@
 // steps together. Nobody sends a piece to everybody: its parts are dealt to the nodes that need it, who pass them on to
 // each other, and who sum the gradients of their part. So every link carries every row about once.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <climits>
 #include <cmath>
@@ -26,7 +27,7 @@ std::vector<double> slot_ends(int nodes, Pass pass, Int64 blocks) {
   std::vector<double> sizes, fall;
   if (nodes == 1 || blocks <= 1) return {1};
   double left = 1;
-  for (double size = 0.25 / nodes; size < largest_slot; size *= 2) {
+  for (double size = std::min(0.25 / nodes, 1. / 64); size < largest_slot; size *= 2) {
     sizes.push_back(size), left -= size;
     if (pass == Pass::backward) fall.push_back(size), left -= size;
   }
@@ -64,8 +65,16 @@ struct Node {
 struct Part {
   int piece = 0, keeper = 0;
   Range rows{};
+  int takers = 0;            // nodes that need it and do not hold it
   int first_slot = INT_MAX;  // in which anybody needs it
   int summed = -1;           // the first group that can send the sum; -1: nobody has gradients for it
+};
+
+// Keys on their way from one node to another.
+struct Parcel {
+  int group = 0, from = 0, to = 0, piece = 0;
+  Range rows{};
+  bool straight = false;  // from who holds them to who uses them: an earlier group would do
 };
 
 class Gather {
@@ -224,7 +233,7 @@ class Gather {
       const bool whole = each >= rows.rows();
       for (Int64 begin = rows.begin; begin < rows.end; begin += each) {
         const Range part{begin, lesser(begin + each, rows.end)};
-        parts.push_back({p, whole ? d.piece(p).node : least_loaded(who, part.size()), part});
+        parts.push_back({p, whole ? d.piece(p).node : least_loaded(who, part.size()), part, int(all) - 1});
       }
     }
     part_begins.push_back(parts.size());
@@ -267,20 +276,64 @@ class Gather {
       });
   }
 
+  // A part goes to its keeper as many groups before another node needs it from there as a group may take, and to each
+  // node that works with it as many steps before that.
   void bring_keys() {
+    std::vector<Parcel> parcels;
     for (const Part& part : parts) {
       const int owner = d.piece(part.piece).node;
       if (part.keeper == owner || part.first_slot == INT_MAX) continue;
-      send(What::keys, part.first_slot, owner, part.keeper, part.piece, part.rows);
+      const bool straight = part.takers == 1;
+      const int group = straight ? keys_step(part.first_slot) : part.first_slot;
+      parcels.push_back({group, owner, part.keeper, part.piece, part.rows, straight});
     }
     for (int number = 0; number < d.nodes(); ++number)
       for (std::size_t slot = 0; slot < ends.size(); ++slot)
         for_slot(nodes[index(number)], slot, [&](const Zone& zone, Range keys) {
           for_parts(zone.sequence, keys, [&](const Part& part, Range rows) {
-            if (part.keeper != number && d.piece(part.piece).node != number)
-              send(What::keys, keys_step(int(slot)), part.keeper, number, part.piece, rows);
+            const int owner = d.piece(part.piece).node;
+            if (part.keeper != number && owner != number)
+              parcels.push_back({keys_step(int(slot)), part.keeper, number, part.piece, rows, part.keeper == owner});
           });
         });
+    level(parcels);
+    for (const Parcel& x : parcels) send(What::keys, x.group, x.from, x.to, x.piece, x.rows);
+  }
+
+  // Moves straight parcels to earlier groups, so that a link carries as much in every step as the step has work, or as
+  // near to that as possible: with few nodes a link would be idle at first and too slow later.
+  void level(std::vector<Parcel>& parcels) const {
+    const int first = work_step(0), steps = work_step(int(ends.size()));
+    std::vector<double> share(index(steps));  // of the work
+    for (int t = first; t < steps; ++t)
+      share[index(t)] = ends[index(t - first)] - (t > first ? ends[index(t - first) - 1] : 0);
+    // Rows on the links out of and into each node, by group.
+    std::vector<std::vector<double>> load(2 * nodes.size(), std::vector<double>(index(steps)));
+    const auto links = [&](const Parcel& x) { return std::array{2 * index(x.from), 2 * index(x.to) + 1}; };
+    for (const Parcel& x : parcels)
+      for (const std::size_t link : links(x)) load[link][index(x.group)] += double(x.rows.size());
+    std::vector<double> rate(load.size());  // rows for each share of the work
+    for (std::size_t link = 0; link < load.size(); ++link) {
+      double rows = 0, work = 0;
+      for (int t = first; t < steps; ++t) {
+        rows += load[link][index(t)], work += share[index(t)];
+        rate[link] = std::max(rate[link], rows / work);
+      }
+      std::fill(load[link].begin(), load[link].end(), 0);
+    }
+    std::stable_sort(parcels.begin(), parcels.end(),
+                     [](const Parcel& a, const Parcel& b) { return a.group > b.group; });
+    for (Parcel& x : parcels) {
+      const auto fits = [&](int t) {
+        for (const std::size_t link : links(x))
+          if (load[link][index(t)] + double(x.rows.size()) > rate[link] * share[index(t)]) return false;
+        return true;
+      };
+      int t = x.group;
+      while (x.straight && t >= first && !fits(t)) --t;
+      if (t >= first) x.group = t;
+      for (const std::size_t link : links(x)) load[link][index(x.group)] += double(x.rows.size());
+    }
   }
 
   void return_gradients() {

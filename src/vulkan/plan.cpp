@@ -139,11 +139,13 @@ Steps plan_naive(const Problem& p) {
   Steps steps;
   steps.reason = common_refusal(p);
   if (!steps.reason.empty()) return steps;
-  // Rounds for the 64 rows that are taken at a time: products by one invocation, then all of them by each.
-  const double rows = static_cast<double>(p.D + p.Dv) / 4 + 2 * threads + dropout_rounds(p) / 8;
-  const auto rounds = [&](std::int64_t length) { return static_cast<double>(ceil_div(length, threads)) * rows; };
+  const double pair = static_cast<double>(p.D + p.Dv) / 4 + 20;
   if (p.pass == Pass::forward) {
-    add(steps, {"naive forward", shader("naive"), {naive_forward}, gpu::query_blocks(p, 1), rounds(p.longest_k())});
+    add(steps, {"naive forward",
+                shader("naive"),
+                {naive_forward},
+                gpu::query_blocks(p, 1),
+                static_cast<double>(p.longest_k()) * pair});
     return steps;
   }
   add_start(steps, p);
@@ -152,13 +154,13 @@ Steps plan_naive(const Problem& p) {
                 shader("naive"),
                 {naive_queries},
                 gpu::query_blocks(p, 1),
-                rounds(p.longest_k())});
+                static_cast<double>(p.longest_k()) * pair});
   if (p.dk || p.dv)
     add(steps, {"naive backward of keys",
                 shader("naive"),
                 {naive_keys},
                 gpu::key_blocks(p, 1),
-                rounds(p.longest_q()) * static_cast<double>(p.heads_per_kv())});
+                static_cast<double>(p.longest_q() * p.heads_per_kv()) * pair});
   add_end(steps, p);
   return steps;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// mpi_overlap ring|gather TOKENS TURNS: one rank of a run under mpirun, for tests/dist/namespaces.py. Measures a
-// forward pass: its work alone, its messages alone, both together, in turns; calibrates the simulator by the first two,
-// and prints all of it as one line of JSON. Implements docs/scale_out.md, "Overlap".
+// mpi_overlap ring|gather forward|backward TOKENS TURNS: one rank of a run under mpirun, for tests/dist/namespaces.py.
+// Measures a pass: its work alone, its messages alone, both together, in turns; calibrates the simulator by the first
+// two, and prints all of it as one line of JSON. Implements docs/scale_out.md, "Overlap".
 #include <mpi.h>
 
 #include <algorithm>
@@ -18,6 +18,7 @@ namespace tessera::dist {
 namespace {
 
 constexpr Int64 heads = 4, dim = 64;
+constexpr Shape shape{heads, heads, dim, dim, 4};
 
 double median(std::vector<double> x) {
   std::sort(x.begin(), x.end());
@@ -96,20 +97,22 @@ class Replayer : public Communicator {
 
 class Measured {
  public:
-  Measured(Scheme scheme, Int64 tokens, int rank, int ranks) : rank(rank) {
+  Measured(Scheme scheme, Pass pass, Int64 tokens, int rank, int ranks) : rank(rank), pass(pass) {
     problem = {{tokens}, heads, heads, dim, dim, Type::f32, {.causal = true}};
     sharing = {.partition = zigzag(problem.lengths, ranks, 192), .scheme = scheme, .timeout = 60, .threads = 1};
     communicator = communicator_over(detail::to_c(mpi::transport_over(MPI_COMM_WORLD, 60)));
     plan = std::make_unique<Plan>(communicator, problem, sharing);
     const Int64 n = sharing.partition.rows(rank);
-    for (Numbers* x : {&q, &k, &v, &o}) *x = Numbers(Type::f32, n, heads, dim);
-    for (Numbers* x : {&q, &k, &v})
+    for (Numbers* x : {&q, &k, &v, &o, &d_o, &dq, &dk, &dv}) *x = Numbers(Type::f32, n, heads, dim);
+    lse = Numbers(Type::f32, n, heads, 1);
+    for (Numbers* x : {&q, &k, &v, &d_o})
       for (Int64 i = 0; i < x->count(); ++i) x->set(i, double(i * 7919 % 1000) / 500 - 1);
+    forward(*plan);
     Plan recorded(std::make_shared<Recorder>(communicator, log), problem, sharing);
     run(recorded);
   }
 
-  const Schedule& schedule() const { return plan->schedule(Pass::forward); }
+  const Schedule& schedule() const { return plan->schedule(pass); }
   const RankSchedule& mine() const { return schedule().of[static_cast<std::size_t>(rank)]; }
 
   void together() { run(*plan); }
@@ -118,20 +121,19 @@ class Measured {
   Plan alone() const { return Plan(std::make_shared<Replayer>(rank, communicator->size(), log), problem, sharing); }
 
   void run(Plan& with) {
-    Inputs in;
-    in.q = q.tokens(), in.k = k.tokens(), in.v = v.tokens();
-    Outputs out;
-    out.o = o.tokens();
-    with.forward(in, out);
+    if (pass == Pass::forward) return forward(with);
+    with.backward(inputs(), {o.tokens(), lse.numbers(), d_o.tokens(), {}},
+                  {dq.tokens(), dk.tokens(), dv.tokens(), {}, {}});
   }
 
   // Messages of the schedule's sizes, without any work between them.
   void messages() {
     Line line(communicator, 60);
     UInt64 last = 0;
+    const Sizes sizes(schedule(), shape);
     for (const Step& step : mine().steps) {
       std::map<std::pair<int, bool>, Int64> bytes;
-      for (const Transfer& x : step.group) bytes[{x.peer, x.send}] += x.rows.rows() * heads * 2 * dim * 4;
+      for (const Transfer& x : step.group) bytes[{x.peer, x.send}] += sizes.bytes(rank, x);
       std::vector<Message> group;
       for (const auto& [link, size] : bytes)
         group.push_back({link.first, link.second, std::make_shared<Bytes>(static_cast<std::size_t>(size))});
@@ -151,32 +153,46 @@ class Measured {
   }
 
  private:
+  Inputs inputs() const {
+    Inputs in;
+    in.q = q.tokens(), in.k = k.tokens(), in.v = v.tokens();
+    return in;
+  }
+
+  void forward(Plan& with) {
+    Outputs out;
+    out.o = o.tokens(), out.lse = lse.numbers();
+    with.forward(inputs(), out);
+  }
+
   int rank;
+  Pass pass;
   Problem problem;
   Sharing sharing;
   std::shared_ptr<Communicator> communicator;
   std::unique_ptr<Plan> plan;
-  Numbers q, k, v, o;
+  Numbers q, k, v, o, lse, d_o, dq, dk, dv;
   Log log;
 };
 
 // A machine on which this schedule's work alone takes `work` seconds and its messages alone `messages`.
-Machine calibrated(const Schedule& s, const Shape& shape, double work, double messages, double latency) {
-  const Machine free{.forward_flops = 1e9, .call_seconds = 0, .link = 1e30, .node_link = 1e30, .latency = 0};
-  Machine m{.forward_flops = 1e9 * simulate(s, shape, free).seconds / work, .call_seconds = 0, .latency = latency};
-  Machine only_link{.forward_flops = 1e30, .call_seconds = 0, .link = 1e6, .latency = 0};
+Machine calibrated(const Schedule& s, double work, double messages, double latency) {
+  const auto machine = [](double flops, double link, double latency) {
+    return Machine{flops, flops, 0, link, link, latency};
+  };
+  Machine m = machine(1e9 * simulate(s, shape, machine(1e9, 1e30, 0)).seconds / work, 1, latency);
+  Machine only_link = machine(1e30, 1e6, 0);
   const double bytes = simulate(s, shape, only_link).seconds * 1e6;
   only_link.link = 1e30, only_link.latency = latency;
   m.link = bytes / std::max(messages - simulate(s, shape, only_link).seconds, 1e-9);
   return m;
 }
 
-void measure(Scheme scheme, Int64 tokens, int turns) {
+void measure(Scheme scheme, Pass of, Int64 tokens, int turns) {
   int rank = 0, ranks = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-  Measured pass(scheme, tokens, rank, ranks);
-  const Shape shape{heads, heads, dim, dim, 4};
+  Measured pass(scheme, of, tokens, rank, ranks);
   std::vector<double> work, messages, together, hidden, simulated, share, latency;
   pass.together(), pass.messages();  // connections
   for (int turn = 0; turn < turns; ++turn) {
@@ -190,7 +206,7 @@ void measure(Scheme scheme, Int64 tokens, int turns) {
     latency.push_back(timed([&] { pass.nothing(); }));
     together.push_back(timed([&] { pass.together(); }));
     hidden.push_back((work.back() + messages.back() - together.back()) / std::min(work.back(), messages.back()));
-    const Machine machine = calibrated(pass.schedule(), shape, work.back(), messages.back(), median(latency));
+    const Machine machine = calibrated(pass.schedule(), work.back(), messages.back(), median(latency));
     simulated.push_back(simulate(pass.schedule(), shape, machine).seconds / together.back());
   }
   if (rank != 0) return;
@@ -206,10 +222,10 @@ void measure(Scheme scheme, Int64 tokens, int turns) {
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
-  if (argc != 4) return 2;
-  using tessera::dist::Scheme;
-  tessera::dist::measure(std::string(argv[1]) == "ring" ? Scheme::ring : Scheme::gather, std::atoll(argv[2]),
-                         std::atoi(argv[3]));
+  if (argc != 5) return 2;
+  using namespace tessera::dist;
+  measure(std::string(argv[1]) == "ring" ? Scheme::ring : Scheme::gather,
+          std::string(argv[2]) == "backward" ? Pass::backward : Pass::forward, std::atoll(argv[3]), std::atoi(argv[4]));
   MPI_Finalize();
   return 0;
 }

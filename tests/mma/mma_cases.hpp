@@ -83,10 +83,9 @@ inline Call call_of(cases::CaseData& data) {
 
 inline Problem problem_of(const Call& call) { return check_forward(call.inputs, call.outputs, call.options, {}); }
 
-// dBias is another family's, and so are sequences of few rows.
+// dBias is another family's.
 inline std::vector<gpu::Algorithm> algorithms_of_mma() {
-  const gpu::AddSteps nothing = [](gpu::Steps&, const Problem&, const cuda::Target&) {};
-  return algorithms(nothing, nothing);
+  return algorithms([](gpu::Steps&, const Problem&, const cuda::Target&) {});
 }
 inline gpu::Steps steps_of(const Problem& problem, const char* architecture, const std::string& name) {
   const std::vector<gpu::Algorithm> all = algorithms_of_mma();
