@@ -10,6 +10,7 @@
 #include "cli/bench.hpp"
 #include "cli/bench_pass.hpp"
 #include "cli/command.hpp"
+#include "cli/failure.hpp"
 #include "cli/files.hpp"
 #include "cli/flags.hpp"
 #include "cli/progress.hpp"
@@ -172,10 +173,23 @@ int bench_cpu(const BenchArguments& a) {
   return 0;
 }
 
-int bench(const BenchArguments& a) {
-  a.execution.refuse_vulkan("bench");
+// The suite for the device: each runs on the CPU or on a GPU, and not all of those on Vulkan devices.
+void choose_suite(BenchArguments& a) {
+  const std::string& device = a.execution.device_name();
+  const bool gpu = device == "cuda" || device == "vulkan";
+  if (a.suite.empty()) a.suite = gpu ? "ladder" : "cpu";
+  const bool for_cpu = a.suite == "cpu" || a.suite == "scaling";
+  const bool for_vulkan = a.suite == "tiny" || a.suite == "ladder" || a.suite == "gpu";
+  if ((device == "vulkan" && !for_vulkan) || (device == "cuda" && for_cpu))
+    throw Failure(format("bench --suite %s does not run on --device %s; tiny, ladder and gpu do.", a.suite.c_str(),
+                         device.c_str()));
+}
+
+int bench(BenchArguments& a) {
+  choose_suite(a);
   require_place(a.json);
-  if (a.suite == "ladder") return bench_ladder(a);
+  const std::string& device = a.execution.device_name();
+  if (a.suite == "ladder" || (a.suite == "tiny" && (device == "cuda" || device == "vulkan"))) return bench_ladder(a);
   if (a.suite == "gpu") return bench_gpu(a);
   if (a.suite == "decode") return bench_gpu_decode(a);
   if (a.suite == "first-call") return bench_first_call(a);
@@ -198,13 +212,14 @@ Action add_bench(CLI::App& program) {
                   "Examples:\n"
                   "  tessera bench --threads 2\n"
                   "  tessera bench --kernel avx2 --json bench.json\n"
-                  "  tessera bench --suite ladder --json ladder.json");
-  add_flag(
-      command, "--suite",
-      "cpu (the default), scaling (one thread against --threads), tiny to see that it works; on a GPU: ladder "
-      "(every kernel), gpu (the best one in every "
-      "type), decode (one query, by the best kernel and by `decode`), first-call (what compiling costs this process)",
-      a.suite, {.value = "NAME", .choices = {"cpu", "scaling", "tiny", "ladder", "gpu", "decode", "first-call"}});
+                  "  tessera bench --suite ladder --json ladder.json\n"
+                  "  tessera bench --device vulkan");
+  add_flag(command, "--suite",
+           "cpu (the default), scaling (one thread against --threads), tiny to see that it works; on a GPU: ladder "
+           "(every kernel; the default with --device cuda or vulkan), gpu (the best one in every type), and with CUDA "
+           "decode "
+           "(one query, by the best kernel and by `decode`), first-call (what compiling costs this process)",
+           a.suite, {.value = "NAME", .choices = {"cpu", "scaling", "tiny", "ladder", "gpu", "decode", "first-call"}});
   add_flag(command, "--repeat", "Runs per row (default: 7 or more, until 0.6 seconds are measured)", a.repeat,
            {.value = "N", .least = 1, .most = 1e6});
   add_json_flag(command, a.json);

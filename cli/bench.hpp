@@ -13,8 +13,8 @@
 namespace tessera::cli {
 
 struct BenchArguments {
-  std::string suite = "cpu", json;
-  int repeat = 0;  // 0: until the median is stable
+  std::string suite, json;  // suite "": the usual one of the device
+  int repeat = 0;           // 0: until the median is stable
   ExecutionFlags execution;
 };
 
@@ -37,8 +37,9 @@ std::string share_text(double share);
 
 int bench_scaling(const BenchArguments& arguments);  // one thread against all of them; bench_scaling.cpp
 Json bench_decode(const BenchArguments& arguments);  // one query against many keys; bench_decode.cpp
-int bench_ladder(const BenchArguments& arguments);   // every GPU kernel against the baseline `naive`; bench_ladder.cpp
-int bench_gpu(const BenchArguments& arguments);      // one kernel in every type; bench_ladder.cpp
+// Every GPU kernel against the simplest, `naive` or `vk_naive`; `tiny` is a small one. bench_ladder.cpp
+int bench_ladder(const BenchArguments& arguments);
+int bench_gpu(const BenchArguments& arguments);         // one kernel in every type; bench_ladder.cpp
 int bench_gpu_decode(const BenchArguments& arguments);  // one query against many keys; bench_gpu_decode.cpp
 int bench_first_call(const BenchArguments& arguments);  // this process's first call; bench_host.cpp
 

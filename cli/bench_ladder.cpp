@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `tessera bench --suite ladder` and `--suite gpu`: GPU kernels timed with CUDA events, in turn. See
-// cli/bench.hpp. Method: docs/benchmarks.md. Inputs are normally distributed: zeros would be faster and mean nothing.
+// `tessera bench --suite ladder` and `--suite gpu`: GPU kernels timed in turn, with CUDA events, or on a Vulkan device
+// by wall clock. See cli/bench.hpp. Method: docs/benchmarks.md. Inputs are normally distributed: zeros would be faster
+// and mean nothing.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -16,7 +17,14 @@
 namespace tessera::cli {
 namespace {
 
-constexpr const char* control = "naive";                        // the baseline
+// The GPU that is asked for, and its simplest kernel, which is the baseline.
+Device gpu_of(const BenchArguments& a) { return a.execution.device_name() == "vulkan" ? first_vulkan : first_gpu; }
+void require_suite(const BenchArguments& a) {
+  const char* device = a.execution.device_name() == "vulkan" ? " --device vulkan" : "";
+  require_gpu("bench --suite " + a.suite + device, gpu_of(a));
+}
+const char* control(Device gpu) { return gpu.type == DeviceType::vulkan ? "vk_naive" : "naive"; }
+
 constexpr double wanted_speedup = 8.5, wanted_over_full = 1.7;  // of the best kernel
 
 // One kernel on one pass of one shape.
@@ -42,15 +50,15 @@ struct Contender {
 // The tensors of a shape for both passes, one set per mask: the backward pass needs O and LSE of its own mask.
 class Arena {
  public:
-  explicit Arena(const BenchShape& shape) : shape(shape) {
+  Arena(const BenchShape& shape, Device gpu) : shape(shape) {
     const std::vector<std::int64_t> size{shape.B, shape.N, shape.H, shape.D};
     const Array q = random_normal(shape.type, size, 1), k = random_normal(shape.type, size, 2);
     const Array v = random_normal(shape.type, size, 3), d_o = random_normal(shape.type, size, 4);
     for (const bool causal : {false, true}) {
-      tensors.push_back(std::make_unique<GpuAttention>(q, k, v, d_o));
+      tensors.push_back(std::make_unique<GpuAttention>(q, k, v, d_o, gpu));
       GpuPass(*tensors.back(), false, options(causal, true), nullptr).enqueue();
     }
-    wait_for_gpu();
+    if (gpu.type == DeviceType::cuda) wait_for_gpu();
   }
 
   bool fits(const BenchShape& other) const {
@@ -96,8 +104,8 @@ class Arena {
   std::vector<std::unique_ptr<GpuAttention>> tensors;  // full, causal
 };
 
-void measure(std::vector<Contender>& all, int repeat) {
-  const GpuTimer timer;
+void measure(std::vector<Contender>& all, int repeat, Device gpu) {
+  const GpuTimer timer(gpu);
   for (Contender& one : all)
     for (int call = 0; call < 2; ++call) one.measure(timer, 0);  // the first call compiles, the second is an estimate
   Pace pace = gpu_pace;
@@ -133,14 +141,13 @@ struct Row {
   double seconds;
   std::optional<double> naive_seconds, over_naive, over_full;
 
-  double tflops(double in_seconds) const { return shape.operations(causal) / in_seconds / 1e12; }
+  double rate(double in_seconds) const { return shape.operations(causal) / in_seconds; }
 
   std::string text() const {
     const auto ratio = [](const std::optional<double>& value) { return value ? format("%.2fx", *value) : ""; };
     return table.row({name_of(shape.type), std::to_string(shape.D), shape.pass(), causal ? "causal" : "full",
-                      kernel + (deterministic ? "" : "*"), time_text(seconds), format("%.2f", tflops(seconds)),
-                      ratio(over_naive), naive_seconds ? format("%.2f", tflops(*naive_seconds)) : "",
-                      ratio(over_full)});
+                      kernel + (deterministic ? "" : "*"), time_text(seconds), tflops_text(rate(seconds)),
+                      ratio(over_naive), naive_seconds ? tflops_text(rate(*naive_seconds)) : "", ratio(over_full)});
   }
 
   Json json() const {
@@ -155,15 +162,15 @@ struct Row {
                  {"deterministic", deterministic},
                  {"runs", runs},
                  {"seconds", seconds},
-                 {"tflops", tflops(seconds)}};
+                 {"tflops", rate(seconds) / 1e12}};
     if (over_naive) json["speedup_over_naive"] = *over_naive;
-    if (naive_seconds) json["naive_tflops"] = tflops(*naive_seconds);
+    if (naive_seconds) json["naive_tflops"] = rate(*naive_seconds) / 1e12;
     if (over_full) json["speedup_over_full"] = *over_full;
     return json;
   }
 };
 
-Row row_of(const BenchShape& shape, const Contender& one, const std::vector<Contender>& all) {
+Row row_of(const BenchShape& shape, const Contender& one, const std::vector<Contender>& all, Device gpu) {
   Row row{.shape = shape,
           .kernel = one.kernel,
           .causal = one.causal,
@@ -173,7 +180,7 @@ Row row_of(const BenchShape& shape, const Contender& one, const std::vector<Cont
           .naive_seconds = {},
           .over_naive = {},
           .over_full = {}};
-  if (const Contender* naive = find(all, control, one.causal)) {
+  if (const Contender* naive = find(all, control(gpu), one.causal)) {
     row.naive_seconds = naive->seconds();
     row.over_naive = naive->seconds() / one.seconds();
   }
@@ -184,7 +191,7 @@ Row row_of(const BenchShape& shape, const Contender& one, const std::vector<Cont
 
 // Times every kernel on every shape; rows appear as they are measured.
 std::vector<Row> measure_rows(const std::vector<BenchShape>& shapes, const std::vector<std::string>& kernels,
-                              bool only_best, int repeat) {
+                              bool only_best, int repeat, Device gpu) {
   std::vector<Row> rows;
   std::vector<std::string> refusals;
   bool marked = false;
@@ -194,14 +201,14 @@ std::vector<Row> measure_rows(const std::vector<BenchShape>& shapes, const std::
   std::fputs(table.heading().c_str(), stdout);
   for (const BenchShape& shape : shapes) {
     progress.step(format("%s D=%lld %s", name_of(shape.type), static_cast<long long>(shape.D), shape.pass()));
-    if (!arena || !arena->fits(shape)) arena = std::make_unique<const Arena>(shape);
+    if (!arena || !arena->fits(shape)) arena = std::make_unique<const Arena>(shape, gpu);
     std::vector<Contender> all = arena->contenders(shape.backward, kernels, only_best, refusals);
-    measure(all, repeat);
+    measure(all, repeat, gpu);
     progress.hide();
     for (const bool causal : {false, true})
       for (const Contender& one : all)
         if (one.causal == causal) {
-          rows.push_back(row_of(shape, one, all));
+          rows.push_back(row_of(shape, one, all, gpu));
           std::fputs(rows.back().text().c_str(), stdout);
           marked = marked || !one.deterministic;
         }
@@ -230,57 +237,75 @@ Json print_verdict(const char* what, const std::vector<Row>& rows, const std::st
   std::string where =
       format("D=%d %s %s", static_cast<int>(worst->shape.D), worst->shape.pass(), worst->causal ? "causal" : "full");
   if (figure == &Row::over_naive)
-    where += format(", where %s reaches %.2f TFLOP/s", control, worst->tflops(*worst->naive_seconds));
+    where += ", where naive reaches " + tflops_text(worst->rate(*worst->naive_seconds)) + " TFLOP/s";
   std::printf("%s: at least %.2fx (%s); %.1fx wanted: %s\n", what, value, where.c_str(), wanted,
               met ? "met" : "NOT met");
   return {{"smallest", value}, {"wanted", wanted}, {"met", met}, {"where", where}};
 }
 
-void print_method(const BenchShape& shape) {
+void print_method(const BenchShape& shape, Device gpu) {
+  std::printf("\nB=%lld H=%lld N=%lld. ", static_cast<long long>(shape.B), static_cast<long long>(shape.H),
+              static_cast<long long>(shape.N));
+  if (gpu.type == DeviceType::vulkan)
+    std::printf("N is 4096 where the device is fast enough. Medians by wall clock, from a call to its fence;\n");
+  else
+    std::printf("Medians by CUDA events;\n");
   std::printf(
-      "\nB=%lld H=%lld N=%lld. Medians by CUDA events; kernels and masks in turn, each after 80 ms of warm-up. "
-      "Operations:\n"
-      "4 B H N N D forward, 2.5 times that backward, half of it causal. \"vs full\": how much less time causal takes "
-      "than\n"
-      "full.\n",
-      static_cast<long long>(shape.B), static_cast<long long>(shape.H), static_cast<long long>(shape.N));
+      "kernels and masks in turn, each after 80 ms of warm-up. Operations: 4 B H N N D forward, 2.5 times that "
+      "backward,\n"
+      "half of it causal. \"vs full\": how much less time causal takes than full.\n");
 }
 
 Json report(const BenchArguments& a, const std::vector<Row>& rows) {
   Json json;
   json["machine"] = machine();
-  json["gpu"] = gpu_name();
+  json["gpu"] = gpu_name(gpu_of(a));
   json["suite"] = a.suite;
   json["rows"] = Json::array();
   for (const Row& row : rows) json["rows"].push_back(row.json());
   return json;
 }
 
+std::vector<BenchShape> ladder_shapes(const BenchArguments& a, Device gpu) {
+  std::vector<BenchShape> shapes;
+  if (a.suite == "tiny") {
+    for (const bool backward : {false, true})
+      shapes.push_back({.type = Type::f32, .N = 64, .D = 64, .backward = backward, .B = 1, .H = 1});
+    return shapes;
+  }
+  const std::int64_t N = fitting_tokens(2, 8, 64, gpu);
+  for (const std::int64_t D : {64, 128})
+    for (const bool backward : {false, true})
+      shapes.push_back({.type = Type::f32, .N = N, .D = D, .backward = backward, .B = 2, .H = 8});
+  // Kernels that take 16-bit types only are rows of the same table.
+  for (const std::int64_t D : {64, 128})
+    shapes.push_back({.type = Type::bf16, .N = N, .D = D, .backward = false, .B = 2, .H = 8});
+  return shapes;
+}
+
 }  // namespace
 
 int bench_ladder(const BenchArguments& a) {
-  require_gpu("bench --suite ladder");
-  std::vector<std::string> kernels = gpu_kernels(Type::bf16);
+  const Device gpu = gpu_of(a);
+  require_suite(a);
+  std::vector<std::string> kernels = gpu_kernels(Type::bf16, gpu);
   const char* chosen = a.execution.execution().kernel;
   if (chosen && std::find(kernels.begin(), kernels.end(), chosen) == kernels.end())
     throw Failure(format("kernel: is '%s', which does not run on the GPU.", chosen));
-  if (chosen) std::erase_if(kernels, [&](const std::string& name) { return name != chosen && name != control; });
-  std::vector<BenchShape> shapes;
-  for (const std::int64_t D : {64, 128})
-    for (const bool backward : {false, true})
-      shapes.push_back({.type = Type::f32, .N = 4096, .D = D, .backward = backward, .B = 2, .H = 8});
-  // Kernels that take 16-bit types only are rows of the same table.
-  for (const std::int64_t D : {64, 128})
-    shapes.push_back({.type = Type::bf16, .N = 4096, .D = D, .backward = false, .B = 2, .H = 8});
-
-  std::printf("%s\n\n", gpu_name().c_str());
-  const std::vector<Row> rows = measure_rows(shapes, kernels, false, a.repeat);
-  print_method(shapes.front());
+  if (chosen) std::erase_if(kernels, [&](const std::string& name) { return name != chosen && name != control(gpu); });
+  std::printf("%s\n\n", gpu_name(gpu).c_str());
+  const std::vector<BenchShape> shapes = ladder_shapes(a, gpu);
+  const std::vector<Row> rows = measure_rows(shapes, kernels, false, a.repeat, gpu);
+  print_method(shapes.front(), gpu);
+  if (gpu.type == DeviceType::vulkan || a.suite == "tiny") {
+    save_json(a.json, report(a, rows));
+    return 0;
+  }
   const std::string best = rows.front().kernel;  // of those that take f32
   std::printf("\n");
   Json json = report(a, rows);
   json["verdicts"] = {
-      {"over_naive", print_verdict((best + " over " + control).c_str(), rows, best, &Row::over_naive, wanted_speedup)},
+      {"over_naive", print_verdict((best + " over naive").c_str(), rows, best, &Row::over_naive, wanted_speedup)},
       {"causal_over_full",
        print_verdict((best + ", causal over full").c_str(), rows, best, &Row::over_full, wanted_over_full)}};
   json["repeated_call"] = measure_repeated_calls();
@@ -290,17 +315,19 @@ int bench_ladder(const BenchArguments& a) {
 }
 
 int bench_gpu(const BenchArguments& a) {
-  require_gpu("bench --suite gpu");
+  const Device gpu = gpu_of(a);
+  require_suite(a);
   const char* chosen = a.execution.execution().kernel;
-  const std::vector<std::string> kernels = chosen ? std::vector<std::string>{chosen} : gpu_kernels(Type::bf16);
+  const std::vector<std::string> kernels = chosen ? std::vector<std::string>{chosen} : gpu_kernels(Type::bf16, gpu);
+  const std::int64_t N = fitting_tokens(2, 16, 64, gpu);
   std::vector<BenchShape> shapes;
   for (const Type type : {Type::f32, Type::f16, Type::bf16})
     for (const std::int64_t D : {64, 128})
       for (const bool backward : {false, true})
-        shapes.push_back({.type = type, .N = 4096, .D = D, .backward = backward, .B = 2, .H = 16});
-  std::printf("%s\n\n", gpu_name().c_str());
-  const std::vector<Row> rows = measure_rows(shapes, kernels, true, a.repeat);
-  print_method(shapes.front());
+        shapes.push_back({.type = type, .N = N, .D = D, .backward = backward, .B = 2, .H = 16});
+  std::printf("%s\n\n", gpu_name(gpu).c_str());
+  const std::vector<Row> rows = measure_rows(shapes, kernels, true, a.repeat, gpu);
+  print_method(shapes.front(), gpu);
   save_json(a.json, report(a, rows));
   return 0;
 }

@@ -91,7 +91,7 @@ int check(const Arguments& a) {
     return 0;
   }
   require_place(a.json);
-  if (a.execution.device_name() == "cuda") require_gpu("check --device cuda");
+  require_device("check", a.execution.device_name());
   require_kernel(a.execution.execution());
   cases::SuiteReport report;
   {

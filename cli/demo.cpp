@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "cases/ancestor_b.hpp"
 #include "cli/array.hpp"
@@ -30,20 +31,25 @@ struct Arguments {
   ExecutionFlags execution;
   std::string json;
   bool small = false;
-  bool on_gpu = false;  // chosen by choose_device
+  std::optional<Device> gpu{};  // chosen by choose_device
 };
 
-// The GPU, if there is one, unless the command line says something else. Says in a line why there is none.
+// CUDA's GPU, if there is one, unless the command line says something else. Says in a line why there is none.
 void choose_device(Arguments& a) {
   const char* kernel = a.execution.execution().kernel;
   const std::string &device = a.execution.device_name(), missing = missing_gpu();
-  a.execution.refuse_vulkan("demo");
-  if (device == "cuda") require_gpu("demo --device cuda");
+  require_device("demo", device);
+  if (device == "vulkan") {
+    a.gpu = first_vulkan;
+    std::printf("On a Vulkan device: %s.\n", gpu_name(first_vulkan).c_str());
+    return;
+  }
   if (device.empty() && !kernel && !missing.empty()) std::printf("On the CPU: %s.\n", missing.c_str());
   if (device == "cpu" || !missing.empty()) return;
   const std::vector<std::string> kernels = gpu_kernels();
-  a.on_gpu = device == "cuda" || !kernel || std::find(kernels.begin(), kernels.end(), kernel) != kernels.end();
-  if (a.on_gpu) std::printf("On the GPU: %s.\n", gpu_name().c_str());
+  if (device != "cuda" && kernel && std::find(kernels.begin(), kernels.end(), kernel) == kernels.end()) return;
+  a.gpu = first_gpu;
+  std::printf("On the GPU: %s.\n", gpu_name().c_str());
 }
 
 // The tensors of one self-attention problem, forward and backward, in one type.
@@ -118,12 +124,12 @@ Latency run_on_cpu(const Attention& x) {
   return {forward, median_seconds([&] { x.backward(); }, 50, 0.05)};
 }
 
-// Times the passes with CUDA events and copies the results back.
-Latency run_on_gpu(Attention& x, const char* kernel) {
-  constexpr int runs = 50;
-  const GpuAttention gpu(x.q, x.k, x.v, x.d_o);
+// Times the passes and copies the results back.
+Latency run_on_gpu(Attention& x, const char* kernel, Device device) {
+  const int runs = device.type == DeviceType::cuda ? 50 : 15;
+  const GpuAttention gpu(x.q, x.k, x.v, x.d_o, device);
   const GpuPass forward(gpu, false, x.options, kernel), backward(gpu, true, x.options, kernel);
-  const GpuTimer timer;
+  const GpuTimer timer(device);
   const double forward_seconds = timer.median_seconds([&] { forward.enqueue(); }, runs);
   const Latency latency{forward_seconds, timer.median_seconds([&] { backward.enqueue(); }, runs)};
   gpu.o.read(x.o), gpu.lse.read(x.lse), gpu.dq.read(x.dq), gpu.dk.read(x.dk), gpu.dv.read(x.dv);
@@ -135,7 +141,7 @@ Json small_problem(const Arguments& a) {
   const std::vector<std::int64_t> shape{1, in.N, 1, in.D};
   Attention f32(array_of(in.Q, shape), array_of(in.K, shape), array_of(in.V, shape), array_of(in.dO, shape));
   f32.execution = a.execution.execution();
-  const auto [forward, backward] = a.on_gpu ? run_on_gpu(f32, f32.execution.kernel) : run_on_cpu(f32);
+  const auto [forward, backward] = a.gpu ? run_on_gpu(f32, f32.execution.kernel, *a.gpu) : run_on_cpu(f32);
   Attention f64(converted(f32.q, Type::f64), converted(f32.k, Type::f64), converted(f32.v, Type::f64),
                 converted(f32.d_o, Type::f64));
   f64.execution.kernel = "reference";
@@ -298,26 +304,29 @@ Json realistic_problem(const Arguments& a) {
 
 // There is no unfused attention for GPUs here: the baseline is the simplest kernel, the last of the library's list.
 Json realistic_problem_on_gpu(const Arguments& a) {
+  const std::int64_t tokens = fitting_tokens(1, heads, dim, *a.gpu);
   const std::vector<std::int64_t> shape{1, tokens, heads, dim};
   const auto random = [&](std::uint64_t seed) { return random_normal(Type::f32, shape, seed); };
-  const GpuAttention gpu(random(1), random(2), random(3), random(4));
+  const GpuAttention gpu(random(1), random(2), random(3), random(4), *a.gpu);
   const Options options{.causal = true};
   const char* chosen = a.execution.execution().kernel;
-  const std::string best = chosen ? chosen : gpu_kernels().front(), simplest = gpu_kernels().back();
+  const std::vector<std::string> kernels = gpu_kernels(Type::f32, *a.gpu);
+  const std::string best = chosen ? chosen : kernels.front(), simplest = kernels.back();
   std::printf("\n%lld heads, %lld tokens, D=%lld, causal, f32:\n", static_cast<long long>(heads),
               static_cast<long long>(tokens), static_cast<long long>(dim));
   const Table table(
       {{"", 10, true}, {best, 12}, {"TFLOP/s", 9}, {simplest, 12}, {"speed-up", 9}, {"extra memory", 12}});
   std::fputs(table.heading().c_str(), stdout);
   Json json{{"heads", heads}, {"tokens", tokens}, {"dim", dim}, {"causal", true}, {"kernel", best}};
-  const GpuTimer timer;
+  const GpuTimer timer(*a.gpu);
+  const int runs = a.gpu->type == DeviceType::cuda ? 20 : static_cast<int>(rounds);
   for (const bool backward : {false, true}) {
     const GpuPass ours(gpu, backward, options, best.c_str()), plain(gpu, backward, options, simplest.c_str());
-    const double seconds = timer.median_seconds([&] { ours.enqueue(); }, 20);
-    const double plain_seconds = timer.median_seconds([&] { plain.enqueue(); }, 20);
+    const double seconds = timer.median_seconds([&] { ours.enqueue(); }, runs);
+    const double plain_seconds = timer.median_seconds([&] { plain.enqueue(); }, runs);
     const double operations = (backward ? 2.5 : 1) * 2.0 * static_cast<double>(heads * tokens * tokens * dim);
     const std::string line = table.row({backward ? "  backward" : "  forward", time_text(seconds),
-                                        format("%.1f", operations / seconds / 1e12), time_text(plain_seconds),
+                                        tflops_text(operations / seconds), time_text(plain_seconds),
                                         format("%.2fx", plain_seconds / seconds), bytes_text(ours.workspace_bytes())});
     std::fputs(line.c_str(), stdout);
     json["tessera"][backward ? "backward_seconds" : "forward_seconds"] = seconds;
@@ -332,10 +341,10 @@ int demo(Arguments& a) {
   choose_device(a);
   Json json;
   json["machine"] = machine();
-  json["device"] = a.on_gpu ? gpu_name() : "cpu";
+  json["device"] = a.gpu ? gpu_name(*a.gpu) : "cpu";
   json["small"] = small_problem(a);
   std::fflush(stdout);
-  if (!a.small) json["realistic"] = a.on_gpu ? realistic_problem_on_gpu(a) : realistic_problem(a);
+  if (!a.small) json["realistic"] = a.gpu ? realistic_problem_on_gpu(a) : realistic_problem(a);
   save_json(a.json, json);
   return 0;
 }
@@ -348,10 +357,13 @@ Action add_demo(CLI::App& program) {
       program, "demo", "See it work: a small problem in numbers, a realistic one in speed",
       "The small problem: 128 tokens, 32 dims, corners of every tensor, latency, error against float64.\n"
       "The realistic one: 8 heads, 4096 tokens, D=64, causal, beside plain attention that keeps N x N matrices.\n"
-      "Both run on the GPU if there is one, unless --device cpu or a CPU's kernel is asked for.\n\n"
+      "Both run on CUDA's GPU if there is one, unless --device cpu or a CPU's kernel is asked for; with --device "
+      "vulkan\n"
+      "on the first Vulkan device, and the realistic one with fewer tokens if that is slow.\n\n"
       "Examples:\n"
       "  tessera demo\n"
-      "  tessera demo --small --kernel sse4 --json demo.json");
+      "  tessera demo --small --kernel sse4 --json demo.json\n"
+      "  tessera demo --device vulkan");
   add_flag(command, "--small", "Only the small problem", arguments->small);
   add_json_flag(command, arguments->json);
   arguments->execution.add_to(command);

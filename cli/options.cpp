@@ -66,12 +66,6 @@ Execution ExecutionFlags::execution() const {
   return execution;
 }
 
-void ExecutionFlags::refuse_vulkan(const char* command) const {
-  if (device == "vulkan")
-    throw Failure(std::string(command) +
-                  " --device vulkan is not here yet; `tessera run`, `check` and `plan` take Vulkan devices.");
-}
-
 int ExecutionFlags::threads() const { return thread_count > 0 ? thread_count : usable_threads(); }
 
 void add_type_flag(CLI::App& command, std::string& name, const std::string& help) {

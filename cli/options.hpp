@@ -34,7 +34,6 @@ class ExecutionFlags {
   Execution execution() const;  // valid as long as this object lives: it holds the kernel's name
   int threads() const;          // the number that 0 stands for
   const std::string& device_name() const { return device; }  // empty: not given
-  void refuse_vulkan(const char* command) const;             // throws Failure where --device vulkan is given
 
  private:
   std::string kernel, device;

@@ -39,6 +39,11 @@ std::string time_text(double seconds) {
   return format("%.2f s", seconds);
 }
 
+std::string tflops_text(double operations_per_second) {
+  const double rate = operations_per_second / 1e12;
+  return format(rate < 1 ? "%.3g" : "%.2f", rate);
+}
+
 std::string bytes_text(std::size_t bytes) {
   const double b = static_cast<double>(bytes);
   if (bytes < 1024) return std::to_string(bytes) + " B";

@@ -15,8 +15,9 @@ namespace tessera::cli {
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
-std::string time_text(double seconds);      // "1.23 ms"
-std::string bytes_text(std::size_t bytes);  // "64.5 MiB"
+std::string tflops_text(double operations_per_second);  // "613.20", "0.00112": three digits at least
+std::string time_text(double seconds);                  // "1.23 ms"
+std::string bytes_text(std::size_t bytes);              // "64.5 MiB"
 
 // A table whose rows appear as they are measured; the headings set the widths, words to the left, numbers to the right.
 class Table {

@@ -299,7 +299,7 @@ class Run {
 };
 
 int run(const Arguments& arguments) {
-  if (arguments.execution.device_name() == "cuda") require_gpu("run --device cuda");
+  require_device("run", arguments.execution.device_name());
   Progress progress(1 + 2.5);  // the backward pass does 2.5 times the work
   progress.step("reading");
   Run run(arguments);

@@ -15,7 +15,7 @@ import threading
 import weakref
 from typing import Any, Callable, Iterable, NamedTuple, Optional
 
-from . import _abi
+from . import _abi, _native
 from ._abi import CPU, MAX_NDIM, check, integer, lib, make, text
 from ._options import Settings
 
@@ -80,6 +80,9 @@ class Call:
         weakref.finalize(self, lib.tessera_plan_destroy, self._plan).atexit = False
         self.workspace_size: int = lib.tessera_plan_workspace_size(self._plan)
         self._execution.workspace_bytes = self.workspace_size
+        self._prepared = _native.prepare(self._run, self._plan, [*self._structs, self._options, self._execution],
+                                         self._places)
+        self.prepared = ctypes.addressof(self._prepared)  # for _native's run
 
     @property
     def kernel(self) -> str:
@@ -89,12 +92,15 @@ class Call:
     def description(self) -> str:
         return str(lib.tessera_plan_describe(self._plan).decode())
 
+    def set_seed(self, seed: tuple[int, int]) -> None:
+        if seed is not self._seed and seed != self._seed:
+            self._options.seed, self._options.seed_offset = self._seed = seed
+
     def run(self, pointers: Iterable[int], seed: tuple[int, int], stream: int = 0, workspace: int = 0) -> None:
         """The pointers are those of the views that the call was made of, in their order."""
         for made, pointer in zip(self._places, pointers):
             made.data = pointer
-        if seed is not self._seed and seed != self._seed:
-            self._options.seed, self._options.seed_offset = self._seed = seed
+        self.set_seed(seed)
         execution = self._execution
         execution.stream, execution.workspace = stream, workspace
         status = self._run(*self._arguments)

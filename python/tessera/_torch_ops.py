@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's operators tessera::forward and tessera::backward: what they do, their autograd and fake implementations.
 
-Kernels run on the tensors' device and its current stream, with workspace from PyTorch's allocator. Used by torch.py,
-whose `attention` is the function to call, and by bench.py.
+Kernels run on the tensors' device and its current stream, with workspace from PyTorch's allocator (_torch_calls.py).
+Used by torch.py, whose `attention` is the function to call, and by bench.py.
 """
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from . import _abi, _call
-from ._abi import CPU, CUDA
-from ._call import Call, Question, View
+from . import _call
+from ._call import Call
 from ._options import Settings
-
-_TYPES = {torch.float64: _abi.F64, torch.float32: _abi.F32, torch.float16: _abi.F16, torch.bfloat16: _abi.BF16,
-          torch.int32: _abi.I32, torch.int64: _abi.I64, torch.uint8: _abi.U8, torch.bool: _abi.U8,
-          torch.int8: _abi.I8, torch.float8_e4m3fn: _abi.E4M3}
+from ._torch_calls import Look, find, has_rows, look, look_unobserved, rows, run, view
 
 KERNEL = "kernel_name"  # of operators: torch.compile calls one function with their arguments and a `kernel` of its own
 
@@ -57,30 +53,10 @@ _SETTINGS = [name.split()[-1].replace(KERNEL, "kernel") for name in (*_BEFORE, *
 
 RESULTS = "o", "lse"
 GRADIENTS = {"d" + name: INPUTS.index(name) for name in ("q", "k", "v", "bias", "sinks")}  # and whose, by its place
-_SAVED_AND_GRADIENTS = *RESULTS, "d_o", "d_lse", *GRADIENTS
+_SAVED = *RESULTS, "d_o", "d_lse"
 
 
 # --- what the operators do -------------------------------------------------------------------------------------------
-
-def view(name: str, t: Tensor) -> View:
-    code = _TYPES.get(t.dtype)
-    if code is None:
-        raise TypeError(f"{name}: has type {t.dtype}; must be one of {', '.join(str(d) for d in _TYPES)}")
-    if t.is_cuda:
-        return View(t.data_ptr(), code, CUDA, t.get_device(), t.shape, t.stride())
-    if t.device.type != "cpu":
-        raise TypeError(f"{name}: is on {t.device}; must be on cpu or cuda")
-    return View(t.data_ptr(), code, CPU, 0, t.shape, t.stride())
-
-
-def _has_rows(t: Tensor) -> bool:
-    """The library reads rows whose numbers lie side by side. A gradient that comes from a sum has strides of 0."""
-    return t.dim() == 0 or t.stride(-1) == 1 or t.shape[-1] == 1
-
-
-def rows(t: Tensor) -> Tensor:
-    return t if _has_rows(t) else t.contiguous()
-
 
 def sort_arguments(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[int, int]]:
     """Optional tensors, settings and seeds: of an operator's arguments after q, k and v, as many as PyTorch passes."""
@@ -100,50 +76,6 @@ def in_order(given: dict[str, Any]) -> list[Any]:
     return arguments
 
 
-def find(kind: tuple[Any, ...], tensors: Sequence[Optional[Tensor]]) -> tuple[Question, list[int]]:
-    """The question that these tensors ask, and their addresses. Paid for in every call: looks at each tensor once."""
-    key: list[Any] = [kind]
-    pointers, bits = [], 0
-    for t in tensors:
-        if t is None:
-            key.append(None)
-        else:
-            pointer = t.data_ptr()
-            pointers.append(pointer)
-            bits |= pointer
-            key += t.dtype, t.get_device(), t.shape, t.stride()
-    key += bits % _call.ALIGNMENT, torch.get_num_threads()  # a plan asks for what all pointers have in common
-    return _call.questions.find(tuple(key)), pointers
-
-
-def _find_usual(kind: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Question, list[int]]:
-    """The same for three tensors, spelled out: this is most of what a call costs."""
-    pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
-    key = (kind, q.dtype, q.get_device(), q.shape, q.stride(), k.dtype, k.get_device(), k.shape, k.stride(),
-           v.dtype, v.get_device(), v.shape, v.stride(), (pointers[0] | pointers[1] | pointers[2]) % _call.ALIGNMENT,
-           torch.get_num_threads())
-    return _call.questions.find(key), pointers
-
-
-def _find_usual_backward(kind: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
-                         d_o: Tensor) -> tuple[Question, list[int]]:
-    pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(), d_o.data_ptr()]
-    bits = pointers[0] | pointers[1] | pointers[2] | pointers[3] | pointers[4] | pointers[5]
-    key = (kind, q.dtype, q.get_device(), q.shape, q.stride(), k.dtype, k.get_device(), k.shape, k.stride(),
-           v.dtype, v.get_device(), v.shape, v.stride(), o.dtype, o.get_device(), o.shape, o.stride(),
-           lse.dtype, lse.get_device(), lse.shape, lse.stride(), d_o.dtype, d_o.get_device(), d_o.shape, d_o.stride(),
-           bits % _call.ALIGNMENT, torch.get_num_threads())
-    return _call.questions.find(key), pointers
-
-
-def _current_stream(device: int) -> int:
-    return int(torch.cuda.current_stream(device).cuda_stream)
-
-
-# The same without an object in between, where this PyTorch has it.
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
-
-
 def plan(settings: tuple[Any, ...], inputs: Sequence[Any], names: Sequence[str],
           others: Sequence[Optional[Tensor]]) -> Call:
     """For the inputs, and the others with these names."""
@@ -152,24 +84,6 @@ def plan(settings: tuple[Any, ...], inputs: Sequence[Any], names: Sequence[str],
         given["threads"] = torch.get_num_threads()
     tensors = *zip(INPUTS, inputs), *zip(names, others)
     return _call.plan({name: view(name, t) for name, t in tensors if t is not None}, Settings(**given))
-
-
-def _run(question: Question, pointers: list[int], settings: tuple[Any, ...], seed: tuple[int, int],
-         inputs: Sequence[Any], names: Sequence[str], others: Sequence[Optional[Tensor]]) -> None:
-    """On the inputs' device. The pointers are those of the inputs and the others, which have these names, in order."""
-    try:
-        call = question.idle.pop()
-    except IndexError:
-        call = plan(settings, inputs, names, others)
-    try:
-        q = inputs[0]
-        if not q.is_cuda:
-            call.run(pointers, seed)
-            return
-        workspace = q.new_empty(call.workspace_size, dtype=torch.uint8) if call.workspace_size else None
-        call.run(pointers, seed, _raw_stream(q.get_device()), 0 if workspace is None else workspace.data_ptr())
-    finally:
-        question.idle.append(call)
 
 
 class _Outputs(NamedTuple):
@@ -195,25 +109,28 @@ def outputs(q: Tensor, v: Tensor, optional: Sequence[Optional[Tensor]]) -> _Outp
                     not given.isdisjoint(("cu_seqlens_q", "seqused_q")))
 
 
-_READY, _COPY = "ready", "copy"  # notes: whether the library can read all rows as they lie
+_COPY = "copy"  # a note: the library cannot read all rows as they lie
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return forward_of(look((q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END])), q, k, v, arguments)
+
+
+def forward_of(seen: Look, q: Tensor, k: Tensor, v: Tensor, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """What tessera::forward does, for tensors that were looked at."""
     optional: tuple[Any, ...] = ()
     settings, seed = arguments, _call.NO_SEED
     if len(arguments) > _OPTIONAL_FIRST:
         optional, settings, seed = sort_arguments(arguments)
-    inputs = (q, k, v, *optional)
-    question, pointers = find(settings, inputs) if optional else _find_usual(settings, q, k, v)
+    question = find(settings, seen)
     note = question.note
     if note is None:
-        note = question.note = outputs(q, v, optional) if _has_rows(q) and _has_rows(k) and _has_rows(v) else _COPY
+        note = question.note = outputs(q, v, optional) if has_rows(q) and has_rows(k) and has_rows(v) else _COPY
     if note is _COPY:
         return run_forward(rows(q), rows(k), rows(v), *arguments)
-    o, lse = note.make(q)
-    pointers += o.data_ptr(), lse.data_ptr()
-    _run(question, pointers, settings, seed, inputs, RESULTS, (o, lse))
-    return o, lse
+    results = note.make(q)
+    run(question, lambda: plan(settings, (q, k, v, *optional), RESULTS, results), seen, results, seed)
+    return results
 
 
 def require_one_device(names: Sequence[str], tensors: Sequence[Optional[Tensor]]) -> None:
@@ -231,75 +148,56 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Ten
     return outputs(q, v, optional).make(q)
 
 
-def _empty_gradients(inputs: Sequence[Any], wanted: Sequence[bool]) -> list[Optional[Tensor]]:
-    """Contiguous, in the shape of each input; None where not wanted."""
-    return [torch.empty_like(inputs[place], memory_format=torch.contiguous_format) if want else None
-            for place, want in zip(GRADIENTS.values(), wanted)]
+class _Shapes(NamedTuple):
+    """Of the gradients that are wanted, and whose they are, by its place."""
+    shapes: list[tuple[int, tuple[int, ...]]]
+
+    def make(self, inputs: Sequence[Any]) -> list[Tensor]:
+        return [inputs[place].new_empty(*shape) for place, shape in self.shapes]
+
+
+def _shapes(inputs: Sequence[Any], wanted: Sequence[bool]) -> _Shapes:
+    return _Shapes([(place, tuple(inputs[place].shape)) for place in itertools.compress(GRADIENTS.values(), wanted)])
 
 
 def run_backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: Sequence[bool], q: Tensor,
                  k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients that are wanted, of dq, dk, dv, dbias and dsinks."""
-    optional: tuple[Any, ...] = ()
+    tensors = q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END], o, lse, d_o, d_lse
+    return backward_of(look(tensors), tensors, tuple(wanted), arguments)
+
+
+def backward_of(seen: Look, tensors: tuple[Any, ...], wanted: tuple[bool, ...], arguments: tuple[Any, ...]
+                ) -> list[Tensor]:
+    """What tessera::backward does, for tensors that were looked at: inputs, O, LSE, dO, dLSE or None."""
     settings, seed = arguments, _call.NO_SEED
     if len(arguments) > _OPTIONAL_FIRST:
-        optional, settings, seed = sort_arguments(arguments)
-    inputs, saved = (q, k, v, *optional), (o, lse, d_o, d_lse)
-    kind = ("backward", *wanted, *settings)
-    if optional or d_lse is not None:
-        question, pointers = find(kind, inputs + saved)
-    else:
-        question, pointers = _find_usual_backward(kind, q, k, v, o, lse, d_o)
-    if question.note is None:
-        question.note = _READY if all(map(_has_rows, (d_o, q, k, v))) else _COPY
-    if question.note is _COPY:
-        return run_backward(rows(d_o), d_lse, o, lse, wanted, rows(q), rows(k), rows(v), *arguments)
-    gradients = _empty_gradients(inputs, wanted)
-    results = [gradient for gradient in gradients if gradient is not None]
+        _, settings, seed = sort_arguments(arguments)
+    question = find((wanted, settings), seen)
+    note = question.note
+    if note is None:
+        readable = has_rows(tensors[-2]) and all(map(has_rows, tensors[:3]))
+        note = question.note = _shapes(tensors, wanted) if readable else _COPY
+    if note is _COPY:
+        q, k, v, *between, d_o, d_lse = tensors
+        copied = rows(q), rows(k), rows(v), *between, rows(d_o), d_lse
+        return backward_of(look(copied), copied, wanted, arguments)
+    results: list[Tensor] = note.make(tensors)
+
+    def make_plan() -> Call:
+        gradients = dict(zip(itertools.compress(GRADIENTS, wanted), results))
+        return plan(settings, tensors[:-4], (*_SAVED, *gradients), (*tensors[-4:], *gradients.values()))
+
     if results:
-        pointers += [gradient.data_ptr() for gradient in results]
-        _run(question, pointers, settings, seed, inputs, _SAVED_AND_GRADIENTS, (*saved, *gradients))
+        run(question, make_plan, seen, results, seed)
     return results
 
 
 def _backward_fake(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, wanted: Sequence[bool], q: Tensor,
                    k: Tensor, v: Tensor, *arguments: Any) -> list[Tensor]:
     inputs = q, k, v, *sort_arguments(arguments)[0]
-    require_one_device((*INPUTS[:len(inputs)], *RESULTS, "d_o", "d_lse"), (*inputs, o, lse, d_o, d_lse))
-    gradients = _empty_gradients(inputs, wanted)
-    return [gradient for gradient in gradients if gradient is not None]
-
-
-# --- a shorter way ---------------------------------------------------------------------------------------------------
-# PyTorch's way to a function in Python and back takes longer than the function. Where nothing stands on that way but
-# autograd, which `attention` looks after itself, it is left out.
-
-def _key_bits(*names: str) -> int:
-    bits = 0
-    for name in names:
-        bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
-    return bits
-
-
-_OF_THREADS: Optional[int] = None
-try:  # Dispatch keys that are always there; modes, transforms, tracers, subclasses and lazy negation have others.
-    _OF_THREADS = _key_bits("BackendSelect", "ADInplaceOrView")
-    _OF_TENSORS = _key_bits("CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA", "AutocastCPU",
-                            "AutocastCUDA")
-    _keys_of_thread, _keys_of_tensor = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_keys
-    _profiler_enabled = torch._C._autograd._profiler_enabled
-except AttributeError:  # a PyTorch without these functions
-    _OF_THREADS = None
-
-
-def unobserved(arguments: Iterable[Any]) -> bool:
-    """Whether nobody could tell a call of the operator with these arguments from one of its function."""
-    if _OF_THREADS is None or _keys_of_thread().raw_repr() & ~_OF_THREADS or _profiler_enabled():
-        return False
-    for x in arguments:
-        if isinstance(x, Tensor) and _keys_of_tensor(x).raw_repr() & ~_OF_TENSORS:
-            return False
-    return True
+    require_one_device((*INPUTS[:len(inputs)], *_SAVED), (*inputs, o, lse, d_o, d_lse))
+    return _shapes(inputs, wanted).make(inputs)
 
 
 # --- differentiation -------------------------------------------------------------------------------------------------
@@ -335,7 +233,9 @@ def _wanted(needs: tuple[bool, ...]) -> tuple[tuple[bool, ...], tuple[int, ...]]
     return wanted, tuple(place if place < 3 else place + _OPTIONAL_FIRST for place in places)
 
 
-def _in_places(count: int, places: Sequence[int], gradients: Sequence[Tensor]) -> tuple[Optional[Tensor], ...]:
+def _in_places(count: int, places: tuple[int, ...], gradients: Sequence[Tensor]) -> tuple[Optional[Tensor], ...]:
+    if places == (0, 1, 2):
+        return *gradients, *(None,) * (count - 3)
     results: list[Optional[Tensor]] = [None] * count
     for place, gradient in zip(places, gradients):
         results[place] = gradient
@@ -348,26 +248,34 @@ class Attention(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         o, lse = _next_level(forward_operator, (q, k, v, *arguments))
-        Attention.save(ctx, o, lse, q, k, v, arguments)
+        Attention.save(ctx, ctx.needs_input_grad, o, lse, q, k, v, arguments)
         return o, lse
 
     @staticmethod
-    def save(ctx: Any, o: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, arguments: tuple[Any, ...]) -> None:
-        for name, (place, instead) in _FIXED.items():
-            if len(arguments) > place and ctx.needs_input_grad[3 + place]:
-                raise NotImplementedError(f"{name}: requires a gradient, which attention does not give; {instead}")
+    def save(ctx: Any, needs: tuple[bool, ...], o: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
+             arguments: tuple[Any, ...]) -> None:
+        if len(arguments) > _OPTIONAL_FIRST:
+            for name, (place, instead) in _FIXED.items():
+                if len(arguments) > place and needs[3 + place]:
+                    raise NotImplementedError(f"{name}: requires a gradient, which attention does not give; {instead}")
+        ctx.needs, ctx.arguments = needs, arguments
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(o, lse, q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END])
-        ctx.settings = arguments[:_OPTIONAL_FIRST], arguments[_OPTIONAL_END:]
+        ctx.save_for_backward(q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END], o, lse)
 
     @staticmethod
     def backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-        needs = ctx.needs_input_grad
+        return Attention.gradients(ctx, d_o, d_lse, ctx.saved_tensors)
+
+    @staticmethod
+    def gradients(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor], saved: tuple[Any, ...]
+                  ) -> tuple[Optional[Tensor], ...]:
+        """In the places of tessera::forward's arguments."""
+        needs = ctx.needs
         wanted, places = _wanted(needs)
         if (d_o is None and d_lse is None) or not places:
             return (None,) * len(needs)
-        o, lse, q, k, v, *optional = ctx.saved_tensors
-        before, after = ctx.settings
+        q, k, v, *optional, o, lse = saved
+        before, after = ctx.arguments[:_OPTIONAL_FIRST], ctx.arguments[_OPTIONAL_END:]
         d_o = torch.zeros_like(o) if d_o is None else d_o
         arguments = d_o, d_lse, o, lse, wanted, q, k, v, *before, *optional, *after
         if torch.is_grad_enabled():  # the gradients are to be differentiated themselves
@@ -386,25 +294,34 @@ class _Unobserved(Attention):
     backward pass sees an operator there."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        o, lse = run_forward(q, k, v, *arguments)
-        Attention.save(ctx, o, lse, q, k, v, arguments)
+    def forward(ctx: Any, seen: Look, q: Tensor, k: Tensor, v: Tensor, *arguments: Any  # type: ignore[override]
+                ) -> tuple[Tensor, Tensor]:
+        o, lse = forward_of(seen, q, k, v, arguments)
+        Attention.save(ctx, ctx.needs_input_grad[1:], o, lse, q, k, v, arguments)
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-        needs = ctx.needs_input_grad
-        wanted, places = _wanted(needs)
-        saved = ctx.saved_tensors
-        if d_o is None or not places or torch.is_grad_enabled() or not unobserved((d_o, d_lse, *saved)):
-            return Attention.backward(ctx, d_o, d_lse)
-        o, lse, q, k, v, *optional = saved
-        before, after = ctx.settings
-        return _in_places(len(needs), places,
-                          run_backward(d_o, d_lse, o, lse, wanted, q, k, v, *before, *optional, *after))
+        wanted, places = _wanted(ctx.needs)
+        saved = ctx.saved_tensors  # once: what a hook has made of them may be there only once
+        if d_o is not None and places and not torch.is_grad_enabled():
+            tensors = *saved, d_o, d_lse
+            seen = look_unobserved(tensors)
+            if seen is not None:
+                gradients = backward_of(seen, tensors, wanted, ctx.arguments)
+                return None, *_in_places(len(ctx.needs), places, gradients)
+        return None, *Attention.gradients(ctx, d_o, d_lse, saved)
 
 
-differentiable_forward: Callable[..., tuple[Tensor, Tensor]] = _Unobserved.apply  # type: ignore[attr-defined]
+def attend(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """O and LSE by tessera::forward, past the dispatcher where nobody could tell. The other arguments are named."""
+    arguments = tuple(in_order(given))
+    seen = look_unobserved((q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END]))
+    if seen is None:
+        return forward_operator(q, k, v, *arguments)  # type: ignore[no-any-return]
+    if needs_gradient((q, k, v, *arguments)):
+        return _Unobserved.apply(seen, q, k, v, *arguments)  # type: ignore[no-any-return]
+    return forward_of(seen, q, k, v, arguments)
 
 
 class _Gradients(_SingleLevelFunction):

@@ -2,7 +2,8 @@
 """python -m tessera.bench: attention through tessera.torch beside what else is importable, in one process, in turn.
 
     python -m tessera.bench [--device cuda] [--dtype bfloat16] [--tokens 512 1024 ...] [--dims 64 128] [--png FILE]
-    python -m tessera.bench --overhead          host time of a call over an empty operator registered the same way
+    python -m tessera.bench --overhead          host time of a call beside an empty operator registered the same way,
+                                                with gradients beside an autograd.Function that only makes its results
 
 Contenders: PyTorch's SDPA with each of its backends, flash_attn, flash_attn_interface. Those that are missing, or
 refuse the problem, are left out and named. All read the same numbers, as [B,N,H,D] or views of it. Needs PyTorch.
@@ -20,9 +21,10 @@ from typing import Any, Callable, Iterable, Optional
 import torch
 from torch import Tensor
 
-from . import _torch_ops
+from . import _torch_calls, _torch_ops
 from . import torch as tessera_torch
-from ._measure import measure, write_report
+from ._measure import PlannedPass, measure, write_report
+from ._options import Settings
 
 EMPTY = "empty operator"
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -157,26 +159,64 @@ def _empty_operator() -> tuple[Any, Any]:
                                _torch_ops.Attention), library
 
 
+class _EmptyFunction(torch.autograd.Function):
+    """What PyTorch takes for itself: saves what ours saves, makes what ours makes, computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        o, lse = q.new_empty(*ONE_TOKEN), q.new_empty(*ONE_TOKEN[:3], dtype=torch.float32)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor, d_lse: Any) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return tuple(x.new_empty(*ONE_TOKEN) for x in ctx.saved_tensors[:3])
+
+
+def _planned(q: Tensor, k: Tensor, v: Tensor, d_o: Tensor) -> Callable[[], None]:
+    """Both passes of causal attention without PyTorch: what is not host time on the CPU, and launches on a GPU."""
+    o, lse = _torch_ops.run_forward(q, k, v, True)
+    saved = {"q": q, "k": k, "v": v, "o": o, "lse": lse}
+    gradients = {name: torch.empty_like(q) for name in ("dq", "dk", "dv")}
+    settings = Settings(causal=1, threads=torch.get_num_threads())
+    passes = PlannedPass(settings, **saved), PlannedPass(settings, **saved, d_o=d_o, **gradients)
+
+    def run() -> None:
+        for planned in passes:
+            planned()
+    return run
+
+
 def overhead(device: str, dtype: torch.dtype) -> dict[str, float]:
     """Microseconds of host time per call: an operator that only makes its outputs, ours, and the function around it."""
     q, k, v = (torch.randn(ONE_TOKEN, device=device, dtype=dtype) for _ in range(3))
     trained, d_o = [x.detach().requires_grad_() for x in (q, k, v)], torch.randn_like(q)
     empty, _ = _empty_operator()
     forward, attention = torch.ops.tessera.forward.default, tessera_torch.attention
+    sdpa = torch.nn.functional.scaled_dot_product_attention  # of one token: with heads first it is the same
+
+    def gradients(o: Tensor) -> Any:
+        return torch.autograd.grad(o, trained, d_o)
+
     calls = {EMPTY: lambda: empty(q, k, v),
              "tessera::forward": lambda: forward(q, k, v),
              "tessera.torch.attention": lambda: attention(q, k, v),
              "the same, causal=True": lambda: attention(q, k, v, causal=True),
-             "and its gradients": lambda: torch.autograd.grad(attention(*trained, causal=True), trained, d_o)}
+             "and its gradients": lambda: gradients(attention(*trained, causal=True)),
+             "of them, the two plans": _planned(q, k, v, d_o),
+             "empty Function's": lambda: gradients(_EmptyFunction.apply(*trained)[0]),  # type: ignore[no-untyped-call]
+             "SDPA's, causal": lambda: gradients(sdpa(*trained, is_causal=True))}
     times: dict[str, list[float]] = {name: [] for name in calls}
+    clock = time.perf_counter if device == "cuda" else time.process_time  # which no other process disturbs
     for _ in range(30):
         for name, call in calls.items():
             if device == "cuda":
                 torch.cuda.synchronize()
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(100):  # few enough for a GPU's queue: enqueuing never waits
                 call()
-            times[name].append((time.perf_counter() - begin) / 100 * 1e6)
+            times[name].append((clock() - begin) / 100 * 1e6)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -201,7 +241,8 @@ def main(words: Optional[list[str]] = None) -> None:
     report: dict[str, Any] = {"machine": machine, "torch": torch.__version__, **vars(arguments)}
     if arguments.overhead:
         times = report["microseconds"] = overhead(arguments.device, getattr(torch, arguments.dtype))
-        print(f"{machine}, {arguments.dtype}, one token, PyTorch {torch.__version__}")
+        way = "C" if _torch_calls.in_c else "Python"
+        print(f"{machine}, {arguments.dtype}, one token, PyTorch {torch.__version__}, tensors read in {way}")
         for name, value in times.items():
             print(f"{name:24} {value:7.1f} us  {value - times[EMPTY]:+7.1f}")
     else:

@@ -107,12 +107,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, layo
         if isinstance(options.get("qv"), Tensor) and options["qv"].dim() > 2:
             options["qv"] = options["qv"].transpose(-3, -2)
     q, k, v, given = _prepared(q, k, v, options)
-    if torch.compiler.is_compiling() or not ops.unobserved((q, k, v, *given.values())):
-        nested = q.is_nested or k.is_nested or v.is_nested
-        o, lse = _nested(q, k, v, given) if nested else ops.forward_operator(q, k, v, **given)
+    if q.is_nested or k.is_nested or v.is_nested:
+        o, lse = _nested(q, k, v, given)
+    elif torch.compiler.is_compiling():
+        o, lse = ops.forward_operator(q, k, v, **given)
     else:
-        arguments = q, k, v, *ops.in_order(given)
-        o, lse = ops.differentiable_forward(*arguments) if ops.needs_gradient(arguments) else ops.run_forward(*arguments)
+        o, lse = ops.attend(q, k, v, given)
     if heads_first:
         o = o.transpose(-3, -2)
     return (o, lse) if return_lse else o
@@ -165,7 +165,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
     for name, t in zip(ops.INPUTS, inputs):
         if t is not None and ops.view(name, t).pointer % t.element_size():
             raise ValueError(f"{name}: data is not aligned to its elements of {t.element_size()} bytes")
-    question, _ = ops.find(settings, inputs)
+    question = ops.find(settings, ops.look(inputs))
     if not question.idle:
         if question.note is None:
             question.note = ops.outputs(q, v, optional)

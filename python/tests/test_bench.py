@@ -40,8 +40,9 @@ def test_comparison(tmp_path, capsys, monkeypatch, device):
 def test_overhead(capsys, device):
     bench.main([*SMALL, "--device", device, "--overhead"])
     printed = capsys.readouterr().out
-    for name in ("empty operator", "tessera::forward", "tessera.torch.attention"):
+    for name in ("empty operator", "tessera::forward", "tessera.torch.attention", "and its gradients", "empty Function"):
         assert name in printed
+    assert ("tensors read in C" in printed) == hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
 def test_operations():

@@ -20,9 +20,12 @@ std::span<const gpu::Algorithm> gpu_algorithms() {
   static constinit Once<const std::vector<gpu::Algorithm>> list;
   return list.get([] {
     std::vector<gpu::Algorithm> all = sm90::algorithms(ladder::add_bias_gradient);
-    for (gpu::Algorithm& algorithm : mma::algorithms(ladder::add_bias_gradient)) all.push_back(std::move(algorithm));
-    for (gpu::Algorithm& algorithm : decode::algorithms()) all.push_back(std::move(algorithm));
-    for (gpu::Algorithm& algorithm : ladder::algorithms()) all.push_back(std::move(algorithm));
+    const auto append = [&](std::vector<gpu::Algorithm> family) {
+      for (gpu::Algorithm& algorithm : family) all.push_back(std::move(algorithm));
+    };
+    append(decode::algorithms());
+    append(mma::algorithms(ladder::add_bias_gradient, decode::add_few_rows));
+    append(ladder::algorithms());
     return all;
   });
 }

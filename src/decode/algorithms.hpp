@@ -15,6 +15,10 @@ namespace tessera::decode {
 
 std::vector<gpu::Algorithm> algorithms();
 
+// Launches for the sequences of at most gpu::few_rows rows, of a call whose others are another family's: a
+// gpu::AddSteps. The steps' score_scale must be the one that `decode` would have.
+void add_few_rows(gpu::Steps& steps, const Problem& problem, const cuda::Target& target);
+
 // Rows of the problem's longest sequence: queries times the heads of a KV head.
 std::int64_t rows_of(const Problem& problem);
 

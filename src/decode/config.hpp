@@ -6,13 +6,14 @@
 
 #include "gpu/config.hpp"
 #include "gpu/layout.hpp"
+#include "gpu/pages.hpp"
 
 namespace tessera::decode {
 
 using gpu::Element;
 
 inline constexpr int warps = 4, threads = 32 * warps;
-inline constexpr int most_rows = 64;                          // queries times heads of a KV head
+inline constexpr int most_rows = gpu::few_rows;               // queries times heads of a KV head
 inline constexpr int most_dims = 576, most_value_dims = 512;  // D and Dv of the largest tile
 
 constexpr bool eight_bits(Element type) { return type == Element::e4m3 || type == Element::i8; }

@@ -51,12 +51,12 @@ struct Params {
   gpu::ScaleRef k_scale, v_scale;
   Draft draft;
   Memory memory;
-  Int32 D, Dv;         // of the tensors
-  Int32 group;         // heads of a KV head
-  Int32 rows, tiles;   // of a work item; of a sequence, at most
-  Int32 most_queries;  // of a sequence; longer ones are cut, and so are keys:
-  Int32 most_keys;
-  Int32 workers;  // blocks that run at the same time
+  gpu::LengthBounds most;
+  Int32 D, Dv;          // of the tensors
+  Int32 group;          // heads of a KV head
+  Int32 rows, tiles;    // of a work item; of a sequence, at most
+  Int32 taken_queries;  // of a sequence; those with more are another launch's
+  Int32 workers;        // blocks that run at the same time
 };
 
 // --- the choice of the level

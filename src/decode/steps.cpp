@@ -107,7 +107,9 @@ bool fit(Config& c, int shared_bytes) {
   return false;
 }
 
-gpu::TokenRef page_ref(const Tensor& t) { return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)}; }
+std::string no_tile(const cuda::Target& target) {
+  return text("no tile fits the ", target.shared_bytes, " bytes of shared memory");
+}
 
 Draft draft_of(const Problem& p, const Inputs& in) {
   Draft out{};
@@ -126,7 +128,9 @@ Draft draft_of(const Problem& p, const Inputs& in) {
   return out;
 }
 
-Params params_of(const Problem& p, const cuda::Target& target, const Config& c, const Given& given) {
+// `taken`: the problem as if no sequence had more queries than are taken here.
+Params params_of(const Problem& p, const Problem& taken, const cuda::Target& target, const Config& c,
+                 const Given& given) {
   const Inputs& in = given.call.inputs;
   Params out{.call = given.forward(),
              .qv = p.qv ? gpu::token_ref(in.qv, p) : gpu::TokenRef{},
@@ -134,30 +138,23 @@ Params params_of(const Problem& p, const cuda::Target& target, const Config& c, 
              .k_scale = gpu::scale_ref(in.k_scale),
              .v_scale = gpu::scale_ref(in.v_scale),
              .draft = draft_of(p, in),
-             .memory = carve(p, target, c, given.own).memory,
+             .memory = carve(taken, target, c, given.own).memory,
+             .most = {.queries = p.longest_q(), .keys = p.longest_k()},
              .D = static_cast<Int32>(p.D),
              .Dv = static_cast<Int32>(p.Dv),
              .group = static_cast<Int32>(p.heads_per_kv()),
              .rows = c.rows,
-             .tiles = static_cast<Int32>(ceil_div(rows_of(p), c.rows)),
-             .most_queries = static_cast<Int32>(p.longest_q()),
-             .most_keys = static_cast<Int32>(p.longest_k()),
+             .tiles = static_cast<Int32>(ceil_div(rows_of(taken), c.rows)),
+             .taken_queries = static_cast<Int32>(taken.longest_q()),
              .workers = target.multiprocessors * c.blocks_per_sm};
-  if (p.pages) out.call.x.k = page_ref(in.k), out.call.x.v = page_ref(in.v);
+  if (p.pages) out.call.x.k = gpu::page_ref(in.k), out.call.x.v = gpu::page_ref(in.v);
   return out;
 }
 
-Steps decode_steps(const Problem& p, const cuda::Target& target) {
-  if (std::string reason = refusal(p, target); !reason.empty()) return Steps::refused(std::move(reason));
-  const std::optional<Config> c = tile_of(p, target);
-  if (!c) return Steps::refused(text("no tile fits the ", target.shared_bytes, " bytes of shared memory"));
-  Steps steps(p);
-  // What other GPUs' tensor cores lose has not been measured.
-  if (target.major == 9) steps.score_scale = gpu::corrected_scale(p, c->halves_S);
-  const Carved carved = carve(p, target, *c, nullptr);
-  if (!p.has_queries()) return steps;
+void add_launches(Steps& steps, const Problem& p, const Problem& taken, const cuda::Target& target, const Config& c) {
+  const Carved carved = carve(taken, target, c, nullptr);
   steps.own_bytes = carved.bytes;
-  const auto params = [p, target, c = *c](const Given& given) { return params_of(p, target, c, given); };
+  const auto params = [p, taken, target, c](const Given& given) { return params_of(p, taken, target, c, given); };
   Step schedule{.name = "decode_schedule",
                 .unit = schedule_unit_text(),
                 .blocks = 1,
@@ -165,20 +162,47 @@ Steps decode_steps(const Problem& p, const cuda::Target& target) {
                 .shared_bytes = schedule_bytes};
   schedule.gives<Params>(params);
   Step attend{.name = "decode_attend",
-              .unit = attend_unit_text(*c),
+              .unit = attend_unit_text(c),
               .blocks = carved.blocks,
               .threads = threads,
-              .shared_bytes = layout_of(*c).bytes,
-              .tiles = text("tiles of ", c->rows, " rows x ", c->tile_keys, " keys")};
+              .shared_bytes = layout_of(c).bytes,
+              .tiles = text("tiles of ", c.rows, " rows x ", c.tile_keys, " keys")};
   attend.gives<Params>(params);
   steps.add(std::move(schedule));
   steps.add(std::move(attend));
+}
+
+Steps decode_steps(const Problem& p, const cuda::Target& target) {
+  if (std::string reason = refusal(p, target); !reason.empty()) return Steps::refused(std::move(reason));
+  const std::optional<Config> c = tile_of(p, target);
+  if (!c) return Steps::refused(no_tile(target));
+  Steps steps(p);
+  // What other GPUs' tensor cores lose has not been measured.
+  if (target.major == 9) steps.score_scale = gpu::corrected_scale(p, c->halves_S);
+  if (p.has_queries()) add_launches(steps, p, p, target, *c);
   return steps;
 }
 
 }  // namespace
 
 std::int64_t rows_of(const Problem& p) { return product({p.longest_q(), p.heads_per_kv()}); }
+
+void add_few_rows(Steps& steps, const Problem& p, const cuda::Target& target) {
+  Problem few = p;
+  const std::int64_t most = most_rows / p.heads_per_kv();
+  if (p.packed)
+    few.options.max_seqlen_q = std::min(p.longest_q(), most);
+  else
+    few.Nq = std::min(p.Nq, most);
+  if (!steps.reason.empty() || rows_of(few) == 0 || !p.has_queries()) return;
+  std::string reason = refusal(few, target);
+  const std::optional<Config> c = reason.empty() ? tile_of(few, target) : std::nullopt;
+  if (reason.empty() && !c) reason = no_tile(target);
+  if (reason.empty())
+    add_launches(steps, p, few, target, *c);
+  else
+    steps = Steps::refused(text("decode, for sequences of at most ", most_rows, " rows: ", reason));
+}
 
 std::optional<Config> tile_of(const Problem& p, const cuda::Target& target) {
   const auto padded = [](std::int64_t dims) { return static_cast<int>(round_up(dims, gpu::panel_columns)); };
@@ -250,7 +274,7 @@ std::vector<gpu::Algorithm> algorithms() {
            .family = "decode",
            .plan = decode_steps,
            .by_name = "this kernel has not run on a GPU yet; a call gets it if it asks for it by name",
-           .takes_caches = true}};
+           .caches = gpu::Caches::all}};
 }
 
 }  // namespace tessera::decode

@@ -15,6 +15,8 @@ TokenRef token_ref(const Tensor& t, const Problem& p) {
   return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)};
 }
 
+TokenRef page_ref(const Tensor& t) { return {t.data, stride(t, 0), stride(t, 1), stride(t, 2)}; }
+
 namespace {
 
 RowRef row_ref(const Tensor& t, const Problem& p) {

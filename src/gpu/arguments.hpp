@@ -24,6 +24,7 @@ ForwardParams forward_params(const Problem& problem, const Call& call, double sc
 
 TokenRef token_ref(const Tensor& tensor, const Problem& problem);  // [B,N,H,D], or packed
 
+TokenRef page_ref(const Tensor& pool);  // [pages,P,H,D]; batch: from page to page
 // Tables and the status word of keys in pages; all null where there are none.
 PageTables page_tables(const Problem& problem, const Call& call);
 // k_scale or v_scale, whatever its form.

@@ -84,9 +84,10 @@ class GpuPlan : public KernelPlan {
   std::size_t lines = 0;                           // of all parameter blocks
 };
 
-// What only kernels for caches take; empty: the problem has nothing of it.
-std::string cache_text(const Problem& p) {
-  if (p.pages) return "k and v are paged; this kernel takes padded and packed ones";
+// What of a cache a kernel that takes so much of caches does not take; empty: nothing.
+std::string cache_text(const Problem& p, Caches taken) {
+  if (taken == Caches::all) return "";
+  if (p.pages && taken == Caches::none) return "k and v are paged; this kernel takes padded and packed ones";
   if (!has_plain_keys(p)) return "k or v has another type than q, or scales; this kernel takes neither";
   if (p.qv) return "qv is given; this kernel makes scores of q and k alone";
   if (p.tree_words > 0 || p.positions) return "a tree mask or positions are given; this kernel takes neither";
@@ -98,8 +99,7 @@ std::string cache_text(const Problem& p) {
 Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
   if (p.device.type != DeviceType::cuda)
     return Steps::refused(text("device is ", name_of(p.device), "; this kernel runs on cuda"));
-  if (const std::string reason = algorithm.takes_caches ? "" : cache_text(p); !reason.empty())
-    return Steps::refused(reason);
+  if (const std::string reason = cache_text(p, algorithm.caches); !reason.empty()) return Steps::refused(reason);
   if (const std::string part = part_text(p); !part.empty())
     return Steps::refused(text("the call is a part (", part, "); GPU kernels take positions that all sequences share, ",
                                "cpu kernels parts of every kind"));
@@ -115,7 +115,9 @@ Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
     target.multiprocessors -= margin;
   }
   Steps steps = algorithm.plan(p, target);
-  if (steps.reason.empty() && algorithm.by_name && !execution.kernel) return Steps::refused(algorithm.by_name);
+  const bool others_take_it = cache_text(p, Caches::none).empty();
+  if (steps.reason.empty() && algorithm.by_name && others_take_it && !execution.kernel)
+    return Steps::refused(algorithm.by_name);
   return steps;
 }
 

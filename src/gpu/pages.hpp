@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys in the pages of a cache, as kernels are given them: page tables, scales, and the status word. Plain data; shared
-// by host and device code. Included by what reads a cache (src/decode) and by what writes one (gpu/append_params.hpp).
+// by host and device code. Included by what reads a cache (src/decode, src/mma) and by what writes one
+// (gpu/append_params.hpp).
 // Implements docs/algorithm.md, "Paged keys and values".
 #pragma once
 
@@ -23,6 +24,15 @@ struct PageTables {
   Int64 size;                 // keys of a page
   Int32* status;              // or null
 };
+
+// What a plan has room for of one sequence; what is longer is cut.
+struct LengthBounds {
+  Int64 queries, keys;
+};
+
+// Sequences of so few rows, queries times heads of a KV head, are `decode`'s wherever it takes the problem, whatever
+// the call's other sequences are: so a row's bits depend on its own sequence.
+inline constexpr int few_rows = 64;
 
 // Bits of the status word, as tessera.h has them.
 inline constexpr Int32 page_outside_pool = 1, beyond_bounds = 2;

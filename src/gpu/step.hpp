@@ -79,14 +79,19 @@ inline constexpr std::int64_t most_blocks = std::numeric_limits<std::int32_t>::m
 // How an algorithm plans: every GPU kernel of the library is one of these, with a name.
 using Planner = std::function<Steps(const Problem& problem, const cuda::Target& target)>;
 
+// Which of what engines' caches need an algorithm takes: nothing; pages; all, that is pages, K and V of types of their
+// own, scales, qv, trees, positions of queries.
+enum class Caches { none, pages, all };
+
 struct Algorithm {
   const char* name;    // that Execution::kernel may ask for: "hopper_one_pass"
   const char* family;  // "hopper": asking for it takes the best one of the family
   Planner plan;
-  const char* by_name = nullptr;  // why a call gets it only by asking for it; null: it is chosen like any other
-  bool persistent = false;        // its main launch has as many blocks as the target has multiprocessors, or fewer
-  // What engines' caches need: pages, K and V of types of their own, scales, qv, trees, positions of queries.
-  bool takes_caches = false;
+  // Why a call that another algorithm takes gets it only by asking for it; null: it is chosen like any other. Caches
+  // that nothing else takes are its own without asking.
+  const char* by_name = nullptr;
+  bool persistent = false;  // its main launch has as many blocks as the target has multiprocessors, or fewer
+  Caches caches = Caches::none;
 };
 
 // Where one family fills a gap with another's kernel: adds launches, or sets the reason why it cannot.

@@ -11,9 +11,9 @@
 
 namespace tessera::mma {
 
-// `mma` (forward), `mma_one_pass` and `mma_two_pass` (backward). `bias_gradient`: dBias is left to another family's
-// kernel.
-std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient);
+// `mma` and `mma_mixed` (forward), `mma_one_pass` and `mma_two_pass` (backward). What is left to another family's
+// kernels: dBias, and sequences of at most gpu::few_rows rows in a batch of paged ones.
+std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient, gpu::AddSteps few_rows);
 
 std::string forward_unit_text(const Config& config);
 std::string backward_unit_text(const BackwardConfig& config);

@@ -24,6 +24,7 @@ struct Config {
   int blocks_per_sm = 2;        // occupancy to compile for: __launch_bounds__ limits registers to it
   int copy_bytes = 16;  // of one copy to shared memory: what all rows are aligned to; 2: plain loads, no cp.async
   bool whole = true;    // D and Dv are the tensors' own: no column of a tile needs a check
+  bool paged = false;   // keys are found by a page table
   // S is the sum of two products, of half the dims each: what tensor cores cut off a sum grows with its length.
   bool halves_S = false;
   bool turing = false;  // sm_75's instructions: products of 8 terms, no cp.async
@@ -34,14 +35,25 @@ struct Config {
   constexpr bool operator==(const Config&) const = default;
 };
 
+// One of two types.
+template <bool first, class A, class B>
+struct Chosen {
+  using Type = A;
+};
+template <class A, class B>
+struct Chosen<false, A, B> {
+  using Type = B;
+};
+
 constexpr int rows_of(const Config& c) { return 16 * c.row_tiles * c.warps; }
 constexpr int threads_of(const Config& c) { return 32 * c.warps; }
 
-inline constexpr int work_bytes = 80, share_bytes = 16;  // the description of a block's work, and of a warp's
+// The description of a block's work, of where its keys are listed, and of a warp's share.
+inline constexpr int work_bytes = 80, listing_bytes = 32, share_bytes = 16;
 
 // Byte offsets in shared memory. Tiles begin at multiples of 1024, so that a row's number mod 8 is in its address.
 struct Layout {
-  int Q, K, V, work, shares, bytes;
+  int Q, K, V, work, listing, shares, bytes;
   int q_bytes, k_bytes, v_bytes;
 };
 
@@ -55,7 +67,8 @@ constexpr Layout layout_of(const Config& c) {
   l.K = l.Q + l.q_bytes;
   l.V = l.K + c.stages * l.k_bytes;
   l.work = l.V + c.stages * l.v_bytes;
-  l.shares = l.work + work_bytes;
+  l.listing = l.work + work_bytes;
+  l.shares = l.listing + (c.paged ? listing_bytes : 0);
   l.bytes = l.shares + c.warps * share_bytes;
   return l;
 }

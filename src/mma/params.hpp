@@ -3,7 +3,7 @@
 // Included by src/mma and the tests; docs/gpu_kernels.md, "mma".
 #pragma once
 
-#include "gpu/params.hpp"
+#include "gpu/pages.hpp"
 
 namespace tessera::mma {
 
@@ -19,6 +19,13 @@ struct ForwardParams {
   Int32 queries, keys;
   Int64 shift;
   Int64 low, high;
+};
+
+// Keys in pages: the batch stride of k and v is that of pages.
+struct PagedParams : ForwardParams {
+  gpu::PageTables pages;
+  gpu::LengthBounds most;
+  Int32 least_queries;  // of a sequence; those with fewer are another launch's
 };
 
 struct BackwardParams {

@@ -26,7 +26,7 @@ std::string config_text(const Config& c) {
               ", .block_keys = ", c.block_keys, ", .stages = ", c.stages,
               ", .spreads_copies = ", spelled(c.spreads_copies), ", .q_registers = ", spelled(c.q_registers),
               ", .blocks_per_sm = ", c.blocks_per_sm, ", .copy_bytes = ", c.copy_bytes, ", .whole = ", spelled(c.whole),
-              ", .halves_S = ", spelled(c.halves_S), ", .turing = ", spelled(c.turing),
+              ", .paged = ", spelled(c.paged), ", .halves_S = ", spelled(c.halves_S), ", .turing = ", spelled(c.turing),
               ", .general = ", spelled(c.general), ", .options = ", spelled(c.options), "}");
 }
 
@@ -68,6 +68,8 @@ int section_of(std::int64_t heads, std::int64_t most) {
 
 namespace {
 
+constexpr const char* not_forward = "pass is backward; this kernel is for the forward pass";
+
 // No more than the cache holds K and V of, but some, so that their blocks are equally long when causal.
 std::int64_t most_heads(const Problem& p) {
   constexpr std::int64_t cache = 32 << 20, few = 4;
@@ -75,8 +77,34 @@ std::int64_t most_heads(const Problem& p) {
   return std::max(cache / bytes * p.heads_per_kv(), few);
 }
 
-Steps forward_steps(const Problem& p, const cuda::Target& target) {
-  if (p.pass != Pass::forward) return Steps::refused("pass is backward; this kernel is for the forward pass");
+ForwardParams forward_params(const Problem& p, std::int64_t per_head, std::int64_t heads, const Given& given) {
+  const bool even = !p.packed && !p.seqused_q && !p.seqused_k;
+  const gpu::ForwardParams& call = given.forward();
+  const gpu::DeviceSequence every = even ? gpu::sequence_of(call.x, 0) : gpu::DeviceSequence{};
+  return {.call = call,
+          .D = static_cast<Int32>(p.D),
+          .Dv = static_cast<Int32>(p.Dv),
+          .factor = static_cast<float>(double{call.x.score_scale} * std::numbers::log2e),
+          .tiles_per_head = static_cast<Int32>(per_head),
+          .section = section_of(heads, most_heads(p)),
+          .even = even,
+          .queries = static_cast<Int32>(every.nq),
+          .keys = static_cast<Int32>(every.nk),
+          .shift = every.shift,
+          .low = every.mask.low,
+          .high = every.mask.high};
+}
+
+// Of sequences with so many queries, or more.
+PagedParams paged_params(const Problem& p, std::int64_t least_queries, const ForwardParams& plain, const Call& call) {
+  PagedParams out{plain, gpu::page_tables(p, call), {p.longest_q(), p.longest_k()}, static_cast<Int32>(least_queries)};
+  out.call.x.k = gpu::page_ref(call.inputs.k), out.call.x.v = gpu::page_ref(call.inputs.v);
+  return out;
+}
+
+// Sequences with fewer queries are left to other launches.
+Steps forward_steps(const Problem& p, const cuda::Target& target, std::int64_t least_queries) {
+  if (p.pass != Pass::forward) return Steps::refused(not_forward);
   const TileClass* of = class_of(target);
   if (std::string reason = refusal(p, target, of); !reason.empty()) return Steps::refused(std::move(reason));
   const Config c = *forward_tile(p, *of);
@@ -92,25 +120,27 @@ Steps forward_steps(const Problem& p, const cuda::Target& target) {
             .blocks = p.has_queries() ? product({heads, per_head}) : 0,
             .threads = threads_of(c),
             .shared_bytes = layout_of(c).bytes,
-            .tiles = text("tiles of ", rows, " queries x ", c.block_keys, " keys")};
-  step.gives<ForwardParams>([D = p.D, Dv = p.Dv, per_head, section = section_of(heads, most_heads(p)),
-                             even = !p.packed && !p.seqused_q && !p.seqused_k](const Given& given) {
-    const gpu::ForwardParams& call = given.forward();
-    const gpu::DeviceSequence every = even ? gpu::sequence_of(call.x, 0) : gpu::DeviceSequence{};
-    return ForwardParams{.call = call,
-                         .D = static_cast<Int32>(D),
-                         .Dv = static_cast<Int32>(Dv),
-                         .factor = static_cast<float>(double{call.x.score_scale} * std::numbers::log2e),
-                         .tiles_per_head = static_cast<Int32>(per_head),
-                         .section = section,
-                         .even = even,
-                         .queries = static_cast<Int32>(every.nq),
-                         .keys = static_cast<Int32>(every.nk),
-                         .shift = every.shift,
-                         .low = every.mask.low,
-                         .high = every.mask.high};
-  });
+            .tiles = text("tiles of ", rows, " queries x ", c.block_keys, " keys", c.paged ? " in pages" : "")};
+  const auto plain = [p, per_head, heads](const Given& given) { return forward_params(p, per_head, heads, given); };
+  if (c.paged)
+    step.gives<PagedParams>(
+        [=](const Given& given) { return paged_params(p, least_queries, plain(given), given.call); });
+  else
+    step.gives<ForwardParams>(plain);
   steps.add(std::move(step));
+  return steps;
+}
+
+// Sequences of few rows go to `decode`, the others to `mma`, in one call: which is which is found out on the device.
+Steps mixed_steps(const Problem& p, const cuda::Target& target, gpu::AddSteps few_rows) {
+  if (p.pass != Pass::forward) return Steps::refused(not_forward);
+  if (!p.pages) return Steps::refused("k and v are in no pages; mma takes padded and packed ones");
+  if (!p.packed && !p.seqused_q)
+    return Steps::refused(text("every sequence has ", p.Nq, " queries; this is for batches of many and of few"));
+  if (p.longest_q() * p.heads_per_kv() <= gpu::few_rows)
+    return Steps::refused(text("no sequence has more than ", gpu::few_rows, " rows of queries for each KV head"));
+  Steps steps = forward_steps(p, target, gpu::few_rows / p.heads_per_kv() + 1);
+  few_rows(steps, p, target);
   return steps;
 }
 
@@ -186,19 +216,24 @@ std::string backward_unit_text(const BackwardConfig& c) {
 std::string forward_unit_text(const Config& c) {
   return gpu::UnitText{.file = "mma/kernel/forward.cuh",
                        .function = "tessera::mma::forward<config>",
-                       .parameters = "tessera::mma::ForwardParams",
+                       .parameters = c.paged ? "tessera::mma::PagedParams" : "tessera::mma::ForwardParams",
                        .config = config_text(c),
                        .launch_bounds = "tessera::mma::threads_of(config), config.blocks_per_sm"}
       .str();
 }
 
-std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient) {
+std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient, gpu::AddSteps few_rows) {
   constexpr const char* by_name =
       "this kernel has not passed all of its tests on a GPU yet; a call gets it if it asks for it by name";
+  const auto forward = [](const Problem& p, const cuda::Target& target) { return forward_steps(p, target, 1); };
+  const auto mixed = [few_rows](const Problem& p, const cuda::Target& target) {
+    return mixed_steps(p, target, few_rows);
+  };
   const auto backward = [bias_gradient](const Problem& p, const cuda::Target& target) {
     return backward_steps(p, target, bias_gradient);
   };
-  return {{.name = "mma", .family = "mma", .plan = forward_steps, .by_name = by_name},
+  return {{.name = "mma_mixed", .family = "mma", .plan = mixed, .by_name = by_name, .caches = gpu::Caches::pages},
+          {.name = "mma", .family = "mma", .plan = forward, .by_name = by_name, .caches = gpu::Caches::pages},
           {.name = "mma_one_pass", .family = "mma", .plan = one_pass_steps, .by_name = by_name},
           {.name = "mma_two_pass", .family = "mma", .plan = backward, .by_name = by_name}};
 }

@@ -130,10 +130,13 @@ std::optional<Config> forward_tile(const Problem& p, const TileClass& of) {
   c.D = static_cast<int>(round_up(p.D, 16)), c.Dv = static_cast<int>(round_up(p.Dv, 16));
   c.whole = c.D == p.D && c.Dv == p.Dv;
   c.copy_bytes = p.alignment;
+  c.paged = p.pages.has_value();
   c.options = gpu::score_config(p);
   c.general = c.options.any() || !(p.options.scale > 0);
   c.halves_S = p.q_type == Type::f16 && p.D > 128;
   if (c.halves_S) c.block_keys = std::min(c.block_keys, 32);  // twice the accumulators
+  // Pages need registers, too.
+  if (c.paged && wide && c.row_tiles == 2) c.warps = 8, c.row_tiles = 1, c.blocks_per_sm = 1;
   if (c.general) {
     // Options need registers, which rows and keys of a warp give.
     c.row_tiles = 1, c.q_registers = c.spreads_copies = false;

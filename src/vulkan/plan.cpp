@@ -139,13 +139,11 @@ Steps plan_naive(const Problem& p) {
   Steps steps;
   steps.reason = common_refusal(p);
   if (!steps.reason.empty()) return steps;
-  const double pair = static_cast<double>(p.D + p.Dv) / 4 + 20;
+  // Rounds for the 64 rows that are taken at a time: products by one invocation, then all of them by each.
+  const double rows = static_cast<double>(p.D + p.Dv) / 4 + 2 * threads + dropout_rounds(p) / 8;
+  const auto rounds = [&](std::int64_t length) { return static_cast<double>(ceil_div(length, threads)) * rows; };
   if (p.pass == Pass::forward) {
-    add(steps, {"naive forward",
-                shader("naive"),
-                {naive_forward},
-                gpu::query_blocks(p, 1),
-                static_cast<double>(p.longest_k()) * pair});
+    add(steps, {"naive forward", shader("naive"), {naive_forward}, gpu::query_blocks(p, 1), rounds(p.longest_k())});
     return steps;
   }
   add_start(steps, p);
@@ -154,13 +152,13 @@ Steps plan_naive(const Problem& p) {
                 shader("naive"),
                 {naive_queries},
                 gpu::query_blocks(p, 1),
-                static_cast<double>(p.longest_k()) * pair});
+                rounds(p.longest_k())});
   if (p.dk || p.dv)
     add(steps, {"naive backward of keys",
                 shader("naive"),
                 {naive_keys},
                 gpu::key_blocks(p, 1),
-                static_cast<double>(p.longest_q() * p.heads_per_kv()) * pair});
+                rounds(p.longest_q()) * static_cast<double>(p.heads_per_kv())});
   add_end(steps, p);
   return steps;
 }

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the `tessera` program where it runs on a GPU, and where there is none: `run --device cuda` on the fake driver
-# of tests/fake, which keeps what is copied to it and computes nothing; what is said without a driver; places that
-# cannot be written, noticed before work begins.
+# of tests/fake, which keeps what is copied to it and computes nothing; `bench` and `demo` on a Vulkan device; what is
+# said without a driver; places that cannot be written, noticed before work begins.
 # Usage: cli_device_test.py PATH-TO-TESSERA FAKE-DRIVER FAKE-COMPILER [unittest arguments]. Registered by
 # tests/cli/tests.cmake. Uses nothing but Python's standard library. Implements docs/testing.md.
+import json
 import os
 import sys
 import unittest
@@ -73,6 +74,68 @@ class Gpu(Case):
         before = sorted(os.listdir(self.folder))
         self.assert_sentence(on_fake_gpu("run", *arguments, "--device", "cuda"), 1, "f64")
         self.assertEqual(sorted(os.listdir(self.folder)), before)
+
+
+class Vulkan(Case):
+    def setUp(self):
+        super().setUp()
+        line = [line for line in tessera("info").stdout.splitlines() if line.startswith("Vulkan ")][0]
+        if "none: " in line:
+            self.skipTest(line)
+        self.device = line[len("Vulkan"):].split(";")[0].strip()
+
+    def report(self, *arguments):
+        result = tessera(*arguments, "--device", "vulkan", "--json", self.path("report.json"))
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        with open(self.path("report.json")) as file:
+            return json.load(file), result.stdout
+
+    def test_bench(self):
+        report, text = self.report("bench", "--suite", "tiny", "--repeat", "1")
+        self.assertEqual((report["gpu"], text.splitlines()[0]), (self.device, self.device))
+        self.assertEqual({(row["kernel"], row["pass"], row["causal"]) for row in report["rows"]},
+                         {(kernel, way, causal) for kernel in ("vk_tiled", "vk_naive")
+                          for way in ("forward", "backward") for causal in (False, True)})
+        for row in report["rows"]:
+            operations = 4 * row["N"] ** 2 * row["D"] * (2.5 if row["pass"] == "backward" else 1)
+            rate = operations / (2 if row["causal"] else 1) / row["seconds"]
+            self.assertAlmostEqual(row["tflops"] * 1e12 / rate, 1, places=6)
+            self.assertLess(1e-6, row["seconds"])  # not even an empty submission is faster
+            self.assertIn(f" {row['tflops']:.3g} ", text)
+        self.assertIn("from a call to its fence", text)
+
+    def test_demo(self):
+        report, text = self.report("demo", "--small")
+        self.assertEqual(report["device"], self.device)
+        self.assertIn("On a Vulkan device: " + self.device, text)
+        for name in ("O", "LSE", "dQ", "dK", "dV"):
+            self.assertLess(report["small"]["errors"][name]["relative"], 1e-5)
+            self.assertGreater(report["small"]["errors"][name]["relative"], 0)
+        self.assertGreater(report["small"]["seconds"]["forward"], 1e-6)
+
+    def test_suites_of_other_devices(self):
+        for suite in ("cpu", "scaling", "decode", "first-call"):
+            self.assert_sentence(tessera("bench", "--device", "vulkan", "--suite", suite), 1,
+                                 f"bench --suite {suite} does not run on --device vulkan; tiny, ladder and gpu do.")
+        self.assert_sentence(tessera("bench", "--device", "vulkan", "--kernel", "avx2"), 1, "kernel: is 'avx2'")
+
+
+class WithoutVulkan(Case):
+    """A machine without Vulkan's loader: one sentence, before anything is read or computed."""
+
+    def test_commands_say_so(self):
+        missing = self.path("libvulkan.so.1")
+        reason = f"there is no Vulkan: {missing} could not be opened"
+        for command in ("bench", "bench --suite tiny", "bench --suite gpu", "demo", "check",
+                        "run --q no.npy --k no.npy --v no.npy"):
+            result = tessera(*command.split(), "--device", "vulkan", env={**os.environ, "TESSERA_VULKAN": missing})
+            self.assert_sentence(result, 1, "--device vulkan needs a Vulkan device: " + reason)
+            self.assertEqual(result.stdout, "")
+        result = tessera("plan", "--device", "vulkan", env={**os.environ, "TESSERA_VULKAN": missing})
+        self.assert_sentence(result, 1, "vk_tiled, vk_naive: " + reason)
+        result = tessera("info", env={**os.environ, "TESSERA_VULKAN": missing})
+        self.assertIn("none: " + reason, result.stdout)
+        self.assertEqual(os.listdir(self.folder), [])
 
 
 class Without(Case):

@@ -20,6 +20,16 @@ if(TARGET tessera_cli)
     set_tests_properties(cli_device_test.${group} PROPERTIES
       ENVIRONMENT "TESSERA_SANITIZE=${TESSERA_SANITIZE}" TIMEOUT ${test_timeout} SKIP_RETURN_CODE 77)
   endforeach()
+  if(TESSERA_HAS_VULKAN)
+    foreach(group Vulkan WithoutVulkan)
+      add_test(NAME cli_device_test.${group}
+               COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_device_test.py $<TARGET_FILE:tessera_cli>
+                       $<TARGET_FILE:fake_driver> $<TARGET_FILE:fake_compiler> ${group})
+      set_tests_properties(cli_device_test.${group} PROPERTIES
+        ENVIRONMENT "TESSERA_CACHE=${PROJECT_BINARY_DIR}/vulkan_pipelines" TIMEOUT ${test_timeout} LABELS vulkan
+        SKIP_RETURN_CODE 77)
+    endforeach()
+  endif()
 
   add_test(NAME cli_dist_test
            COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/cli_dist_test.py $<TARGET_FILE:tessera_cli>)

@@ -40,7 +40,7 @@ struct Question {
     }
     x.seqused_q = {used_q.data(), 1}, x.seqused_k = {used_k.data(), 1};
     p.group = group, p.rows = rows, p.tiles = Int32(ceil_div(most_queries * group, rows));
-    p.most_queries = Int32(most_queries), p.most_keys = Int32(most_keys);
+    p.most = {most_queries, most_keys}, p.taken_queries = Int32(most_queries);
     p.workers = Int32(between(1, 300));
     const Int64 groups = Int64(B) * heads * p.tiles, leaves = greater(1, ceil_div(most_keys, leaf_keys));
     p.memory.most_slots = Int32(lesser(groups * leaves, between(0, 400)));
@@ -62,7 +62,7 @@ struct Question {
 // room. `full`: how many of its items have all leaves.
 int model_level(const Params& p, const std::vector<ModelGroup>& groups, std::size_t& full) {
   int levels = 0;
-  while (Int64(leaf_keys) << levels < p.most_keys) ++levels;
+  while (Int64(leaf_keys) << levels < p.most.keys) ++levels;
   Int64 total = 0, longest = 0;
   for (const ModelGroup& group : groups) {
     total += Int64(group.leaves.size()) * p.call.x.Hk;

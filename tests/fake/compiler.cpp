@@ -54,6 +54,7 @@ std::size_t bytes_of(const std::string& type) {
   if (type == "tessera::gpu::AppendParams") return sizeof(gpu::AppendParams);
   if (type == "tessera::gpu::MergeParams") return sizeof(gpu::MergeParams);
   if (type == "tessera::mma::ForwardParams") return sizeof(mma::ForwardParams);
+  if (type == "tessera::mma::PagedParams") return sizeof(mma::PagedParams);
   if (type == "tessera::mma::BackwardParams") return sizeof(mma::BackwardParams);
   if (type == "tessera::mma::OnePassParams") return sizeof(mma::OnePassParams);
   if (type == "tessera::mma::PrepareParams") return sizeof(mma::PrepareParams);

@@ -235,6 +235,12 @@ void Addressed::mma_forward(const mma::ForwardParams& p) {
   mma_grid(p, p.tiles_per_head, p.call.x.Hq);
 }
 
+void Addressed::mma_paged(const mma::PagedParams& p) {
+  mma_forward(p);
+  pages(p.pages, p.call.x, p.most);
+  if (p.even || p.least_queries < 1) fault("takes all sequences to be of one length, or those without queries");
+}
+
 void Addressed::mma_backward(const mma::BackwardParams& p) {
   backward(p.call);
   const bool queries = launch->kernel->unit.find("Side::queries") != std::string::npos;
@@ -274,20 +280,27 @@ void Addressed::pool(const char* name, const gpu::TokenRef& ref, const gpu::Page
          of_table);
 }
 
+// Keys in pages, in tables of whichever form.
+void Addressed::pages(const gpu::PageTables& p, const gpu::Question& x, const gpu::LengthBounds& most) {
+  if (most.queries < 0 || most.queries > x.Nq || most.keys < 0 || most.keys > x.Nk)
+    fault(text("takes up to ", most.queries, " queries and ", most.keys, " keys of ", x.Nq, " and ", x.Nk));
+  if (!call.paged()) {
+    if (p.k.entries || p.v.entries || p.status) fault("has pages that nobody gave");
+    return;
+  }
+  const Tensor& of_k = call.in.page_indices ? call.in.page_indices : call.in.block_table;
+  pool("k", x.k, p.k, call.in.k, of_k);
+  pool("v", x.v, p.v, call.in.v, call.in.v_block_table ? call.in.v_block_table : of_k);
+  lengths("page_indptr", p.indptr, call.in.page_indptr, x.B + std::int64_t{1});
+  lengths("leftpad_k", p.leftpad, call.in.leftpad_k, x.B);
+  tensor("status", p.status, extent_of(p.status, sizeof(Int32), {{1, 0}}), call.out.status);
+  if (p.size != call.in.k.shape[1]) fault("has pages of another size");
+}
+
 void Addressed::decode(const decode::Params& p) {
   forward(p.call);
   const gpu::Question& x = p.call.x;
-  if (call.paged()) {
-    const Tensor& of_k = call.in.page_indices ? call.in.page_indices : call.in.block_table;
-    pool("k", x.k, p.pages.k, call.in.k, of_k);
-    pool("v", x.v, p.pages.v, call.in.v, call.in.v_block_table ? call.in.v_block_table : of_k);
-    lengths("page_indptr", p.pages.indptr, call.in.page_indptr, x.B + std::int64_t{1});
-    lengths("leftpad_k", p.pages.leftpad, call.in.leftpad_k, x.B);
-    tensor("status", p.pages.status, extent_of(p.pages.status, sizeof(Int32), {{1, 0}}), call.out.status);
-    if (p.pages.size != call.in.k.shape[1]) fault("has pages of another size");
-  } else if (p.pages.k.entries || p.pages.v.entries || p.pages.status) {
-    fault("has pages that nobody gave");
-  }
+  pages(p.pages, x, p.most);
   tokens("qv", p.qv, call.in.qv, x.B, x.Nq, x.Hq);
   const auto scale = [&](const char* name, const gpu::ScaleRef& ref, const Tensor& of, const Tensor& keys) {
     const std::int64_t pages = keys.ndim == 4 ? keys.shape[0] : 1, places = keys.shape[keys.ndim == 4 ? 1 : 0];
@@ -364,6 +377,7 @@ void Addressed::check(const fake::Launch& given) {
   if (type == "tessera::gpu::ForwardParams") return forward(params_of<gpu::ForwardParams>(given));
   if (type == "tessera::gpu::BackwardParams") return backward(params_of<gpu::BackwardParams>(given));
   if (type == "tessera::mma::ForwardParams") return mma_forward(params_of<mma::ForwardParams>(given));
+  if (type == "tessera::mma::PagedParams") return mma_paged(params_of<mma::PagedParams>(given));
   if (type == "tessera::mma::BackwardParams") return mma_backward(params_of<mma::BackwardParams>(given));
   if (type == "tessera::mma::PrepareParams") {
     const auto p = params_of<mma::PrepareParams>(given);

@@ -83,6 +83,7 @@ class Addressed {
   void forward(const gpu::ForwardParams& p);
   void backward(const gpu::BackwardParams& p);
   void mma_forward(const mma::ForwardParams& p);
+  void mma_paged(const mma::PagedParams& p);
   void mma_backward(const mma::BackwardParams& p);
   template <class Params>
   void mma_grid(const Params& p, std::int64_t tiles_per_head, std::int64_t heads_of_rows);
@@ -90,6 +91,7 @@ class Addressed {
   void mma_one_pass(const mma::OnePassParams& p);
   void pool(const char* name, const gpu::TokenRef& ref, const gpu::PageTable& table, const Tensor& of,
             const Tensor& of_table);
+  void pages(const gpu::PageTables& p, const gpu::Question& x, const gpu::LengthBounds& most);
   void decode(const decode::Params& p);
   void hopper_forward(const sm90::ForwardParams& p);
   void hopper_backward(const sm90::BackwardParams& p);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `decode` on GPUs that are not there: every case of the tables that it takes, and keys in pages, with its two
-// launches, their pointers in bounds and the workspace; who gets it, and what a plan says of it. Links tessera_cases
-// and the fake libcuda and NVRTC. Implements docs/architecture.md, "One call on a GPU".
+// Serving on GPUs that are not there: every case of the tables that `decode` takes, and keys in pages, for few queries
+// and for many, with their launches, pointers in bounds and the workspace; who gets which kernel, and what a plan says
+// of it. Links tessera_cases and the fake libcuda and NVRTC. Implements docs/architecture.md, "One call on a GPU".
 #include "cases/random.hpp"
 #include "cuda/device.hpp"
 #include "tests/fake/support.hpp"
@@ -60,7 +60,9 @@ TEST_F(FakeDecode, LaunchesAreLegalAndInBounds) {
 struct Paged {
   std::int64_t B = 3, Nq = 2, Hq = 8, Hk = 2, D = 64, Dv = 128, P = 16, pages = 40, entries = 9;
   int device = 0;
-  bool indptr = false, apart = false, leftpad = false, status = false, heads_first = false;
+  const char* kernel = nullptr;    // null: whichever is chosen
+  std::int64_t packed_tokens = 0;  // queries of all sequences, of Nq each at most; 0: padded
+  bool indptr = false, apart = false, leftpad = false, status = false, heads_first = false, used_q = false;
   std::vector<std::unique_ptr<DeviceMemory>> held{};
 
   Tensor tensor(Type type, std::initializer_list<std::int64_t> shape) {
@@ -77,8 +79,8 @@ struct Paged {
   }
   FakeCall call() {
     FakeCall c{.pass = FakePass::forward};
-    c.execution = {.device = {DeviceType::cuda, device}, .kernel = decode_kernel};
-    c.in.q = tensor(Type::bf16, {B, Nq, Hq, D}), c.in.k = pool(D), c.in.v = pool(Dv);
+    c.execution = {.device = {DeviceType::cuda, device}, .kernel = kernel};
+    c.in.k = pool(D), c.in.v = pool(Dv);
     c.in.seqused_k = tensor(Type::i32, {B});
     if (indptr)
       c.in.page_indptr = tensor(Type::i32, {B + 1}), c.in.page_indices = tensor(Type::i32, {entries});
@@ -87,79 +89,119 @@ struct Paged {
     if (apart) c.in.v_block_table = tensor(Type::i32, {B, entries});
     if (leftpad) c.in.leftpad_k = tensor(Type::i32, {B});
     if (status) c.out.status = tensor(Type::i32, {1});
-    c.out.o = tensor(Type::bf16, {B, Nq, Hq, Dv}), c.out.lse = tensor(Type::f32, {B, Hq, Nq});
+    if (used_q) c.in.seqused_q = tensor(Type::i32, {B});
+    const std::int64_t T = packed_tokens;
+    if (T > 0) {
+      c.in.q = tensor(Type::bf16, {T, Hq, D}), c.in.cu_seqlens_q = tensor(Type::i32, {B + 1});
+      c.out.o = tensor(Type::bf16, {T, Hq, Dv}), c.out.lse = tensor(Type::f32, {Hq, T});
+      c.options.max_seqlen_q = Nq;
+    } else {
+      c.in.q = tensor(Type::bf16, {B, Nq, Hq, D});
+      c.out.o = tensor(Type::bf16, {B, Nq, Hq, Dv}), c.out.lse = tensor(Type::f32, {B, Hq, Nq});
+    }
     return c;
   }
 };
 
+// Every form of table; few queries, many, and some of each.
 TEST_F(FakeDecode, PagesAndTablesAreInBounds) {
+  struct Shape {
+    std::int64_t Nq, tokens;
+    bool used_q;
+    std::size_t launches;
+  };
   int ran = 0;
-  for (const int bits : {0, 1, 2, 4, 8, 16, 31 - 2, 31 - 1})
-    for (const std::int64_t P : {1, 16, 528}) {
+  for (const Shape& shape :
+       {Shape{2, 0, false, 2}, {2, 5, false, 2}, {300, 0, false, 1}, {300, 0, true, 3}, {300, 700, false, 3}})
+    for (const int bits : {0, 1, 2, 4, 8, 16, 31 - 2, 31 - 1})
+      for (const std::int64_t P : {1, 16, 528}) {
+        Paged paged;
+        paged.P = P, paged.device = device_of_turn(static_cast<std::size_t>(ran));
+        paged.Nq = shape.Nq, paged.packed_tokens = shape.tokens, paged.used_q = shape.used_q;
+        paged.indptr = bits & 1, paged.apart = bits & 2, paged.leftpad = bits & 4, paged.status = bits & 8;
+        paged.heads_first = bits & 16;
+        SCOPED_TRACE(testing::Message() << "up to " << shape.Nq << " queries, bits " << bits << " pages of " << P);
+        std::size_t launches = 0;
+        EXPECT_TRUE(keeps_promises(paged.call(), 0, launches));
+        EXPECT_EQ(launches, shape.launches);
+        ++ran;
+      }
+  EXPECT_EQ(ran, 5 * 24);
+}
+
+// What a captured graph, and a loop over layers, can afford: launches, and of the driver nothing else but the question
+// which device is current. The fake GPU's memory cannot be read on the host: a call that did would crash.
+TEST_F(FakeDecode, AnAttendIsItsLaunchesAndNothingElse) {
+  for (const std::size_t launches : {2, 3})
+    for (const bool planned_before : {true, false}) {
       Paged paged;
-      paged.P = P, paged.device = device_of_turn(static_cast<std::size_t>(ran));
-      paged.indptr = bits & 1, paged.apart = bits & 2, paged.leftpad = bits & 4, paged.status = bits & 8;
-      paged.heads_first = bits & 16;
-      SCOPED_TRACE(testing::Message() << "bits " << bits << " pages of " << P);
-      std::size_t launches = 0;
-      EXPECT_TRUE(keeps_promises(paged.call(), 0, launches));
-      EXPECT_EQ(launches, 2U);
-      ++ran;
+      paged.device = fake::machine().device_of(9, 0), paged.status = true;
+      if (launches == 3) paged.Nq = 300, paged.packed_tokens = 700;  // prompts beside decoding sequences
+      const cuda::CurrentDevice current(paged.device);
+      FakeCall call = paged.call();
+      const Plan plan = planned(call);
+      const Workspace workspace(call, plan);
+      const auto attend = [&] {
+        planned_before ? run(plan, call) : forward(call.in, call.out, call.options, call.execution);
+      };
+      attend();  // without a plan, the first call makes one
+      fake::machine().forget();
+      attend();
+      std::vector<std::string> expected{"cuCtxGetCurrent", "cuCtxGetDevice"};
+      expected.resize(2 + launches, "cuLaunchKernelEx");
+      EXPECT_EQ(std::vector<std::string>(fake::machine().calls.begin(), fake::machine().calls.end()), expected);
+      EXPECT_EQ(fake::machine().launches.size(), launches);
     }
-  EXPECT_EQ(ran, 24);
 }
 
-// What a captured graph, and a loop over layers, can afford: two launches, and of the driver nothing else but the
-// question which device is current. The fake GPU's memory cannot be read on the host: a call that did would crash.
-TEST_F(FakeDecode, AnAttendIsTwoLaunchesAndNothingElse) {
-  for (const bool planned_before : {true, false}) {
-    Paged paged;
-    paged.device = fake::machine().device_of(9, 0), paged.status = true;
-    const cuda::CurrentDevice current(paged.device);
-    FakeCall call = paged.call();
-    const Plan plan = planned(call);
-    const Workspace workspace(call, plan);
-    const auto attend = [&] {
-      planned_before ? run(plan, call) : forward(call.in, call.out, call.options, call.execution);
-    };
-    attend();  // without a plan, the first call makes one
-    fake::machine().forget();
-    attend();
-    std::vector<std::string> calls(fake::machine().calls.begin(), fake::machine().calls.end());
-    EXPECT_EQ(calls,
-              (std::vector<std::string>{"cuCtxGetCurrent", "cuCtxGetDevice", "cuLaunchKernelEx", "cuLaunchKernelEx"}));
-    EXPECT_EQ(fake::machine().launches.size(), 2U);
-  }
-}
-
-// Until it has run on a GPU, it is what a call gets by name only, and a plan says so. For pages there is no other.
-TEST_F(FakeDecode, IsForThoseWhoAskForIt) {
+// Until it has run on a GPU, it is what a call gets by name only, unless nothing else takes the call, and a plan says
+// so.
+TEST_F(FakeDecode, IsForThoseWhoAskForItAndForCaches) {
   Paged paged;
   paged.device = fake::machine().device_of(9, 0);
-  FakeCall call = paged.call();
-  const std::string forced = planned(call).describe();
-  EXPECT_NE(forced.find("kernel         decode\n"), std::string::npos) << forced;
-  EXPECT_NE(forced.find("decode_schedule: 1 blocks"), std::string::npos) << forced;
-  EXPECT_NE(forced.find("decode_attend: "), std::string::npos) << forced;
-  EXPECT_NE(forced.find("tiles of 8 rows x 64 keys"), std::string::npos) << forced;
-  call.execution.kernel = nullptr;
-  try {
-    planned(call);
-    FAIL() << "another kernel takes pages";
-  } catch (const Error& error) {
-    const std::string said = error.what();
-    EXPECT_NE(said.find("decode: this kernel has not run on a GPU yet; a call gets it if it asks for it by name"),
-              std::string::npos)
-        << said;
-    EXPECT_NE(said.find("naive: k and v are paged; this kernel takes padded and packed ones"), std::string::npos)
-        << said;
-  }
+  const std::string chosen = planned(paged.call()).describe();
+  for (const char* line :
+       {"kernel         decode\n", "decode_schedule: 1 blocks", "decode_attend: ", "tiles of 8 rows x 64 keys",
+        "not naive      refused: k and v are paged; this kernel takes padded and packed ones",
+        "not mma        could run it, but is slower",
+        "not mma_mixed  refused: every sequence has 2 queries; this is for batches of many and of few"})
+    EXPECT_NE(chosen.find(line), std::string::npos) << line << " in\n" << chosen;
+
   Plain plain;
   plain.Nq = 1;
   FakeCall padded = plain.call(FakePass::forward, decode_kernel, paged.device);
   padded.execution.kernel = nullptr;
-  const std::string chosen = planned(padded).describe();
-  EXPECT_NE(chosen.find("not decode     refused: this kernel has not run on a GPU yet"), std::string::npos) << chosen;
+  const std::string other = planned(padded).describe();
+  EXPECT_NE(other.find("not decode     refused: this kernel has not run on a GPU yet"), std::string::npos) << other;
+}
+
+// Long queries over pages are `mma`'s; together with short ones, which `decode` takes, `mma_mixed`'s.
+TEST_F(FakeDecode, LeavesLongQueriesToMma) {
+  const auto lines_of = [](const Paged& like, const char* kernel) {
+    Paged paged;
+    paged.Nq = like.Nq, paged.packed_tokens = like.packed_tokens, paged.D = like.D, paged.device = like.device;
+    paged.kernel = kernel;
+    return planned(paged.call()).describe();
+  };
+  const auto expect_lines = [](const std::string& plan, std::initializer_list<const char*> lines) {
+    for (const char* line : lines) EXPECT_NE(plan.find(line), std::string::npos) << line << " in\n" << plan;
+  };
+  Paged prompts;
+  prompts.device = fake::machine().device_of(9, 0), prompts.Nq = 300;
+  expect_lines(lines_of(prompts, nullptr),
+               {"kernel         mma\n", "1 launches", "tiles of 128 queries x 64 keys in pages",
+                "not decode     refused: Nq is 300 and 4 heads share a KV head; this kernel takes at most 64 rows",
+                "not hopper     refused: k and v are paged; this kernel takes padded and packed ones"});
+  prompts.packed_tokens = 700;
+  for (const char* kernel : {static_cast<const char*>(nullptr), "mma", "mma_mixed"})
+    expect_lines(lines_of(prompts, kernel), {"kernel         mma_mixed\n", "3 launches",
+                                             "mma_forward: ", "decode_schedule: 1 blocks", "decode_attend: "});
+  // Where `decode` cannot take the short ones, `mma` takes all.
+  prompts.D = 60;
+  expect_lines(lines_of(prompts, nullptr),
+               {"kernel         mma\n",
+                "not mma_mixed  refused: decode, for sequences of at most 64 rows: q, k and v are aligned to 8 bytes; "
+                "this kernel copies 16 at a time"});
 }
 
 }  // namespace

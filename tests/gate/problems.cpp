@@ -136,8 +136,8 @@ const Type hopper_types[] = {Type::f16, Type::bf16};
 
 // What changes the code of `mma`, besides head dims and types, and where: every architecture from sm_75 on, of which
 // these have tiles of a class each.
-const char* const mma_options[] = {"scale", "softcap",  "alibi",   "mask",  "dropout",
-                                   "bias",  "f32 bias", "f32 out", "narrow"};
+const char* const mma_options[] = {"scale", "softcap",  "alibi",   "mask",   "dropout",
+                                   "bias",  "f32 bias", "f32 out", "narrow", "pages"};
 const HeadDims mma_dims[] = {{40, 40}, {64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
 const char* const mma_architectures[] = {"sm_75",   "sm_80",   "sm_86",   "sm_87",   "sm_89",  "sm_90a",
                                          "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"};
@@ -261,8 +261,10 @@ class Collector {
   void mma_pairs(const char* architecture, Pass pass, Type type, HeadDims dims) {
     for (const std::string first : mma_options)
       for (const std::string second : mma_options) mma(architecture, pass, type, dims, {first, second});
-    for (const char* bias : {"bias", "f32 bias"})
+    for (const char* bias : {"bias", "f32 bias"}) {
       mma(architecture, pass, type, dims, {"softcap", "alibi", "mask", "dropout", bias});
+      mma(architecture, pass, type, dims, {"softcap", "alibi", "mask", "dropout", bias, "pages"});
+    }
   }
 
   // `decode`, which takes few rows in 16 bits up to D = 256.

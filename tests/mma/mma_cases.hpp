@@ -83,9 +83,10 @@ inline Call call_of(cases::CaseData& data) {
 
 inline Problem problem_of(const Call& call) { return check_forward(call.inputs, call.outputs, call.options, {}); }
 
-// dBias is another family's.
+// dBias is another family's, and so are sequences of few rows.
 inline std::vector<gpu::Algorithm> algorithms_of_mma() {
-  return algorithms([](gpu::Steps&, const Problem&, const cuda::Target&) {});
+  const gpu::AddSteps nothing = [](gpu::Steps&, const Problem&, const cuda::Target&) {};
+  return algorithms(nothing, nothing);
 }
 inline gpu::Steps steps_of(const Problem& problem, const char* architecture, const std::string& name) {
   const std::vector<gpu::Algorithm> all = algorithms_of_mma();

@@ -4,13 +4,43 @@
 #include <iostream>
 
 #include "tests/emulated/unit_functions.hpp"
-#include "tests/mma/mma_cases.hpp"
+#include "tests/mma/mma_paged_cases.hpp"
 
 using namespace tessera;
 
+// Of keys in one piece and in pages; of a batch, and of each of its sequences.
+static bool add_paged_units(std::set<std::string>& units) {
+  bool good = true;
+  const auto add = [&](const Problem& problem, const char* architecture, const char* kernel) {
+    const gpu::Steps steps = mma::serving_steps(problem, architecture, kernel);
+    if (!steps.reason.empty()) std::cerr << kernel << " on " << architecture << ": " << steps.reason << "\n";
+    good = good && steps.reason.empty();
+    for (const gpu::Step& step : steps.list) units.insert(step.unit);
+  };
+  const auto paged = [](Problem problem) {
+    problem.pages = Pages{.count = 9, .v_count = 9, .size = 16, .entries = 900};
+    return problem;
+  };
+  for (const mma::PagedSpec& c : mma::paged_specs()) {
+    cases::CaseData data = cases::build(c.spec);
+    const Problem problem = mma::problem_of(mma::call_of(data));
+    add(problem, c.architecture, "mma"), add(paged(problem), c.architecture, "mma");
+  }
+  for (const mma::PagedSpec& c : mma::mixed_specs) {
+    cases::CaseData data = cases::build(c.spec);
+    Problem problem = paged(mma::problem_of(mma::call_of(data)));
+    add(problem, c.architecture, "mma_mixed");
+    for (const std::int32_t queries : c.spec.packed_q) {
+      problem.options.max_seqlen_q = queries;
+      if (queries * c.spec.Hq <= gpu::few_rows * c.spec.Hk) add(problem, c.architecture, "decode");
+    }
+  }
+  return good;
+}
+
 int main(int argc, char** argv) {
-  if (argc != 4) return 2;
-  std::set<std::string> units, units_of_backward, units_of_one_pass;
+  if (argc != 5) return 2;
+  std::set<std::string> units, units_of_backward, units_of_one_pass, paged_units;
   for (const mma::MmaCase& c : mma::mma_cases()) {
     cases::CaseData data = cases::build(c.spec);
     const gpu::Steps steps = mma::steps_of(mma::problem_of(mma::call_of(data)), c.architecture);
@@ -39,8 +69,10 @@ int main(int argc, char** argv) {
   Problem aligned = mma::problem_of(mma::call_of(odd));
   aligned.alignment = 16;
   units.insert(mma::steps_of(aligned, "sm_90a").list.front().unit);
+  if (!add_paged_units(paged_units)) return 1;
   const bool written = emulated::write_unit_functions(argv[1], "mma_units", units) &&
                        emulated::write_unit_functions(argv[2], "mma_backward_units", units_of_backward) &&
-                       emulated::write_unit_functions(argv[3], "mma_one_pass_units", units_of_one_pass);
+                       emulated::write_unit_functions(argv[3], "mma_one_pass_units", units_of_one_pass) &&
+                       emulated::write_unit_functions(argv[4], "mma_paged_units", paged_units);
   return written ? 0 : 1;
 }

@@ -42,14 +42,9 @@ struct Rows {
     const gpu::TokenRef& t = side ? p.call.x.v : p.call.x.k;
     Int64 page = w.item.b, place = w.k_first + key;
     if constexpr (config.paged) {
-      const gpu::PageTable& table = side ? p.pages.v : p.pages.k;
-      const UInt32 number = UInt32(place) / UInt32(p.pages.size);
-      page = table.entries[(side ? w.v_entry : w.k_entry) + number * table.entry];
-      if (page < 0 || page >= table.pages) {
-        if (p.pages.status) atomicOr(p.pages.status, gpu::page_outside_pool);
-        return {};
-      }
-      place = UInt32(place) - number * UInt32(p.pages.size);
+      page = gpu::page_of(p.pages, side ? p.pages.v : p.pages.k, side ? w.v_entry : w.k_entry, UInt32(place));
+      place = gpu::place_in_page(p.pages, UInt32(place));
+      if (page < 0) return {};
     }
     Place out{page * t.batch + place * t.token + w.item.kv * t.head, 0};
     if constexpr (config.scaled) {

@@ -101,11 +101,11 @@ __device__ void schedule(const Params& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<ScheduleShared*>(memory);
   constexpr int warps = config.threads / 32;
-  const int warp = threadIdx.x / 32, levels = levels_above(ceil_div(p.most_keys, leaf_keys));
+  const int warp = threadIdx.x / 32, levels = levels_above(ceil_div(p.most.keys, leaf_keys));
   for (int level = warp; level <= levels; level += warps) count_level(p, level, shared);
   if (p.pages.status)
     for (Int32 b = threadIdx.x; b < p.call.x.B; b += config.threads)
-      if (is_cut(p, b)) atomicOr(p.pages.status, gpu::beyond_bounds);
+      if (gpu::is_cut(p.call.x, p.pages, p.most, b)) atomicOr(p.pages.status, gpu::beyond_bounds);
   const Int64 counts = Int64(p.memory.climbs) * p.memory.most_slots;
   for (Int64 n = threadIdx.x; n < counts; n += config.threads) p.memory.counts[n] = 0;
   __syncthreads();

@@ -5,59 +5,17 @@
 
 #include "decode/config.hpp"
 #include "decode/params.hpp"
-#include "gpu/kernel/common.cuh"
+#include "gpu/kernel/pages.cuh"
 
 namespace tessera::decode {
 
-// A sequence, and what page tables add to it. Keys count from 0 behind the left padding.
-struct PagedSequence {
-  gpu::DeviceSequence s;
-  Int64 leftpad;
-  Range listed;  // by indptr: its entries
-};
+using gpu::PagedSequence;
 
-// Tokens alone. Unlike elsewhere (gpu/params.hpp), queries may be packed beside keys that are not: those in pages.
-__device__ inline gpu::DeviceSequence lengths_of(const gpu::Question& x, Int32 b) {
-  gpu::DeviceSequence s{0, 0, x.Nq, x.Nk, 0, {}};
-  if (x.cu_seqlens_q.data) {
-    const Range queries = gpu::packed_rows(x.cu_seqlens_q, b, x.Nq);
-    s.q_begin = queries.begin, s.nq = lesser(queries.size(), x.most_queries);
-  }
-  if (x.cu_seqlens_k.data) {
-    const Range keys = gpu::packed_rows(x.cu_seqlens_k, b, x.Nk);
-    s.k_begin = keys.begin, s.nk = lesser(keys.size(), x.most_keys);
-  }
-  if (x.seqused_q.data) s.nq = clamp(x.seqused_q[b], 0, s.nq);
-  if (x.seqused_k.data) s.nk = clamp(x.seqused_k[b], 0, s.nk);
-  return s;
-}
-
+// A sequence of more queries than this plan takes has none here: they are another launch's.
 __device__ inline PagedSequence sequence_of(const Params& p, Int32 b) {
-  const gpu::Question& x = p.call.x;
-  PagedSequence out{lengths_of(x, b), 0, {}};
-  gpu::DeviceSequence& s = out.s;
-  if (p.pages.indptr.data) {
-    out.listed = gpu::packed_rows(p.pages.indptr, b, p.pages.entries);
-    s.nk = lesser(s.nk, out.listed.size() * p.pages.size);
-  }
-  if (p.pages.leftpad.data) out.leftpad = clamp(p.pages.leftpad[b], 0, s.nk);
-  s.nk = lesser(s.nk - out.leftpad, p.most_keys);
-  s.nq = lesser(s.nq, p.most_queries);
-  gpu::set_band(x, s);
+  PagedSequence out = gpu::paged_sequence(p.call.x, p.pages, p.most, b);
+  if (out.s.nq > p.taken_queries) out.s.nq = 0;
   return out;
-}
-
-// Whether a length says more than the plan, the table or the cache has room for, and was cut.
-__device__ inline bool is_cut(const Params& p, Int32 b) {
-  const gpu::Question& x = p.call.x;
-  const gpu::DeviceSequence s = lengths_of(x, b);
-  bool cut = s.nq > p.most_queries;
-  if (x.cu_seqlens_q.data) cut = cut || gpu::packed_rows(x.cu_seqlens_q, b, x.Nq).size() > p.most_queries;
-  if (!x.seqused_k.data) return cut;
-  const Int64 used = x.seqused_k[b], leftpad = p.pages.leftpad.data ? p.pages.leftpad[b] : 0;
-  const Int64 room =
-      p.pages.indptr.data ? gpu::packed_rows(p.pages.indptr, b, p.pages.entries).size() * p.pages.size : x.Nk;
-  return cut || used < 0 || used > room || leftpad < 0 || leftpad > used || used - leftpad > p.most_keys;
 }
 
 // Rows of a tile: row r is head r % group of query r / group of the sequence.
@@ -110,11 +68,6 @@ struct Work {
 };
 static_assert(sizeof(Work) <= work_bytes);
 
-// Entry 0 of a sequence in a table.
-__device__ inline Int64 first_entry(const Params& p, const PagedSequence& s, const gpu::PageTable& table, Int32 b) {
-  return p.pages.indptr.data ? s.listed.begin * table.entry : b * table.sequence;
-}
-
 // The next item of the queue.
 __device__ inline void take_work(const Params& p, Work& w) {
   const Queue& queue = *p.memory.queue;
@@ -129,7 +82,8 @@ __device__ inline void take_work(const Params& p, Work& w) {
   w.end = Int32(lesser(w.rows.keys.end, Int64(w.leaves.end) * leaf_keys));
   w.q_begin = of.s.q_begin;
   w.k_first = p.pages.k.entries ? of.leftpad : of.s.k_begin;
-  w.k_entry = first_entry(p, of, p.pages.k, w.item.b), w.v_entry = first_entry(p, of, p.pages.v, w.item.b);
+  w.k_entry = gpu::first_entry(p.pages, of, p.pages.k, w.item.b);
+  w.v_entry = gpu::first_entry(p.pages, of, p.pages.v, w.item.b);
   w.tree_begin = Int32(of.s.nk - of.s.nq);
 }
 

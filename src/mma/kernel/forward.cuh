@@ -19,10 +19,11 @@ struct Forward {
   static constexpr Layout layout = layout_of(config);
   using State = Rows<config>;
 
-  const ForwardParams& p;
+  const Params<config>& p;
   const Work& w;
-  const Share& share;   // of this warp
-  const UInt32 memory;  // of the block
+  const Listing& listing;  // of keys in pages
+  const Share& share;      // of this warp
+  const UInt32 memory;     // of the block
   const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * 16 * R;
   // Where this lane's rows begin, for ldmatrix.
   const UInt32 q_lane = memory + layout.Q + first_row * gpu::panel_row_bytes + lane_byte(a_row(lane), a_column(lane));
@@ -31,9 +32,12 @@ struct Forward {
   UInt32 Q[config.q_registers ? R : 1][config.q_registers ? config.D / 16 : 1][4];
   float O[R][config.Dv / 2] = {};
   State rows[R];
+  Int32 k_page, v_page;  // keys in pages: of a row of the tiles that are copied next; below 0: none
 
-  __device__ Forward(const ForwardParams& p, const Work& w, const Share& share, UInt32 memory) :
-      p(p), w(w), share(share), memory(memory) {
+  __device__ Forward(const Params<config>& p, const Work& w, const Listing& listing, const Share& share,
+                     UInt32 memory) :
+      p(p),
+      w(w), listing(listing), share(share), memory(memory) {
     const float sink = p.call.x.sinks ? p.call.x.sinks[w.h * p.call.x.sink_head] : minus_infinity<float>;
     if (sink != minus_infinity<float>)
 #pragma unroll
@@ -44,8 +48,10 @@ struct Forward {
 
   // --- copies
 
-  using CopyK = TileCopy<config, keys, config.D>;
-  using CopyV = TileCopy<config, keys, config.Dv>;
+  template <int width>
+  using Copy = typename Chosen<config.paged, ScatteredCopy<config, keys, width>, TileCopy<config, keys, width>>::Type;
+  using CopyK = Copy<config.D>;
+  using CopyV = Copy<config.Dv>;
 
   __device__ void copy_Q() const {
     const auto* from = gpu::row_of<config.element>(p.call.x.q, w.b, w.q_begin + w.first, w.h);
@@ -55,15 +61,43 @@ struct Forward {
   }
   // Of tile n; without rows where there is none, which then become 0.
   __device__ CopyK copy_of_K(Int32 n, int stage) const {
-    const auto* from = gpu::row_of<config.element>(p.call.x.k, w.b, w.k_begin + Int64(n) * keys, w.kv);
-    return {memory + layout.K + stage * layout.k_bytes, &from->bits, p.call.x.k.token, w.keys - n * keys, p.D};
+    const UInt32 to = memory + layout.K + stage * layout.k_bytes;
+    if constexpr (config.paged) {
+      return {to, p.call.x.k.data, place_of(p.call.x.k, k_page, n), p.D};
+    } else {
+      const auto* from = gpu::row_of<config.element>(p.call.x.k, w.b, w.k_begin + Int64(n) * keys, w.kv);
+      return {to, &from->bits, p.call.x.k.token, w.keys - n * keys, p.D};
+    }
   }
   __device__ CopyV copy_of_V(Int32 n, int stage) const {
-    const auto* from = gpu::row_of<config.element>(p.call.x.v, w.b, w.k_begin + Int64(n) * keys, w.kv);
-    return {memory + layout.V + stage * layout.v_bytes, &from->bits, p.call.x.v.token, w.keys - n * keys, p.Dv};
+    const UInt32 to = memory + layout.V + stage * layout.v_bytes;
+    if constexpr (config.paged) {
+      return {to, p.call.x.v.data, place_of(p.call.x.v, v_page, n), p.Dv};
+    } else {
+      const auto* from = gpu::row_of<config.element>(p.call.x.v, w.b, w.k_begin + Int64(n) * keys, w.kv);
+      return {to, &from->bits, p.call.x.v.token, w.keys - n * keys, p.Dv};
+    }
   }
   __device__ void copy_K(Int32 n, int stage) const { copy_of_K(n, stage).issue_all(); }
   __device__ void copy_V(Int32 n, int stage) const { copy_of_V(n, stage).issue_all(); }
+
+  // Keys in pages. A tile's pages are looked up long before it is copied: their entries take time to arrive.
+  __device__ static Int32 known_key(Int32 n) { return n * keys + CopyK::known_row(recomputed(threadIdx.x)); }
+  __device__ Int32 page_of(const gpu::PageTable& table, Int64 entry, Int32 n) const {
+    const Int32 key = known_key(n);
+    if (key >= (n + 1) * keys || key < listing.begin || key >= listing.end) return -1;
+    return gpu::page_of(p.pages, table, entry, UInt32(listing.leftpad + key));
+  }
+  __device__ Int64 place_of(const gpu::TokenRef& t, Int32 page, Int32 n) const {
+    const UInt32 place = gpu::place_in_page(p.pages, UInt32(listing.leftpad + known_key(n)));
+    return page < 0 ? CopyK::nowhere : page * t.batch + place * t.token + w.kv * t.head;
+  }
+  __device__ void find_K(Int32 n) {
+    if constexpr (config.paged) k_page = page_of(p.pages.k, listing.k_entry, n);
+  }
+  __device__ void find_V(Int32 n) {
+    if constexpr (config.paged) v_page = page_of(p.pages.v, listing.v_entry, n);
+  }
 
   // The next tiles of K and V, some parts between the products of one step of S and those of the next.
   struct Prefetch {
@@ -245,11 +279,13 @@ struct Forward {
 
   __device__ void attend() {
     const Int32 begin = w.begin, end = w.end;
+    find_K(begin), find_V(begin);
     copy_Q();
     if constexpr (config.q_registers) commit_copies();
     copy_K(begin, 0);
     if constexpr (config.stages == 2) copy_V(begin, 0);
     commit_copies();
+    if constexpr (config.stages == 2) find_K(begin + 1), find_V(begin + 1);
     if constexpr (config.q_registers) {
       wait_copies<1>();
       __syncthreads();
@@ -274,6 +310,7 @@ struct Forward {
           if (n + 1 < end) copy_K(n + 1, 1 - stage), copy_V(n + 1, 1 - stage);
         } else {
           copy_V(n, 0);
+          find_K(n + 1);
         }
         commit_copies();
         if (sees) {
@@ -289,6 +326,9 @@ struct Forward {
         if (n + 1 < end) copy_K(n + 1, 0);
         commit_copies();
       }
+      // Entries arrive during the product.
+      if constexpr (config.stages == 2) find_K(n + 2);
+      find_V(n + config.stages);
       if (sees) multiply_PV(P, stage);
       if constexpr (config.stages == 2) stage ^= 1;
     }
@@ -315,16 +355,17 @@ struct Forward {
 };
 
 template <Config config>
-__device__ void forward(const ForwardParams& p) {
+__device__ void forward(const Params<config>& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& work = *reinterpret_cast<Work*>(memory + layout_of(config).work);
+  auto& listing = *reinterpret_cast<Listing*>(memory + layout_of(config).listing);
   auto* shares = reinterpret_cast<Share*>(memory + layout_of(config).shares);
-  if (threadIdx.x == 0) describe_work<config>(p, Int32(blockIdx.x), work);
+  if (threadIdx.x == 0) describe_work<config>(p, Int32(blockIdx.x), work, listing);
   __syncthreads();
   if (work.first >= work.queries) return;
   if (threadIdx.x < config.warps) describe_share<config>(work, threadIdx.x, shares[threadIdx.x]);
   __syncthreads();
-  Forward<config> kernel(p, work, shares[threadIdx.x / 32], shared_address(memory));
+  Forward<config> kernel(p, work, listing, shares[threadIdx.x / 32], shared_address(memory));
   if (work.begin < work.end) kernel.attend();
   kernel.write();
 }

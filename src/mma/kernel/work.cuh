@@ -3,7 +3,7 @@
 // thread finds it out and describes it in shared memory: kept in registers, it would cost all threads. Device code.
 #pragma once
 
-#include "gpu/kernel/common.cuh"
+#include "gpu/kernel/pages.cuh"
 #include "mma/config.hpp"
 #include "mma/params.hpp"
 
@@ -30,6 +30,14 @@ struct Work {
 };
 static_assert(sizeof(Work) <= work_bytes);
 
+// Where the keys of a block are listed, if they lie in pages.
+struct alignas(16) Listing {
+  Int64 k_entry, v_entry;  // the sequence's first entry of each table
+  Int32 leftpad;
+  Int32 begin, end;  // keys that some query of the tile sees: of others, entries are not read
+};
+static_assert(sizeof(Listing) == listing_bytes);
+
 // A warp's share of it, in tiles of keys: those that some of its queries see, and those that the band leaves whole for
 // all of them.
 struct alignas(share_bytes) Share {
@@ -51,10 +59,13 @@ __device__ inline void describe_share(const Work& w, int warp, Share& share) {
   share.whole_end = (high < 0 ? 0 : high < w.keys ? high : w.keys) / keys;
 }
 
+template <Config config>
+using Params = typename Chosen<config.paged, PagedParams, ForwardParams>::Type;
+
 // Block `number`. Heads are worked on in sections, and in a section the last queries first, which see the most keys
 // when causal.
 template <Config config>
-__device__ inline void describe_work(const ForwardParams& p, Int32 number, Work& w) {
+__device__ inline void describe_work(const Params<config>& p, Int32 number, Work& w, Listing& listing) {
   const gpu::Question& x = p.call.x;
   const Int32 section_tiles = p.section * p.tiles_per_head;
   const Int32 section = number / section_tiles, rest = number % section_tiles;
@@ -68,14 +79,28 @@ __device__ inline void describe_work(const ForwardParams& p, Int32 number, Work&
   w.kv = w.h / (x.Hq / x.Hk);
   Int64 low = p.low, high = p.high;
   w.queries = p.queries, w.keys = p.keys, w.shift = p.shift, w.q_begin = w.k_begin = 0;
-  if (!p.even) {
-    const gpu::DeviceSequence s = gpu::sequence_of(x, w.b);
+  if (config.paged || !p.even) {
+    gpu::DeviceSequence s;
+    if constexpr (config.paged) {
+      const gpu::PagedSequence of = gpu::paged_sequence(x, p.pages, p.most, w.b);
+      s = of.s;
+      if (s.nq < p.least_queries) s.nq = 0;
+      listing.k_entry = gpu::first_entry(p.pages, of, p.pages.k, w.b);
+      listing.v_entry = gpu::first_entry(p.pages, of, p.pages.v, w.b);
+      listing.leftpad = Int32(of.leftpad);
+      // There are at least as many blocks as sequences: each looks at one.
+      if (p.pages.status && number < x.B && gpu::is_cut(x, p.pages, p.most, number))
+        atomicOr(p.pages.status, gpu::beyond_bounds);
+    } else {
+      s = gpu::sequence_of(x, w.b);
+    }
     w.queries = Int32(s.nq), w.keys = Int32(s.nk), w.shift = s.shift, w.q_begin = s.q_begin, w.k_begin = s.k_begin;
     low = s.mask.low, high = s.mask.high;
   }
   constexpr Int64 far = Int64(1) << 30;
   w.low = Int32(clamp(low + w.first, -far, far)), w.high = Int32(clamp(high + w.first, -far, far));
   const Work::Keys seen = w.seen_by(0, rows_of(config));
+  if constexpr (config.paged) listing.begin = seen.begin, listing.end = seen.end;
   w.begin = seen.begin / config.block_keys;
   w.end = seen.empty() ? w.begin : (seen.end + config.block_keys - 1) / config.block_keys;
 }

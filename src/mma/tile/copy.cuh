@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/kernel/copy.cuh"
+#include "gpu/kernel/matrix.cuh"
 #include "mma/config.hpp"
 #include "mma/layout.hpp"
 
@@ -67,12 +68,63 @@ struct TileCopy {
     if (part % panels == panels - 1) from += advance;
     if (rows % step != 0 && copy_row(threadIdx.x) + r >= rows) return;
     if (width % gpu::panel_columns != 0 && copy_column(threadIdx.x) + first >= width) return;
-    int bytes = 16;
-    if constexpr (!config.whole) {
-      const int left = 2 * (columns - first);
-      bytes = left < 0 ? 0 : left < 16 ? left : 16;
-    }
+    const int bytes = existing_bytes(columns - first);
     copy_chunk<config>(to + (part % panels * rows + r) * gpu::panel_row_bytes, chunk, r < valid ? bytes : 0);
+  }
+  // Of a chunk, where a row has so many columns left.
+  __device__ static int existing_bytes(int columns) {
+    if constexpr (config.whole) return 16;
+    const int left = 2 * columns;
+    return left < 0 ? 0 : left < 16 ? left : 16;
+  }
+  __device__ void issue_all() {
+#pragma unroll
+    for (int part = 0; part < parts; ++part) issue(part);
+  }
+};
+
+// The same of rows that lie anywhere. Of the rows that a warp copies, each lane knows the place of one, and tells the
+// lanes that copy its chunks: a place is found once for 32 threads, and needs neither shared memory nor a barrier.
+template <auto config, int rows, int width>
+struct ScatteredCopy {
+  using Even = TileCopy<config, rows, width>;
+  static constexpr int step = Even::step, panels = Even::panels, parts = Even::parts;
+  static constexpr int warp_rows = copy_rows_at_once(32);  // at a time
+  static_assert(parts / panels * warp_rows <= 32, "a lane knows one place");
+
+  // A row's first element, counted from the tensor's. Strides may be negative, and places too.
+  static constexpr Int64 nowhere = Int64(1) << 62;
+  // The row of the tile whose place a lane knows; there may be none.
+  __device__ static int known_row(int thread) {
+    const int lane = thread % 32;
+    return lane / warp_rows * step + thread / 32 * warp_rows + lane % warp_rows;
+  }
+
+  const UInt16* tensor;
+  Int64 place;  // of the row that this lane knows
+  UInt32 tile;
+  int columns;  // of the tensor
+  int thread;   // gpu::recomputed: nothing that follows from it is kept from tile to tile
+  const UInt16* from = nullptr;
+  bool exists = false;
+
+  __device__ ScatteredCopy(UInt32 tile, const void* tensor, Int64 place, int columns) :
+      tensor(static_cast<const UInt16*>(tensor)), place(place), tile(tile), columns(columns),
+      thread(gpu::recomputed(threadIdx.x)) {}
+
+  // Parts in their order, by all lanes of a warp.
+  __device__ void issue(int part) {
+    const int r = part / panels * step, column = copy_column(thread) + part % panels * gpu::panel_columns;
+    if (part % panels == 0) {
+      const Int64 row = __shfl_sync(0xffffffffu, place, part / panels * warp_rows + copy_row(thread % 32));
+      exists = row != nowhere;
+      from = tensor + (exists ? row : 0);
+    }
+    if (rows % step != 0 && copy_row(thread) + r >= rows) return;
+    if (width % gpu::panel_columns != 0 && column >= width) return;
+    const int bytes = exists ? Even::existing_bytes(columns - column) : 0;
+    copy_chunk<config>(tile + gpu::tile_byte(rows, copy_row(thread) + r, column), bytes > 0 ? from + column : tensor,
+                       bytes);
   }
   __device__ void issue_all() {
 #pragma unroll

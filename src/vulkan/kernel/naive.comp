@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// vk_naive, the rung to begin reading with: a workgroup has one row, an invocation four of its dims, and each computes
-// every score by itself, from memory. Forward, dQ (a query each), dK and dV (a key each). Implements docs/algorithm.md;
-// docs/vulkan.md, "Rungs".
+// vk_naive, the rung to begin reading with: a workgroup has one row and takes 64 others at a time. First an invocation
+// has one of those, and computes its score; then it has four dims, and adds all 64 to them. Every operand comes from
+// memory. Forward, dQ (a query each), dK and dV (a key each). Implements docs/algorithm.md; docs/vulkan.md, "Rungs".
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -21,7 +21,10 @@ float dot_of(uint64_t a, int a_kind, uint64_t b, int b_kind, int width) {
   return sum;
 }
 
-int own_dim(int n) { return int(gl_LocalInvocationIndex) + n * THREADS; }
+shared float weights[THREADS], gradients[THREADS];  // of the 64 pairs: scores, then P; dS
+
+int invocation() { return int(gl_LocalInvocationIndex); }
+int own_dim(int n) { return invocation() + n * THREADS; }
 
 // An invocation's dims of a sum over many rows, and what rounding took from them: without tiles the sum is one long
 // chain, and equal terms, of a broadcast V, all round the same way.
@@ -51,21 +54,38 @@ void forward() {
   if (!query_place(x, given.launch.blocks, 1, place)) return;
   const DeviceSequence s = place.s;
   const int64_t i = place.first, token = s.q_begin + i;
+  const int t = invocation();
   const HeadScores head = head_scores(x, given.launch, place.b, place.h, given.kind.bias);
   const uint64_t q = row_of(x.q, place.b, token, place.h, given.kind.q);
 
   Sums o = nothing;
   float m = lowest, l = 0.0, lost = 0.0, unused = 0.0;
   const Range keys = visible_keys(s.mask, Range(i, i + 1));
-  for (int64_t j = keys.begin; j < keys.end; ++j) {
-    const uint64_t k = row_of(x.k, place.b, s.k_begin + j, place.kv, given.kind.q);
-    const float S = score_of(x, s, head, dot_of(q, given.kind.q, k, given.kind.q, D), i, j, unused);
-    if (S <= hidden) continue;
-    const float top = max(m, S), alpha = exp2_of(m - top), P = exp2_of(S - top);
+  for (int64_t j0 = keys.begin; j0 < keys.end; j0 += THREADS) {
+    const int64_t j = j0 + t;
+    const int count = int(lesser(keys.end - j0, THREADS));
+    float S = lowest;
+    if (t < count) {
+      const uint64_t k = row_of(x.k, place.b, s.k_begin + j, place.kv, given.kind.q);
+      S = score_of(x, s, head, dot_of(q, given.kind.q, k, given.kind.q, D), i, j, unused);
+    }
+    barrier();  // everybody is done with the 64 before
+    weights[t] = S;
+    barrier();
+    float top = m;
+    for (int n = 0; n < count; ++n) top = max(top, weights[n]);
+    const float alpha = exp2_of(m - top), P = S <= hidden ? 0.0 : exp2_of(S - top);
     [[unroll]] for (int n = 0; n < OWN; ++n) o.of[n] *= alpha, o.lost[n] *= alpha;
     l *= alpha, lost *= alpha, m = top;
-    add_compensated(l, lost, P);
-    add_row(o, P * keep_of(x, head, i, j), row_of(x.v, place.b, s.k_begin + j, place.kv, given.kind.q), given.kind.q, Dv);
+    barrier();
+    weights[t] = P;
+    gradients[t] = P == 0.0 ? 0.0 : P * keep_of(x, head, i, j);
+    barrier();
+    for (int n = 0; n < count; ++n) {
+      add_compensated(l, lost, weights[n]);
+      if (weights[n] != 0.0)
+        add_row(o, gradients[n], row_of(x.v, place.b, s.k_begin + j0 + n, place.kv, given.kind.q), given.kind.q, Dv);
+    }
   }
   float rescale = 1.0;
   if (x.sinks != 0ul) {
@@ -78,7 +98,7 @@ void forward() {
   }
   store_row(row_of(given.p.o, place.b, token, place.h, given.kind.o), given.kind.o, Dv, o,
             l == 0.0 ? 0.0 : rescale / l, false);
-  if (given.p.lse.data != 0ul && gl_LocalInvocationIndex == 0)
+  if (given.p.lse.data != 0ul && t == 0)
     Word(number_of(given.p.lse, place.b, token, place.h)).word =
         l == 0.0 ? minus_infinity_bits : floatBitsToUint(natural_lse(m, l));
 }
@@ -105,6 +125,15 @@ Pair pair_of(BackwardBlock given, DeviceSequence s, HeadScores head, int kv, int
   return Pair(P * keep, dS);
 }
 
+// The same of 64 pairs, one by each invocation, into shared memory.
+void share_pairs(bool exists, BackwardBlock given, DeviceSequence s, HeadScores head, int kv, int64_t i, int64_t j) {
+  Pair pair = Pair(0.0, 0.0);
+  if (exists) pair = pair_of(given, s, head, kv, i, j);
+  barrier();  // everybody is done with the 64 before
+  weights[invocation()] = pair.P, gradients[invocation()] = pair.dS;
+  barrier();
+}
+
 void query_gradient() {
   const BackwardBlock given = Backward(parameters).block;
   const BackwardParams p = given.p;
@@ -115,10 +144,13 @@ void query_gradient() {
   const HeadScores head = head_scores(p.x, given.launch, place.b, place.h, given.kind.bias);
   Sums dq = nothing;
   const Range keys = visible_keys(s.mask, Range(i, i + 1));
-  for (int64_t j = keys.begin; j < keys.end; ++j) {
-    const Pair pair = pair_of(given, s, head, place.kv, i, j);
-    if (pair.dS == 0.0) continue;
-    add_row(dq, pair.dS, row_of(p.x.k, place.b, s.k_begin + j, place.kv, given.kind.q), given.kind.q, given.launch.D);
+  for (int64_t j0 = keys.begin; j0 < keys.end; j0 += THREADS) {
+    const int count = int(lesser(keys.end - j0, THREADS));
+    share_pairs(invocation() < count, given, s, head, place.kv, i, j0 + invocation());
+    for (int n = 0; n < count; ++n)
+      if (gradients[n] != 0.0)
+        add_row(dq, gradients[n], row_of(p.x.k, place.b, s.k_begin + j0 + n, place.kv, given.kind.q), given.kind.q,
+                given.launch.D);
   }
   store_row(row_of(p.dq, place.b, s.q_begin + i, place.h, given.kind.dq), given.kind.dq, given.launch.D, dq, p.x.scale,
             p.accumulate != 0);
@@ -135,13 +167,16 @@ void key_gradients() {
   const Range queries = visible_queries(s.mask, Range(j, j + 1));
   for (int h = place.h; h < place.h + p.x.Hq / p.x.Hk; ++h) {
     const HeadScores head = head_scores(p.x, given.launch, place.b, h, given.kind.bias);
-    for (int64_t i = queries.begin; i < queries.end; ++i) {
-      const Pair pair = pair_of(given, s, head, place.kv, i, j);
-      if (pair.P == 0.0 && pair.dS == 0.0) continue;
-      const uint64_t q = row_of(p.x.q, place.b, s.q_begin + i, h, given.kind.q);
-      const uint64_t d_o = row_of(p.d_o, place.b, s.q_begin + i, h, given.kind.d_o);
-      if (p.dk.data != 0ul) add_row(dk, pair.dS, q, given.kind.q, given.launch.D);
-      if (p.dv.data != 0ul) add_row(dv, pair.P, d_o, given.kind.d_o, given.launch.Dv);
+    for (int64_t i0 = queries.begin; i0 < queries.end; i0 += THREADS) {
+      const int count = int(lesser(queries.end - i0, THREADS));
+      share_pairs(invocation() < count, given, s, head, place.kv, i0 + invocation(), j);
+      for (int n = 0; n < count; ++n) {
+        if (weights[n] == 0.0 && gradients[n] == 0.0) continue;
+        const uint64_t q = row_of(p.x.q, place.b, s.q_begin + i0 + n, h, given.kind.q);
+        const uint64_t d_o = row_of(p.d_o, place.b, s.q_begin + i0 + n, h, given.kind.d_o);
+        if (p.dk.data != 0ul) add_row(dk, gradients[n], q, given.kind.q, given.launch.D);
+        if (p.dv.data != 0ul) add_row(dv, weights[n], d_o, given.kind.d_o, given.launch.Dv);
+      }
     }
   }
   const bool accumulate = p.accumulate != 0;

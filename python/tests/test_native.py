@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python/native/calls.c: which tensors it takes, that it changes no bit, and how it fails."""
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tessera.torch  # noqa: E402
+from tessera import _call, _native, _torch_calls  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+needed = pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
+                            reason="this PyTorch has no C interface for DLPack")
+
+
+def tensors(*shape, count=3, dtype=torch.float32):
+    torch.manual_seed(5)
+    return [torch.randn(*shape).to(dtype).requires_grad_() for _ in range(count)]
+
+
+@needed
+def test_is_there():
+    assert _torch_calls._functions, f"{_native.FILE} is not beside libtessera.so; build the target tessera_python"
+
+
+def leaked(transform):
+    """A tensor that stood for another inside of a transform, which is over."""
+    kept = []
+    transform(lambda x: (kept.append(x), x.sum())[1])(torch.ones(3, 2))
+    return kept[0]
+
+
+ODD = {
+    "negated": lambda: torch.randn(4, dtype=torch.complex64).conj().imag,
+    "parameter": lambda: torch.nn.Parameter(torch.ones(3)),
+    "meta": lambda: torch.empty(3, device="meta"),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "zeros without memory": lambda: torch._efficientzerotensor((3,)),
+    "no elements": lambda: torch.empty(0, 3),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)], layout=torch.jagged),
+    "functional": lambda: torch._to_functional_tensor(torch.ones(3)),
+    "scalar": lambda: torch.tensor(1.0),
+    "five dimensions": lambda: torch.ones(1, 1, 1, 1, 2),
+    "mkldnn": lambda: torch.ones(3).to_mkldnn(),
+    "of vmap": lambda: leaked(torch.vmap),
+    "of grad": lambda: leaked(torch.func.grad),
+    "a number": lambda: 5,
+}
+
+
+@needed
+@pytest.mark.parametrize("name", ODD)
+def test_odd_tensors_are_left_to_others(name):
+    """Whatever has a dispatch key that an observer could have put there, and what a plan does not take as it is."""
+    assert _torch_calls._describe(torch.ones(3), ODD[name]()) is None
+
+
+@needed
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64,
+                                   torch.uint8, torch.bool, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_plain_tensors_are_taken(dtype):
+    t = torch.ones(3, 4).to(dtype)
+    key, addresses = _torch_calls._describe(t, None, t[1:])
+    assert addresses == b"".join(x.data_ptr().to_bytes(8, "little") for x in (t, t[1:]))
+    assert not torch._C._dispatch_keys(t).raw_repr() & _torch_calls._OTHERS_OF_TENSORS
+    assert key != _torch_calls._describe(t, None, t)[0]
+
+
+@needed
+def test_keys_tell_questions_apart():
+    base = torch.zeros(4096, dtype=torch.uint8)
+    start = -base.data_ptr() % 16
+    numbers = base[start:start + 1024].view(torch.float32)
+    alike = [numbers[:64].view(4, 16), numbers[64:128].view(4, 16), numbers[:64].view(4, 16).detach()]
+    different = [numbers[:64].view(16, 4), numbers[:64].view(4, 16).t(), numbers[:64].view(2, 2, 16),
+                 numbers[:64].view(torch.int32).view(4, 16), numbers[1:65].view(4, 16), numbers[:64].view(4, 4, 4)]
+    keys = [_torch_calls._describe(t)[0] for t in alike]
+    assert len(set(keys)) == 1
+    assert len({keys[0], *[_torch_calls._describe(t)[0] for t in different]}) == 1 + len(different)
+    one, none = alike[0], None
+    assert len({_torch_calls._describe(*x)[0] for x in ((one, none), (none, one), (one,), (one, one))}) == 4
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "several": {"causal": True, "window": (9, 0), "softcap": 5.0, "scale": 0.3},
+    "dropout": {"dropout_p": 0.3, "seed": 2**64 - 1, "seed_offset": 5},
+    "bias": {"bias": lambda: torch.randn(1, 4, 40, 40, requires_grad=True), "sinks": lambda: torch.randn(4)},
+    "packed": {"cu_seqlens_q": lambda: torch.tensor([0, 13, 35], dtype=torch.int32),
+               "cu_seqlens_k": lambda: torch.tensor([0, 13, 35], dtype=torch.int32)},
+}
+
+
+def results(name, dtype, transposed):
+    q, k, v = tensors(*((40, 4, 32) if name == "packed" else (2, 40, 4, 32)), dtype=dtype)
+    torch.manual_seed(6)
+    options = {key: value() if callable(value) else value for key, value in OPTIONS[name].items()}
+    wanted = [q, k, v, *(x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)]
+    q, k, v = (x.transpose(-1, -2).contiguous().transpose(-1, -2) if transposed else x for x in (q, k, v))
+    o, lse = tessera.torch.attention(q, k, v, return_lse=True, **options)
+    gradients = torch.autograd.grad(o, wanted, torch.randn_like(o), retain_graph=True)
+    through_both = torch.autograd.grad((o.sum() + lse.where(lse.isfinite(), 0).sum(),), wanted)  # dO has strides of 0
+    return [o, lse, *gradients, *through_both]
+
+
+@needed
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_changes_no_bit(monkeypatch, name, dtype, transposed):
+    ran = []
+    run = _torch_calls._run_native
+    monkeypatch.setattr(_torch_calls, "_run_native", lambda *arguments: ran.append(1) or run(*arguments))
+    ours = [results(name, dtype, transposed) for _ in range(2)]  # planned, and found
+    assert len(ran) == 2 * 3
+    monkeypatch.setattr(_torch_calls, "_describe", lambda *tensors: None)
+    others = results(name, dtype, transposed)
+    assert len(ran) == 2 * 3
+    for x in ours:
+        assert len(x) == len(others) and all(torch.equal(a, b) for a, b in zip(x, others))
+
+
+@needed
+def test_failures():
+    q, k, v = tensors(40, 4, 32)
+    good, bad = (torch.tensor([0, end], dtype=torch.int32) for end in (40, 41))
+    lengths = {"cu_seqlens_k": good}
+    for _ in range(2):
+        tessera.torch.attention(q, k, v, cu_seqlens_q=good, **lengths)
+        with pytest.raises(ValueError, match="cu_seqlens_q"):
+            tessera.torch.attention(q, k, v, cu_seqlens_q=bad, **lengths)
+    question = next(reversed(_call.questions.kept.values()))
+    call, results = question.idle[0], torch.ones(40, 4, 32)
+    with pytest.raises(RuntimeError, match="another number of tensors"):
+        _torch_calls._run_native(call.prepared, b"\0" * 8, 0, 0, results)
+    with pytest.raises(RuntimeError, match="takes a call"):
+        _torch_calls._run_native(call.prepared, b"")
+    with pytest.raises(TypeError):
+        _torch_calls._run_native(call.prepared, "text", 0, 0, results)
+    with pytest.raises(TypeError):
+        _torch_calls._run_native("text", b"", 0, 0, results)
+
+
+def test_in_threads():
+    """All ask the same question, each of its own numbers."""
+    cases = [tensors(1, 64, 2, 16, count=4) for _ in range(4)]
+    for n, case in enumerate(cases):
+        for t in case:
+            t.data += n
+    expected = [torch.autograd.grad(tessera.torch.attention(*case[:3]), case[:3], case[3]) for case in cases]
+    wrong = []
+
+    def repeat(case, gradients):
+        for _ in range(50):
+            found = torch.autograd.grad(tessera.torch.attention(*case[:3]), case[:3], case[3])
+            if not all(torch.equal(a, b) for a, b in zip(found, gradients)):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=repeat, args=pair) for pair in zip(cases, expected)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_observers_in_the_backward_pass_alone():
+    """Whoever comes after the forward pass sees an operator; what hooks saved is asked for once."""
+    q, k, v, d_o = tensors(1, 16, 2, 8, count=4)
+    expected = torch.autograd.grad(tessera.torch.attention(q, k, v), (q, k, v), d_o)
+    o = checkpoint(tessera.torch.attention, q, k, v, use_reentrant=False)  # refuses to be asked twice
+    with torch.profiler.profile() as seen:
+        found = torch.autograd.grad(o, (q, k, v), d_o)
+    assert "tessera::backward" in {event.key for event in seen.key_averages()}
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    negated = torch.complex(torch.zeros_like(d_o), -d_o).detach().conj().imag  # the same numbers, by a bit
+    assert negated.is_neg()
+    found = torch.autograd.grad(tessera.torch.attention(q, k, v), (q, k, v), negated)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the `mma` forward kernel is run on with keys in pages: chunks of prompts behind keys that are cached already, on
+// tiles of every class. Included by the test that runs them (mma_paged_test.cpp) and by the program that asks the
+// planners for their units (units_main.cpp).
+#pragma once
+
+#include "decode/algorithms.hpp"
+#include "tests/mma/mma_cases.hpp"
+
+namespace tessera::mma {
+
+struct PagedSpec {
+  cases::Case spec;
+  const char* architecture;
+};
+
+// Prompts of several lengths, a chunk of each, in a padded batch.
+inline cases::Case chunks(std::int64_t D, std::int64_t Dv = 0) {
+  cases::Case c{.name = "chunks", .B = 4, .Nq = 70, .Nk = 300, .Hq = 2, .Hk = 1, .D = D, .Dv = Dv};
+  c.type = Type::bf16, c.backward = false, c.options.causal = true;
+  c.used_q = {70, 1, 33, 5}, c.used_k = {300, 257, 33, 0};
+  return c;
+}
+
+inline std::vector<PagedSpec> paged_specs() {
+  std::vector<PagedSpec> all;
+  const auto add = [&](cases::Case c, const char* architecture) {
+    if (architecture == std::string("sm_75")) c.type = Type::f16;
+    c.seed = all.size() + 1;
+    all.push_back({std::move(c), architecture});
+  };
+  for (const char* architecture : architectures) add(chunks(64), architecture);
+  add(chunks(128), "sm_80");   // 48 keys
+  add(chunks(128), "sm_89");   // Q in registers, eight warps
+  add(chunks(192), "sm_90a");  // copies between products
+  add(chunks(256), "sm_75");   // 16 keys, plain loads
+  cases::Case halves = chunks(192, 128);
+  halves.type = Type::f16;
+  add(halves, "sm_90a");
+  // Rows that fill no tile, aligned to 16, 8, 4 and 2 bytes.
+  add(chunks(40), "sm_90a");
+  add(chunks(68, 36), "sm_80");
+  add(chunks(22, 54), "sm_89");
+  add(chunks(33, 7), "sm_75");
+  cases::Case window = chunks(64);
+  window.options.window_left = 100, window.sinks = cases::Sinks::finite, window.f32_o = true;
+  add(window, "sm_90a");
+  cases::Case everything = chunks(64);
+  everything.options.softcap = 3, everything.slopes = cases::Slopes::per_head, everything.options.dropout = 0.2;
+  everything.bias = everything.mask = true;
+  add(everything, "sm_89");
+  return all;
+}
+
+// A batch of prompts and of sequences that decode, in one call: rows, queries times three heads, around the 64 that
+// divide them.
+inline cases::Case mixed_batch(Type type, std::int64_t D) {
+  cases::Case c{.name = "mixed", .Hq = 3, .Hk = 1, .D = D, .type = type};
+  c.packed_q = {1, 90, 21, 0, 22, 4}, c.packed_k = {257, 300, 21, 9, 65, 1};
+  c.options.causal = true, c.options.max_seqlen_q = 90, c.backward = false, c.seed = 5;
+  return c;
+}
+inline const std::vector<PagedSpec> mixed_specs{{mixed_batch(Type::bf16, 64), "sm_90a"},
+                                                {mixed_batch(Type::f16, 192), "sm_90a"},
+                                                {mixed_batch(Type::bf16, 64), "sm_89"}};
+
+// `mma_mixed` and `decode`, as src/api/kernels.cpp joins them.
+inline gpu::Steps serving_steps(const Problem& problem, const char* architecture, const std::string& name) {
+  const gpu::AddSteps nothing = [](gpu::Steps&, const Problem&, const cuda::Target&) {};
+  cuda::Target target = cuda::target_named(architecture);
+  target.multiprocessors = 3;
+  for (const auto& list : {algorithms(nothing, decode::add_few_rows), decode::algorithms()})
+    for (const gpu::Algorithm& algorithm : list)
+      if (algorithm.name == name) return algorithm.plan(problem, target);
+  return gpu::Steps::refused("there is no " + name);
+}
+
+}  // namespace tessera::mma
