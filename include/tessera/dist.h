@@ -149,7 +149,8 @@ TESSERA_API const char* tessera_dist_plan_describe(const tessera_dist_plan* plan
  * the same on all ranks. */
 TESSERA_API tessera_status tessera_dist_forward(tessera_dist_plan* plan, const tessera_inputs* inputs,
                                                 const tessera_outputs* outputs, const tessera_options* options);
-/* dq, dk and dv are all given; dsinks, the sum over all ranks on every rank, if wanted; there is no dbias. */
+/* dq, dk and dv are all given; dsinks, the sum over all ranks on every rank, if wanted; and dbias, if bias has every
+ * row of this rank, and every head where slices share them. */
 TESSERA_API tessera_status tessera_dist_backward(tessera_dist_plan* plan, const tessera_inputs* inputs,
                                                  const tessera_saved* saved, const tessera_gradients* gradients,
                                                  const tessera_options* options);

@@ -273,10 +273,10 @@ def forward(q: Any, k: Any, v: Any, sharing: Sharing, **options: Unpack[Attentio
 
 
 def backward(d_o: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, sharing: Sharing, *, d_lse: Any = None,
-             **options: Unpack[AttentionOptions]) -> Gradients:
+             dbias: bool = False, **options: Unpack[AttentionOptions]) -> Gradients:
     """Gradients of this rank's rows: dq, dk, dv, and with `sinks` dsinks, the sum over all ranks on every rank.
 
-    There is no gradient of a bias.
+    With dbias=True, on all ranks, that of a bias too, which must have every row, and every head where slices share them.
     """
     arrays, plan, now, parsed = _begin(q, k, v, sharing, options)
     for name, array in (("o", o), ("lse", lse), ("d_o", d_o), ("d_lse", d_lse)):
@@ -285,11 +285,16 @@ def backward(d_o: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, sharing: Sharin
     results = {"d" + name: made.make(arrays.views[name].shape, arrays.views[name].type) for name in ("q", "k", "v")}
     if "sinks" in parsed.tensors:
         results["dsinks"] = made.make((arrays.views["q"].shape[1],), _abi.F32)
+    if dbias:
+        if "bias" not in parsed.tensors:
+            raise ValueError("dbias: is True without a bias")
+        results["dbias"] = made.make(arrays.views["bias"].shape, arrays.views["bias"].type)
     for name, array in results.items():
         arrays.add(name, array)
     check(lib.tessera_dist_backward(plan.handle.pointer, arrays.struct(_abi.Inputs), arrays.struct(_abi.Saved),
                                     arrays.struct(_abi.Gradients), now))
-    return Gradients(results["dq"], results["dk"], results["dv"], None, results.get("dsinks"))
+    return Gradients(results["dq"], results["dk"], results["dv"], results.get("dbias"),
+                     results.get("dsinks"))
 
 
 class Decoder:

@@ -79,6 +79,42 @@ def test_threads_give_one_process_answer(scheme, kind, slices):
         assert relative_error(result[5], gradients.dsinks) < 2e-6
 
 
+@pytest.mark.parametrize("scheme, slices", [("ring", 1), ("gather", 2)])
+def test_the_gradient_of_a_bias(scheme, slices):
+    longest = max(LENGTHS)
+    bias = np.random.default_rng(5).standard_normal((len(LENGTHS), HEADS, longest, longest), dtype=np.float32)
+    q, k, v, d_o = numbers()
+    options = dict(causal=True, bias=bias, cu_seqlens_q=ENDS, cu_seqlens_k=ENDS)
+    o, lse = tessera.forward(q, k, v, **options)
+    expected = tessera.backward(d_o, q, k, v, o, lse, gradients=("dbias",), **options).dbias
+    rows = np.concatenate([bias[b, :, :n].swapaxes(0, 1) for b, n in enumerate(LENGTHS)])  # [tokens, heads, longest]
+    partition = tessera.dist.Partition(LENGTHS, 4, slices=slices, align=16, causal=True)
+
+    def run(communicator):
+        sharing = tessera.dist.Sharing(communicator, partition, scheme, timeout=60)
+        q, k, v, d_o, mine = (partition.shard(x, communicator.rank) for x in (*numbers(), rows))
+        options = dict(causal=True, threads=1, bias=mine.swapaxes(0, 1)[None])
+        o, lse = tessera.dist.forward(q, k, v, sharing, **options)
+        gradients = tessera.dist.backward(d_o, q, k, v, o, lse, sharing, dbias=True, **options)
+        return np.asarray(gradients.dbias)[0].swapaxes(0, 1)
+    got = partition.unshard(on_threads(4, run))
+    for b, n in enumerate(LENGTHS):
+        begin = sum(LENGTHS[:b])
+        assert n == 0 or relative_error(got[begin:begin + n, :, :n], expected[b, :, :n, :n].swapaxes(0, 1)) < 2e-6
+
+
+def test_autograd_of_a_bias():
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(48, 2, 16, generator=generator) for _ in range(3))
+    weight = torch.randn(48, 2, 16, generator=generator)
+    biases = [torch.linspace(-1, 1, 2 * 48 * 48).reshape(1, 2, 48, 48).requires_grad_() for _ in range(2)]
+    sharing = tessera.dist.Sharing(tessera.dist.threads(1)[0], tessera.dist.Partition([48], 1))
+    (tessera.dist.attention(q, k, v, sharing, causal=True, bias=biases[0]) * weight).sum().backward()
+    (tessera.attention(q[None], k[None], v[None], causal=True, bias=biases[1])[0] * weight).sum().backward()
+    assert relative_error(biases[0].grad.numpy(), biases[1].grad.numpy()) < 2e-6
+
+
 def test_bits_do_not_depend_on_the_ranks():
     answers = []
     for ranks in (1, 2, 4):

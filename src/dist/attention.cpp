@@ -115,6 +115,18 @@ struct Checker {
       if (*t) invalid(std::string(name) + ": is given; over several ranks lengths, seed and offset are the plan's");
   }
 
+  // Each number is of pairs that one rank works on; sums over rows or heads of several are not made.
+  void bias_gradient(const Tensor& bias, const Tensor& dbias, int slices) const {
+    if (!bias) invalid("dbias: is given without bias");
+    if (bias.shape[2] != rows)
+      invalid("dbias: is given, and bias is the same for all rows; over several ranks it must have each of the " +
+              text(rows) + " rows of this rank");
+    if (bias.shape[1] != p.Hq && slices > 1)
+      invalid("dbias: is given, and bias is the same for all heads; where " + text(slices) +
+              " slices share the heads it must have each of the " + text(p.Hq));
+    check_shape("dbias", dbias, {1, bias.shape[1], rows, bias.shape[3]}, {bias.type, Type::f32});
+  }
+
   void pairs(const char* name, const Tensor& t, std::vector<Type> types) const {
     if (!t) return;
     Int64 longest = 0;
@@ -261,14 +273,14 @@ void Plan::backward(const Inputs& in, const Saved& saved, const Gradients& g, st
     check_shape("lse", saved.lse, {problem.Hq, rows}, {Type::f32});
     if (saved.d_lse) check_shape("d_lse", saved.d_lse, {problem.Hq, rows}, {Type::f32});
     if (!g.dq || !g.dk || !g.dv) invalid("dq, dk and dv: must all be given over several ranks");
-    if (g.dbias) invalid("dbias: is given; over several ranks there is no gradient of the bias");
+    if (g.dbias) Checker{problem, rows}.bias_gradient(in.bias, g.dbias, sharing.partition.slices);
     check_shape("dq", g.dq, {rows, problem.Hq, problem.D}, {problem.type, Type::f32});
     check_shape("dk", g.dk, {rows, problem.Hk, problem.D}, {problem.type, Type::f32});
     check_shape("dv", g.dv, {rows, problem.Hk, problem.Dv}, {problem.type, Type::f32});
     if (g.dsinks && !in.sinks) invalid("dsinks: is given without sinks");
     if (g.dsinks) check_shape("dsinks", g.dsinks, {problem.Hq}, {Type::f32});
     const UInt64 flags = UInt64(bool(saved.d_lse)) | UInt64(bool(in.bias)) << 1 | UInt64(bool(in.mask)) << 2 |
-                         UInt64(bool(g.dsinks)) << 3 | UInt64(1) << 4;
+                         UInt64(bool(g.dsinks)) << 3 | UInt64(1) << 4 | UInt64(bool(g.dbias)) << 5;
     Executor(line, now, sharing, backward_schedule, call_number(now, flags, g.dq.type)).backward(in, saved, g);
   });
 }

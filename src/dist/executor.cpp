@@ -107,6 +107,7 @@ void Executor::backward(const Inputs& inputs, const Saved& saved, const Gradient
   sum_dq = Rows(Type::f32, rows, hq.size(), p.D);
   sum_dk = Rows(Type::f32, memory, hk.size(), p.D);
   sum_dv = Rows(Type::f32, memory, hk.size(), p.Dv);
+  if (gradients.dbias) sum_dbias = Rows(Type::f32, rows, bias.rows.view.heads, bias.rows.view.width);
   run();
   finish_backward(gradients);
   const std::vector<float> dsinks = want_dsinks ? sum_sinks() : std::vector<float>();

@@ -65,7 +65,7 @@ class Executor {
   // Work.
   Options options_of(const Work& job, Int64 head) const;
   Inputs inputs_of(const Work& job, Range heads) const;
-  Tensor pairs_of(const Field& field, const Work& job, Range heads) const;
+  Tensor pairs_of(const RowView& view, const Work& job, Range heads) const;
   std::vector<Range> head_groups(const Work& job) const;
   std::vector<Work> key_groups(const Work& job) const;
   Tensor sinks_of(Range heads) const;
@@ -105,6 +105,7 @@ class Executor {
   Rows state_o, state_m, state_l;               // forward: carried from job to job
   std::set<std::pair<int, Int64>> begun;        // query pieces and heads whose state has begun
   Rows sum_dq, sum_dk, sum_dv;                  // backward, f32; dK and dV as the memory for keys
+  Rows sum_dbias;                               // the same, of the node's rows, if wanted
   std::map<int, std::vector<Share>> shares_of;  // segments: by key piece
   std::set<int> kept;                           // key pieces of which this rank sums some rows
   std::vector<Field> results;

@@ -52,8 +52,7 @@ Options Executor::options_of(const Work& job, Int64 head) const {
   return options;
 }
 
-Tensor Executor::pairs_of(const Field& field, const Work& job, Range heads) const {
-  const RowView& view = field.rows.view;
+Tensor Executor::pairs_of(const RowView& view, const Work& job, Range heads) const {
   const Int64 n = piece(job.query).rows.rows(), head = view.heads == 1 ? 0 : heads.begin;
   const bool one = view.width == 1;  // for all keys
   Tensor t(view.at(piece(job.query).at, head) + (one ? 0 : job.keys.begin * element_bytes(view.type)), view.type,
@@ -70,8 +69,8 @@ Inputs Executor::inputs_of(const Work& job, Range heads) const {
   in.q = q.rows.tokens(query.at, query.rows.rows(), heads);
   in.k = k.rows.tokens(job.at, job.keys.size(), kv);
   in.v = v.rows.tokens(job.at, job.keys.size(), kv);
-  if (bias.rows.view.data) in.bias = pairs_of(bias, job, heads);
-  if (mask.rows.view.data) in.mask = pairs_of(mask, job, heads);
+  if (bias.rows.view.data) in.bias = pairs_of(bias.rows.view, job, heads);
+  if (mask.rows.view.data) in.mask = pairs_of(mask.rows.view, job, heads);
   if (slopes) {
     const Int64 row = slopes.ndim == 2 ? query.rows.sequence * slopes.strides[0] : 0;
     const Int64 stride = slopes.strides[slopes.ndim == 2 ? 1 : 0];
@@ -137,6 +136,7 @@ void Executor::work_backward(const Work& job, Range heads) {
       o.rows.tokens(query.at, n, heads), lse.rows.numbers(query.at, n, heads), d_o.rows.tokens(query.at, n, heads), {}};
   if (d_lse.rows.view.data) saved.d_lse = d_lse.rows.numbers(query.at, n, heads);
   Gradients gradients{sum_dq.tokens(query.at, n, heads), {}, {}, {}, {}};
+  if (sum_dbias.view.data) gradients.dbias = pairs_of(sum_dbias.view, job, heads);
   if (s.settings.segment == 0) {
     gradients.dk = sum_dk.tokens(job.at, keys, kv), gradients.dv = sum_dv.tokens(job.at, keys, kv);
   } else {  // a leaf of the tree
@@ -220,6 +220,9 @@ void Executor::finish_backward(const Gradients& gradients) {
   give(token_rows(gradients.dq), Kind::query, converted(sum_dq, gradients.dq.type, rows));
   give(token_rows(gradients.dk), Kind::key, own_rows(sum_dk, gradients.dk.type));
   give(token_rows(gradients.dv), Kind::key, own_rows(sum_dv, gradients.dv.type));
+  if (gradients.dbias)
+    give(pair_rows(gradients.dbias, s.partition.rows(rank)), bias.kind,
+         converted(sum_dbias, gradients.dbias.type, rows));
 }
 
 // Of the memory for keys, the node's own rows.

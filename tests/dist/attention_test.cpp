@@ -125,6 +125,59 @@ TEST_P(Ranks, ErrorIsThatOfOneDevice) {
 
 INSTANTIATE_TEST_SUITE_P(Some, Ranks, testing::Values(1, 2, 3, 4, 8));
 
+// A bias that heads or keys share: sums inside a rank, of calls for some heads and keys each. Slices would share heads.
+TEST(BiasGradient, SumsWhatItsBiasShares) {
+  const Problem p{{700}, 4, 2, 16, 16, Type::f32, {.causal = true}};
+  const auto run = [&](Int64 heads, Int64 keys, int ranks, int slices, Numbers& all) {
+    Sharing sharing{.partition = zigzag(p.lengths, ranks / slices, 64), .scheme = Scheme::gather, .threads = 1};
+    sharing.partition = two_level(sharing.partition, slices, 1);
+    std::string fault;
+    run_ranks(ranks, [&](int r, std::shared_ptr<Communicator> c) {
+      try {
+        const Int64 n = sharing.partition.rows(r);
+        Numbers q(p.type, n, 4, 16), k(p.type, n, 2, 16), b(p.type, n, heads, keys), o(p.type, n, 4, 16),
+            l(p.type, n, 4, 1), dq(p.type, n, 4, 16), dk(p.type, n, 2, 16), dv(p.type, n, 2, 16),
+            db(p.type, n, heads, keys);
+        Int64 row = 0;
+        for (const Span& span : sharing.partition.of[static_cast<std::size_t>(r)])  // numbers of the whole problem
+          for (Int64 i = span.begin; i < span.end; ++i, ++row)
+            for (Numbers* x : {&q, &k, &b}) {
+              const Int64 each = x->rows.view.row_stride;
+              for (Int64 e = 0; e < each; ++e) x->set(row * each + e, std::sin(double(i * each + e) * 1.7));
+            }
+        Inputs in;
+        in.q = q.tokens(), in.k = in.v = k.tokens(), in.bias = World::pair_tensor(b);
+        Outputs out;
+        out.o = o.tokens(), out.lse = l.numbers();
+        Plan plan(c, p, sharing);
+        plan.forward(in, out);
+        plan.backward(in, {out.o, out.lse, in.q, {}},
+                      {dq.tokens(), dk.tokens(), dv.tokens(), World::pair_tensor(db), {}});
+        row = 0;
+        for (const Span& span : sharing.partition.of[static_cast<std::size_t>(r)])
+          for (Int64 i = span.begin; i < span.end; ++i, ++row)
+            for (Int64 e = 0; e < heads * keys; ++e) all.set(i * heads * keys + e, db.get(row * heads * keys + e));
+      } catch (const Error& error) {
+        if (r == 0) fault = error.what();
+      }
+    });
+    return fault;
+  };
+  Numbers one(p.type, 700, 1, 700), few(p.type, 700, 1, 700);
+  EXPECT_EQ(run(1, 700, 1, 1, one), "");
+  EXPECT_EQ(run(1, 700, 3, 1, few), "");
+  EXPECT_LE(World::error(few, one), 1e-6);
+  Numbers one_key(p.type, 700, 4, 1), few_keys(p.type, 700, 4, 1);
+  EXPECT_EQ(run(4, 1, 1, 1, one_key), "");
+  EXPECT_EQ(run(4, 1, 2, 2, few_keys), "");
+  EXPECT_LE(World::error(few_keys, one_key), 1e-5);
+  const std::string refused = run(1, 700, 2, 2, few);
+  EXPECT_NE(refused.find("dbias: is given, and bias is the same for all heads; where 2 slices share the heads it must "
+                         "have each of the 4"),
+            std::string::npos)
+      << refused;
+}
+
 // Every output by itself, over so many problems that the ratio is known to half a percent.
 TEST(Accuracy, NoOutputOfAnySchemeIsWorse) {
   const std::vector<Row> rows = {

@@ -276,8 +276,19 @@ TEST(Faults, TensorsThatARankMayNotGive) {
             "bias: has the shape [1,4,96,95]; must have [1,4,96,96], the rows of this rank");
   EXPECT_EQ(said([](Inputs&, Saved&, Gradients& g) { g.dk = {}; }),
             "dq, dk and dv: must all be given over several ranks");
-  EXPECT_EQ(said([](Inputs&, Saved&, Gradients& g) { g.dbias = g.dq; }),
-            "dbias: is given; over several ranks there is no gradient of the bias");
+  EXPECT_EQ(said([](Inputs&, Saved&, Gradients& g) { g.dbias = g.dq; }), "dbias: is given without bias");
+  float some = 0;
+  const auto bias_gradient = [&](std::initializer_list<std::int64_t> bias, std::initializer_list<std::int64_t> dbias) {
+    return said([&](Inputs& in, Saved&, Gradients& g) {
+      in.bias = Tensor(&some, Type::f32, bias), g.dbias = Tensor(&some, Type::f32, dbias);
+    });
+  };
+  EXPECT_EQ(
+      bias_gradient({1, 4, 1, 96}, {1, 4, 1, 96}),
+      "dbias: is given, and bias is the same for all rows; over several ranks it must have each of the 96 rows of "
+      "this rank");
+  EXPECT_EQ(bias_gradient({1, 1, 96, 96}, {1, 4, 96, 96}),
+            "dbias: has the shape [1,4,96,96]; must have [1,1,96,96], the rows of this rank");
   EXPECT_EQ(said([](Inputs&, Saved&, Gradients& g) { g.dsinks = g.dq; }), "dsinks: is given without sinks");
 }
 

@@ -132,7 +132,9 @@ class World {
     const auto four = [&](const Numbers& x, Int64 heads) {
       return Tensor(x.rows.view.data, x.rows.view.type, {Int64(problem.lengths.size()), heads, longest, longest});
     };
-    if (features.bias) B = squares(bias, type), in.bias = four(B, problem.Hq);
+    Numbers dB;  // zeros, which stay where there is no pair
+    if (features.bias) B = squares(bias, type), dB = squares(as(bias, type), type), in.bias = four(B, problem.Hq);
+    std::fill(dB.rows.memory.begin(), dB.rows.memory.end(), std::byte{});
     if (features.mask) M = squares(mask, Type::u8), in.mask = four(M, 1);
     in.slopes = slope_tensor(), in.sinks = sink_tensor();
     std::vector<double> wide_sinks(sinks.begin(), sinks.end());
@@ -146,7 +148,9 @@ class World {
     Gradients g = gradients(answer);
     if (features.sinks && !reference) g.dsinks = answer.of["dSinks"].numbers(), g.dsinks.ndim = 1;
     if (features.sinks && reference) g.dsinks = Tensor(dsinks.data(), Type::f64, {Int64(dsinks.size())});
+    if (features.bias) g.dbias = four(dB, problem.Hq);
     tessera::backward(in, saved(answer, dO.tokens(), dLSE.numbers()), g, options, execution);
+    if (features.bias) from_squares(dB, answer.of["dBias"]);
     if (features.sinks && reference)
       for (std::size_t h = 0; h < dsinks.size(); ++h) answer.of["dSinks"].set(Int64(h), dsinks[h]);
     return answer;
@@ -168,9 +172,7 @@ class World {
     in.q = Q.tokens(), in.k = K.tokens(), in.v = V.tokens();
     const auto pairs = [&](Numbers& x, const Numbers& from) {
       x = local(from);
-      Tensor t(x.rows.view.data, x.rows.view.type, {1, x.rows.view.heads, n, longest});
-      t.strides = {0, x.rows.view.head_stride, x.rows.view.row_stride, 1};
-      return t;
+      return pair_tensor(x);
     };
     if (features.bias) in.bias = pairs(B, bias);
     if (features.mask) in.mask = pairs(M, mask);
@@ -179,6 +181,7 @@ class World {
     plan.forward(in, outputs(mine));
     Gradients g = gradients(mine);
     if (features.sinks) g.dsinks = mine.of["dSinks"].numbers(), g.dsinks.ndim = 1;
+    if (features.bias) g.dbias = pair_tensor(mine.of["dBias"]);
     plan.backward(in, saved(mine, dO.tokens(), dLSE.numbers()), g);
     for (auto& [name, numbers] : mine.of) {
       if (name == "dSinks") {
@@ -236,6 +239,14 @@ class World {
 
   static bool same_bits(const Numbers& a, const Numbers& b) { return a.rows.memory == b.rows.memory; }
 
+  // [1,Hq|1,T,M] of rows.
+  static Tensor pair_tensor(const Numbers& x) {
+    const RowView& view = x.rows.view;
+    Tensor t(view.data, view.type, {1, view.heads, view.rows, view.width});
+    t.strides = {0, view.head_stride, view.row_stride, 1};
+    return t;
+  }
+
  private:
   Numbers q, k, v, d_o, d_lse, bias, mask;
   std::vector<float> slopes, sinks;
@@ -247,12 +258,24 @@ class World {
     return features.sinks ? Tensor(const_cast<float*>(sinks.data()), Type::f32, {problem.Hq}) : Tensor();
   }
 
+  // [sequences, heads, longest, longest] as rows.
+  void from_squares(const Numbers& from, Numbers& rows) const {
+    Int64 row = 0;
+    for (std::size_t b = 0; b < problem.lengths.size(); ++b)
+      for (Int64 i = 0; i < problem.lengths[b]; ++i, ++row)
+        for (Int64 h = 0; h < problem.Hq; ++h)
+          for (Int64 j = 0; j < longest; ++j)
+            rows.set((row * problem.Hq + h) * longest + j,
+                     from.get(((Int64(b) * problem.Hq + h) * longest + i) * longest + j));
+  }
+
   Answer room(Int64 n, Type type, Type wide) const {
     Answer a;
     a.of["O"] = Numbers(type, n, problem.Hq, problem.Dv), a.of["LSE"] = Numbers(wide, n, problem.Hq, 1);
     a.of["dQ"] = Numbers(type, n, problem.Hq, problem.D), a.of["dK"] = Numbers(type, n, problem.Hk, problem.D);
     a.of["dV"] = Numbers(type, n, problem.Hk, problem.Dv);
     if (features.sinks) a.of["dSinks"] = Numbers(wide, 1, problem.Hq, 1);
+    if (features.bias) a.of["dBias"] = Numbers(type, n, problem.Hq, longest);
     for (auto& [name, x] : a.of)
       for (Int64 i = 0; i < x.count(); ++i) x.set(i, std::nan(""));
     return a;
