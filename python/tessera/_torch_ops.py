@@ -65,15 +65,17 @@ def sort_arguments(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[A
             (seed % 2**64, seed_offset % 2**64))
 
 
-def in_order(given: dict[str, Any]) -> list[Any]:
+def in_order(given: dict[str, Any]) -> tuple[Any, ...]:
     """An operator's arguments after q, k and v, up to the last that is given, as PyTorch would pass them."""
     if not given:
-        return []
+        return ()
+    if len(given) == 1 and "causal" in given:  # the first of them
+        return (given["causal"],)
     places = [PLACES[name] for name in given]
     arguments = VALUES[:max(places) + 1]
     for place, value in zip(places, given.values()):
         arguments[place] = value
-    return arguments
+    return tuple(arguments)
 
 
 def plan(settings: tuple[Any, ...], inputs: Sequence[Any], names: Sequence[str],
@@ -313,12 +315,13 @@ class _Unobserved(Attention):
         return None, *Attention.gradients(ctx, d_o, d_lse, saved)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """O and LSE by tessera::forward, past the dispatcher where nobody could tell. The other arguments are named."""
-    arguments = tuple(in_order(given))
+def attend_unobserved(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Optional[tuple[Tensor, Tensor]]:
+    """What tessera::forward gives with its other arguments by their names, past the dispatcher; None where somebody
+    could tell."""
+    arguments = in_order(given)
     seen = look_unobserved((q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END]))
     if seen is None:
-        return forward_operator(q, k, v, *arguments)  # type: ignore[no-any-return]
+        return None
     if needs_gradient((q, k, v, *arguments)):
         return _Unobserved.apply(seen, q, k, v, *arguments)  # type: ignore[no-any-return]
     return forward_of(seen, q, k, v, arguments)

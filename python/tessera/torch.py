@@ -107,12 +107,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, layo
         if isinstance(options.get("qv"), Tensor) and options["qv"].dim() > 2:
             options["qv"] = options["qv"].transpose(-3, -2)
     q, k, v, given = _prepared(q, k, v, options)
-    if q.is_nested or k.is_nested or v.is_nested:
-        o, lse = _nested(q, k, v, given)
-    elif torch.compiler.is_compiling():
-        o, lse = ops.forward_operator(q, k, v, **given)
-    else:
-        o, lse = ops.attend(q, k, v, given)
+    results = None if torch.compiler.is_compiling() else ops.attend_unobserved(q, k, v, given)
+    if results is None:
+        nested = q.is_nested or k.is_nested or v.is_nested
+        results = _nested(q, k, v, given) if nested else ops.forward_operator(q, k, v, **given)
+    o, lse = results
     if heads_first:
         o = o.transpose(-3, -2)
     return (o, lse) if return_lse else o
@@ -160,7 +159,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
     For calls that write before they attend. The plan is kept, so that `attention` finds it.
     """
     q, k, v, given = _prepared(q, k, v, options)
-    optional, settings, _ = ops.sort_arguments(tuple(ops.in_order(given)))
+    optional, settings, _ = ops.sort_arguments(ops.in_order(given))
     inputs = (ops.rows(q), ops.rows(k), ops.rows(v), *optional)
     for name, t in zip(ops.INPUTS, inputs):
         if t is not None and ops.view(name, t).pointer % t.element_size():
