@@ -42,29 +42,35 @@ Launch launch(const Problem& p, std::int64_t blocks) {
           .reserved = 0};
 }
 
+using Planner = Steps(const Problem&, const MatrixFacts&);
+
 class VulkanPlan : public KernelPlan {
  public:
-  VulkanPlan(const Problem& problem, Steps steps) : problem(problem), steps(std::move(steps)) {}
+  VulkanPlan(const Problem& problem, Planner* planner, const MatrixFacts& facts, Steps steps) :
+      problem(problem), planner(planner), facts(facts), steps(std::move(steps)) {}
 
   std::size_t workspace_bytes() const override { return static_cast<std::size_t>(gpu::workspace_bytes(problem, {})); }
 
   std::string describe() const override {
     std::string out = text(steps.list.size(), steps.list.size() == 1 ? " dispatch:" : " dispatches:");
-    for (const Step& step : steps.list)
-      out += text("\n               ", step.name, ": ", step.blocks, " workgroups of 64 invocations");
+    for (const Step& step : steps.list) out += text("\n               ", step.name, ": ", step.blocks, " workgroups");
+    if (!steps.note.empty()) out += "\n               " + steps.note;
     return out;
   }
 
   void run(const Call& call) const override {
     auto* const queue = static_cast<tessera_vulkan_queue*>(call.execution.stream);
     DeviceContext& device = queue ? device_of(*queue) : own_device(problem.device.id);
-    if (const std::string reason = refusal(steps, device.facts()); !reason.empty())
-      throw Failure(TESSERA_UNSUPPORTED, reason);
+    Steps own = steps;
+    if (device.facts().matrices != facts)
+      own = planner(problem, device.facts().matrices);  // another device than planned
+    std::string reason = own.reason.empty() ? refusal(own, device.facts()) : own.reason;
+    if (!reason.empty()) throw Failure(TESSERA_UNSUPPORTED, reason);
     if (problem.pass == Pass::forward)
-      enqueue(device, queue,
+      enqueue(device, own, queue,
               ForwardBlock{gpu::forward_params(problem, call, problem.options.scale), {}, kinds(problem)});
     else
-      enqueue(device, queue,
+      enqueue(device, own, queue,
               BackwardBlock{gpu::backward_params(problem, call, {}, problem.options.scale), {}, kinds(problem)});
   }
 
@@ -74,11 +80,11 @@ class VulkanPlan : public KernelPlan {
 
  private:
   template <class Block>
-  void enqueue(DeviceContext& device, tessera_vulkan_queue* queue, const Block& common) const {
-    std::vector<Block> blocks(steps.list.size(), common);
+  void enqueue(DeviceContext& device, const Steps& own, tessera_vulkan_queue* queue, const Block& common) const {
+    std::vector<Block> blocks(own.list.size(), common);
     std::vector<Dispatch> list;
-    for (std::size_t n = 0; n < steps.list.size(); ++n) {
-      const Step& step = steps.list[n];
+    for (std::size_t n = 0; n < own.list.size(); ++n) {
+      const Step& step = own.list[n];
       blocks[n].launch = launch(problem, step.blocks);
       list.push_back(
           {device.pipeline(*step.shader, step.constants), std::as_bytes(std::span(&blocks[n], 1)), step.blocks});
@@ -87,45 +93,65 @@ class VulkanPlan : public KernelPlan {
   }
 
   Problem problem;
+  Planner* planner;
+  MatrixFacts facts;  // that the steps were made for
   Steps steps;
 };
 
+constexpr const char* by_name = "no GPU has run this kernel yet; a call gets it if it asks for it by name";
+
 class VulkanKernel : public Kernel {
  public:
-  VulkanKernel(const char* name, Steps (*planner)(const Problem&)) : own_name(name), planner(planner) {}
+  VulkanKernel(const char* name, Planner* planner) : own_name(name), planner(planner) {}
   const char* name() const override { return own_name; }
 
   PlanOrReason plan(const Problem& p, const Execution& execution) const override {
-    Steps steps = steps_for(p, execution);
-    if (!steps.reason.empty()) return {nullptr, std::move(steps.reason)};
-    auto plan = std::make_unique<VulkanPlan>(p, std::move(steps));
+    Made made = steps_for(p, execution);
+    if (!made.steps.reason.empty()) return {nullptr, std::move(made.steps.reason)};
+    auto plan = std::make_unique<VulkanPlan>(p, planner, made.facts, std::move(made.steps));
     if (!execution.stream) plan->compile(own_device(p.device.id));
     return {std::move(plan), ""};
   }
   std::string refusal(const Problem& p, const Execution& execution) const override {
-    return steps_for(p, execution).reason;
+    return steps_for(p, execution).steps.reason;
   }
 
  private:
-  // Without a stream the library's own device is asked what it can; a caller's is when the plan runs.
-  Steps steps_for(const Problem& p, const Execution& execution) const {
-    Steps steps = planner(p);
-    if (!steps.reason.empty() || execution.stream) return steps;
-    steps.reason = missing_devices();
-    if (steps.reason.empty()) steps.reason = vulkan::refusal(steps, own_device(p.device.id).facts());
-    return steps;
+  struct Made {
+    Steps steps;
+    MatrixFacts facts;
+  };
+
+  // Without a stream the library's own device is asked what it can; of a caller's, only its matrices: the rest when the
+  // plan runs.
+  Made steps_for(const Problem& p, const Execution& execution) const {
+    Made made;
+    const bool on_vulkan = p.device.type == DeviceType::vulkan, own = on_vulkan && !execution.stream;
+    if (own) made.steps.reason = missing_devices();
+    const bool unasked = planner == plan_matrix && !execution.kernel;
+    if (on_vulkan && !own && unasked) made.steps.reason = by_name;
+    if (!made.steps.reason.empty()) return made;
+    const Facts* facts = nullptr;
+    if (own) facts = &own_device(p.device.id).facts();
+    if (on_vulkan && !own && planner == plan_matrix)
+      facts = &device_of(*static_cast<tessera_vulkan_queue*>(execution.stream)).facts();
+    if (facts) made.facts = facts->matrices;
+    made.steps = planner(p, made.facts);
+    if (made.steps.reason.empty() && own) made.steps.reason = vulkan::refusal(made.steps, *facts);
+    if (made.steps.reason.empty() && unasked) made.steps.reason = by_name;
+    return made;
   }
 
   const char* own_name;
-  Steps (*planner)(const Problem&);
+  Planner* planner;
 };
 
 }  // namespace
 
 std::span<const Kernel* const> kernels() {
   struct Rungs {
-    VulkanKernel tiled{"vk_tiled", plan_tiled}, naive{"vk_naive", plan_naive};
-    std::array<const Kernel*, 2> all{&tiled, &naive};
+    VulkanKernel matrix{"vk_matrix", plan_matrix}, tiled{"vk_tiled", plan_tiled}, naive{"vk_naive", plan_naive};
+    std::array<const Kernel*, 3> all{&matrix, &tiled, &naive};
   };
   static constinit Once<const Rungs> made;
   return made.get([] { return Rungs(); }).all;

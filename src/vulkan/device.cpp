@@ -64,6 +64,7 @@ Facts facts_of(const InstanceFunctions& f, VkPhysicalDevice physical) {
   std::uint32_t count = 0;
   if (facts.missing.empty() && !takes_compute(f, physical, compute_family(f, physical), count))
     facts.missing = "it has no queue for compute work";
+  if (facts.missing.empty()) facts.matrices = matrix_facts(f, physical);
   return facts;
 }
 
@@ -82,6 +83,8 @@ DeviceContext::DeviceContext(const InstanceFunctions& functions, VkPhysicalDevic
   features.features.shaderInt64 = VK_TRUE;
   auto info = of_type<VkDeviceCreateInfo>(VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, &features);
   info.queueCreateInfoCount = 1, info.pQueueCreateInfos = &queue;
+  MatrixFeatures matrices(known.matrices);
+  matrices.add_to(features12, info);
   check(functions.CreateDevice(physical, &info, nullptr, &device), "vkCreateDevice");
   f = device_functions(functions, device);
   f.GetDeviceQueue(device, family, 0, &own_queue);
@@ -173,13 +176,14 @@ VkPipeline DeviceContext::pipeline(const Shader& shader, const Constants& consta
   code.codeSize = shader.code.size_bytes(), code.pCode = shader.code.data();
   VkShaderModule module = VK_NULL_HANDLE;
   check(f.CreateShaderModule(device, &code, nullptr, &module), "vkCreateShaderModule");
-  std::array<VkSpecializationMapEntry, 3> entries{};
-  for (std::uint32_t n = 0; n < 3; ++n) entries[n] = {n, n * 4, 4};
-  const VkSpecializationInfo special{3, entries.data(), sizeof(constants), constants.data()};
+  std::array<VkSpecializationMapEntry, std::tuple_size_v<Constants>> entries{};
+  for (std::uint32_t n = 0; n < entries.size(); ++n) entries[n] = {n, n * 4, 4};
+  const VkSpecializationInfo special{entries.size(), entries.data(), sizeof(constants), constants.data()};
   auto info = of_type<VkComputePipelineCreateInfo>(VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO);
   info.stage.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO;
   info.stage.stage = VK_SHADER_STAGE_COMPUTE_BIT, info.stage.module = module, info.stage.pName = "main";
   info.stage.pSpecializationInfo = &special;
+  if (shader.full_subgroups) info.stage.flags = VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT;
   info.layout = layout;
   VkPipeline pipeline = VK_NULL_HANDLE;
   const VkResult result = f.CreateComputePipelines(device, pipeline_cache, 1, &info, nullptr, &pipeline);

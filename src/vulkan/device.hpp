@@ -17,6 +17,7 @@
 
 #include "tessera/vulkan.h"
 #include "vulkan/loader.hpp"
+#include "vulkan/matrix_facts.hpp"
 
 namespace tessera::vulkan {
 
@@ -24,8 +25,9 @@ namespace tessera::vulkan {
 struct Shader {
   const char* name;
   std::span<const std::uint32_t> code;
+  bool full_subgroups = false;  // every one of its subgroups must have all invocations
 };
-using Constants = std::array<std::int32_t, 3>;
+using Constants = std::array<std::int32_t, 12>;
 
 // One dispatch: its parameter block, copied, and how many workgroups.
 struct Dispatch {
@@ -40,6 +42,7 @@ struct Facts {
   std::uint32_t api = 0;
   bool ends_long_loops = false;  // llvmpipe: all loops of an invocation end after 65535 rounds
   std::string missing;           // why kernels cannot run there; empty: they can
+  MatrixFacts matrices;          // what vk_matrix asks for
 };
 Facts facts_of(const InstanceFunctions& functions, VkPhysicalDevice physical);
 

@@ -84,6 +84,7 @@ InstanceFunctions instance_functions(VkInstance instance) {
   if (!table.name) throw Failure(TESSERA_DEVICE_ERROR, "the Vulkan instance has no vk" #name "; 1.2 is needed");
   TESSERA_VULKAN_INSTANCE(X)
 #undef X
+  table.list_matrix_shapes = get(instance, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR");
   return table;
 }
 

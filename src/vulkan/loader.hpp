@@ -17,6 +17,7 @@ namespace tessera::vulkan {
   X(GetPhysicalDeviceFeatures2)             \
   X(GetPhysicalDeviceMemoryProperties)      \
   X(GetPhysicalDeviceQueueFamilyProperties) \
+  X(EnumerateDeviceExtensionProperties)     \
   X(CreateDevice)                           \
   X(GetDeviceProcAddr)
 #define TESSERA_VULKAN_DEVICE(X) \
@@ -60,6 +61,7 @@ struct InstanceFunctions {
 #define X(name) PFN_vk##name name = nullptr;
   TESSERA_VULKAN_INSTANCE(X)
 #undef X
+  PFN_vkVoidFunction list_matrix_shapes = nullptr;  // of VK_KHR_cooperative_matrix, which not every driver has
 };
 struct DeviceFunctions {
 #define X(name) PFN_vk##name name = nullptr;

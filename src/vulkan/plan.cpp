@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dispatches of vk_tiled and vk_naive; see plan.hpp.
+// The dispatches of the rungs; see plan.hpp.
 #include "vulkan/plan.hpp"
 
 #include <algorithm>
@@ -26,7 +26,11 @@ constexpr Shader all_shaders[] = {{"forward", forward_spv},
                                   {"backward", backward_spv},
                                   {"bias_gradient", bias_gradient_spv},
                                   {"rows", rows_spv},
-                                  {"naive", naive_spv}};
+                                  {"naive", naive_spv},
+                                  {"matrix_forward_f16", matrix_forward_f16_spv, true},
+                                  {"matrix_forward_bf16", matrix_forward_bf16_spv, true},
+                                  {"matrix_backward_f16", matrix_backward_f16_spv, true},
+                                  {"matrix_backward_bf16", matrix_backward_bf16_spv, true}};
 const Shader* shader(std::string_view name) { return std::ranges::find(all_shaders, name, &Shader::name); }
 
 // Chunks of 64 dims that sums are kept of: 1, 2 or 4, so that there are few pipelines.
@@ -93,11 +97,97 @@ void add_end(Steps& steps, const Problem& p) {
                 rows / static_cast<double>(threads) + 10 * static_cast<double>(p.B) + 100});
 }
 
+// --- vk_matrix
+
+constexpr std::int64_t matrix_rows = 64, strip = 16;  // of a workgroup, of a subgroup; as in kernel/matrix.glsl
+const MatrixStandIn* stood_in = nullptr;
+
+std::string matrix_refusal(const Problem& p, const MatrixFacts& facts) {
+  if (std::string common = common_refusal(p); !common.empty()) return common;
+  if (p.q_type == Type::f32) return "the type is f32; vk_matrix takes f16 and bf16, vk_tiled all three";
+  if (p.pass == Pass::backward && p.d_o != p.q_type)
+    return text("dO is ", name_of(*p.d_o), " and Q is ", name_of(p.q_type), "; this kernel takes both in one type");
+  const std::string& missing = p.q_type == Type::f16 ? facts.f16.missing : facts.bf16.missing;
+  return stood_in || missing.empty() ? "" : text("the device cannot: ", missing, "; vk_tiled needs none of it");
+}
+
+// What of a device's matrices a problem uses.
+struct MatrixUse {
+  MatrixUse(const Problem& p, const MatrixFacts& facts) : p(p), lanes(facts.lanes), lockstep(facts.lockstep) {
+    const bool f16 = p.q_type == Type::f16;
+    operands = f16 ? 1 : 2;
+    shape = f16 ? facts.f16.shape : facts.bf16.shape;
+    forward = shader(f16 ? "matrix_forward_f16" : "matrix_forward_bf16");
+    backward = shader(f16 ? "matrix_backward_f16" : "matrix_backward_bf16");
+    if (stood_in) shape = stood_in->shape, forward = &stood_in->forward, backward = &stood_in->backward;
+  }
+
+  // The row operands stay in registers where they and the sums take up to 20 KiB of a subgroup, 160 registers each
+  // of 32.
+  bool keeps_rows(bool sums_v, bool sums_qk) const {
+    const bool is_forward = p.pass == Pass::forward;
+    const std::int64_t D = chunks(p.D) * chunk, Dv = chunks(p.Dv) * chunk;
+    const std::int64_t rows = is_forward || !sums_qk ? D : D + Dv;
+    const std::int64_t sums = is_forward ? Dv : (sums_v ? Dv : 0) + (sums_qk ? D : 0);
+    return strip * (2 * rows + 4 * sums) <= 20480;
+  }
+
+  Constants constants(bool keys, bool sums_v, bool sums_qk) const {
+    const bool kept = !stood_in && keeps_rows(sums_v, sums_qk);
+    return {chunks(p.Dv), chunks(p.D), keys,   4 * lanes, shape.m,  shape.n,
+            shape.k,      kept,        sums_v, sums_qk,   lockstep, operands};
+  }
+
+  // Of loops over one tile: loads, and an invocation's own scores, each several times.
+  double score_rounds() const {
+    const double own = static_cast<double>(strip * tile) / lanes;
+    const double loads = static_cast<double>(chunks(p.D) + chunks(p.Dv)) * 2 * (64.0 / lanes + 128.0 / lanes + 2);
+    return 4 * own + loads + (p.options.dropout > 0 ? 11 * own : 0) + 60;
+  }
+
+  const Problem& p;
+  std::int32_t lanes;
+  bool lockstep;
+  std::int32_t operands;  // their kind, for stand-ins
+  MatrixShape shape;
+  const Shader *forward, *backward;
+};
+
 }  // namespace
 
 std::span<const Shader> shaders() { return all_shaders; }
 
-Steps plan_tiled(const Problem& p) {
+void stand_in_for_matrices(const MatrixStandIn* stand_in) { stood_in = stand_in; }
+
+Steps plan_matrix(const Problem& p, const MatrixFacts& facts) {
+  Steps steps;
+  steps.reason = matrix_refusal(p, facts);
+  if (!steps.reason.empty()) return steps;
+  const MatrixUse use(p, facts);
+  steps.note = text("matrices of ", use.shape.m, "x", use.shape.n, "x", use.shape.k, ", subgroups of ", facts.lanes);
+  const double scores = use.score_rounds();
+  if (p.pass == Pass::forward) {
+    add(steps, {"forward", use.forward, use.constants(false, false, true), gpu::query_blocks(p, matrix_rows),
+                tiles_of(p.longest_k()) * scores});
+    return steps;
+  }
+  add_start(steps, p);
+  if (p.dq)
+    add(steps, {"backward of queries", use.backward, use.constants(false, false, true),
+                gpu::query_blocks(p, matrix_rows), tiles_of(p.longest_k()) * scores});
+  const double queries = tiles_of(p.longest_q()) * static_cast<double>(p.heads_per_kv());
+  const auto keys = [&](const char* name, bool v, bool k) {
+    add(steps, {name, use.backward, use.constants(true, v, k), gpu::key_blocks(p, matrix_rows), queries * scores});
+  };
+  const bool together = std::max(p.D, p.Dv) <= 2 * chunk;  // as for vk_tiled
+  if ((p.dk || p.dv) && together) keys("backward of keys", p.dv.has_value(), p.dk.has_value());
+  if (p.dv && !together) keys("backward of keys: dV", true, false);
+  if (p.dk && !together) keys("backward of keys: dK", false, true);
+  add_end(steps, p);
+  return steps;
+}
+
+Steps plan_tiled(const Problem& p, const MatrixFacts&) {
   Steps steps;
   steps.reason = common_refusal(p);
   if (!steps.reason.empty()) return steps;
@@ -135,7 +225,7 @@ Steps plan_tiled(const Problem& p) {
   return steps;
 }
 
-Steps plan_naive(const Problem& p) {
+Steps plan_naive(const Problem& p, const MatrixFacts&) {
   Steps steps;
   steps.reason = common_refusal(p);
   if (!steps.reason.empty()) return steps;

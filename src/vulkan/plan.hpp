@@ -23,10 +23,21 @@ struct Step {
 struct Steps {
   std::vector<Step> list;
   std::string reason;  // why there is no plan: names the option, its value and what would work
+  std::string note;    // for people, behind the list; may be empty
 };
 
-Steps plan_tiled(const Problem& problem);
-Steps plan_naive(const Problem& problem);
+// Facts are those of the device that is to run it; vk_matrix alone asks for them.
+Steps plan_matrix(const Problem& problem, const MatrixFacts& facts);
+Steps plan_tiled(const Problem& problem, const MatrixFacts& facts);
+Steps plan_naive(const Problem& problem, const MatrixFacts& facts);
+
+// What tests put in the place of cooperative matrices, on devices that have none: the same kernels, compiled with
+// matrices of their own. Not for use while others plan.
+struct MatrixStandIn {
+  Shader forward, backward;
+  MatrixShape shape;
+};
+void stand_in_for_matrices(const MatrixStandIn* stand_in);  // null: no more
 
 // Why a device cannot run the steps, although it has all features; empty: it can.
 std::string refusal(const Steps& steps, const Facts& facts);

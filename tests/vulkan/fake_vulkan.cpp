@@ -35,20 +35,73 @@ VkResult VKAPI_CALL enumerate(VkInstance, std::uint32_t* count, VkPhysicalDevice
   for (std::uintptr_t n = 0; out && n < *count; ++n) out[n] = reinterpret_cast<VkPhysicalDevice>(0x20 + n);
   return VK_SUCCESS;
 }
+// The struct of a chain that has the type; null: none has.
+template <class Struct>
+Struct* in_chain(void* chain, int type) {
+  for (auto* s = static_cast<VkBaseOutStructure*>(chain); s; s = s->pNext)
+    if (s->sType == static_cast<VkStructureType>(type)) return reinterpret_cast<Struct*>(s);
+  return nullptr;
+}
+VkBool32 has(const char* name) { return std::strcmp(state.missing, name) != 0; }
+
 void VKAPI_CALL properties(VkPhysicalDevice, VkPhysicalDeviceProperties2* out) {
   std::strcpy(out->properties.deviceName, "a fake");
-  out->properties.apiVersion = std::strcmp(state.missing, "1.2") == 0 ? VK_API_VERSION_1_1 : VK_API_VERSION_1_3;
-  out->properties.limits.maxComputeSharedMemorySize = std::strcmp(state.missing, "shared") == 0 ? 16384 : 32768;
+  out->properties.apiVersion = has("1.2") ? VK_API_VERSION_1_3 : VK_API_VERSION_1_1;
+  out->properties.limits.maxComputeSharedMemorySize = has("shared") ? 32768 : 16384;
+  out->properties.limits.maxComputeWorkGroupInvocations = 1024;
+  if (auto* s = in_chain<VkPhysicalDeviceSubgroupProperties>(out->pNext,
+                                                             VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES)) {
+    s->subgroupSize = state.lanes, s->supportedStages = VK_SHADER_STAGE_COMPUTE_BIT;
+    s->supportedOperations = VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
+    if (has("vote")) s->supportedOperations |= VK_SUBGROUP_FEATURE_VOTE_BIT;
+  }
 }
 void VKAPI_CALL features(VkPhysicalDevice, VkPhysicalDeviceFeatures2* out) {
-  const auto has = [](const char* name) -> VkBool32 { return std::strcmp(state.missing, name) != 0; };
   out->features.shaderInt64 = has("shaderInt64");
-  auto* twelve = static_cast<VkPhysicalDeviceVulkan12Features*>(out->pNext);
+  auto* twelve =
+      in_chain<VkPhysicalDeviceVulkan12Features>(out->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES);
   twelve->bufferDeviceAddress = has("bufferDeviceAddress");
   twelve->scalarBlockLayout = has("scalarBlockLayout");
   twelve->timelineSemaphore = has("timelineSemaphore");
-  static_cast<VkPhysicalDeviceVulkan11Features*>(twelve->pNext)->storageBuffer16BitAccess =
-      has("storageBuffer16BitAccess");
+  twelve->vulkanMemoryModel = has("vulkanMemoryModel");
+  twelve->shaderFloat16 = has("shaderFloat16");
+  if (auto* s =
+          in_chain<VkPhysicalDeviceVulkan11Features>(out->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES))
+    s->storageBuffer16BitAccess = has("storageBuffer16BitAccess");
+  if (auto* s = in_chain<VkPhysicalDeviceSubgroupSizeControlFeatures>(
+          out->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES))
+    s->computeFullSubgroups = has("computeFullSubgroups");
+  struct Matrices {  // newer than Debian 12's headers
+    VkBaseOutStructure head;
+    VkBool32 there;
+  };
+  if (auto* s = in_chain<Matrices>(out->pNext, 1000506000)) s->there = has("cooperativeMatrix");
+}
+VkResult VKAPI_CALL extensions(VkPhysicalDevice, const char*, std::uint32_t* count, VkExtensionProperties* out) {
+  const char* const names[] = {"VK_KHR_cooperative_matrix", "VK_EXT_subgroup_size_control"};
+  std::uint32_t n = 0;
+  for (const char* name : names) {
+    if (!state.matrices || !has(name)) continue;
+    if (out) std::strcpy(out[n].extensionName, name);
+    ++n;
+  }
+  *count = n;
+  return VK_SUCCESS;
+}
+struct ListedShape {  // VkCooperativeMatrixPropertiesKHR
+  VkBaseOutStructure head;
+  std::uint32_t shape[3], a, b, c, result, saturates, scope;
+};
+VkResult VKAPI_CALL list_shapes(VkPhysicalDevice, std::uint32_t* count, ListedShape* out) {
+  *count = 2;
+  if (!out) return VK_SUCCESS;
+  constexpr std::uint32_t f16 = 0, f32 = 1, subgroup = 3;
+  for (std::uint32_t n = 0; n < 2; ++n) {  // the first has f16 sums
+    std::memcpy(out[n].shape, state.shape, sizeof(state.shape));
+    out[n].a = out[n].b = f16, out[n].c = out[n].result = n == 0 ? f16 : f32;
+    out[n].scope = subgroup;
+  }
+  return VK_SUCCESS;
 }
 void VKAPI_CALL memories(VkPhysicalDevice, VkPhysicalDeviceMemoryProperties* out) {
   *out = {};
@@ -136,6 +189,9 @@ PFN_vkVoidFunction VKAPI_CALL find(const char* name) {
   FAKE(vkEnumeratePhysicalDevices, enumerate)
   FAKE(vkGetPhysicalDeviceProperties2, properties)
   FAKE(vkGetPhysicalDeviceFeatures2, features)
+  FAKE(vkEnumerateDeviceExtensionProperties, extensions)
+  if (std::strcmp(name, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR") == 0)
+    return reinterpret_cast<PFN_vkVoidFunction>(list_shapes);
   FAKE(vkGetPhysicalDeviceMemoryProperties, memories)
   FAKE(vkGetPhysicalDeviceQueueFamilyProperties, families)
   FAKE(vkCreateDevice, create_device)

@@ -12,10 +12,13 @@ struct FakeVulkan {
   int devices = 1;
   const char* missing = "";  // a feature that the device lacks
   bool computes = true;      // its queue family takes compute work
-  long fail_at = 0;          // the call, counted from 1, that fails; 0: none
-  int fail_with = 0;         // with this VkResult
-  long calls = 0;            // that can fail
-  long alive = 0;            // objects made and not freed, the library's device left out
+  bool matrices = false;     // it has cooperative matrices, of f16 alone
+  unsigned lanes = 32;       // of a subgroup
+  unsigned shape[3] = {16, 16, 16};
+  long fail_at = 0;   // the call, counted from 1, that fails; 0: none
+  int fail_with = 0;  // with this VkResult
+  long calls = 0;     // that can fail
+  long alive = 0;     // objects made and not freed, the library's device left out
   long submissions = 0;
 };
 extern "C" FakeVulkan* tessera_fake_vulkan();

@@ -16,6 +16,25 @@ if(TESSERA_HAS_VULKAN)
   tessera_test(NAME vulkan_rules_test SOURCES vulkan/vulkan_rules_test.cpp ${rules_spirv} LABELS vulkan)
   target_include_directories(vulkan_rules_test PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
   tessera_test(NAME vulkan_calls_test SOURCES vulkan/vulkan_calls_test.cpp LABELS vulkan)
+  # vk_matrix without cooperative matrices: the same kernels with matrices of the tests' own.
+  set(emulated_folder ${CMAKE_CURRENT_BINARY_DIR}/generated/emulated/vulkan)
+  file(MAKE_DIRECTORY ${emulated_folder})
+  set(emulated)
+  file(GLOB vulkan_texts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/vulkan/kernel/*.glsl)
+  foreach(kernel matrix_forward matrix_backward)
+    add_custom_command(
+      OUTPUT ${emulated_folder}/${kernel}.spv.hpp
+      COMMAND ${GLSLANG_VALIDATOR} --quiet -V --target-env vulkan1.2 -DEMULATED_MATRICES
+              -I${TESSERA_VULKAN_GENERATED} -I${CMAKE_CURRENT_SOURCE_DIR}/vulkan
+              -I${PROJECT_SOURCE_DIR}/src/vulkan/kernel --vn ${kernel}_spv -o ${emulated_folder}/${kernel}.spv.hpp
+              ${PROJECT_SOURCE_DIR}/src/vulkan/kernel/${kernel}.comp
+      DEPENDS vulkan/emulated_matrices.glsl ${PROJECT_SOURCE_DIR}/src/vulkan/kernel/${kernel}.comp ${vulkan_texts}
+              tessera_objects
+      VERBATIM)
+    list(APPEND emulated ${emulated_folder}/${kernel}.spv.hpp)
+  endforeach()
+  tessera_test(NAME vulkan_matrix_test SOURCES vulkan/vulkan_matrix_test.cpp ${emulated} LABELS vulkan)
+  target_include_directories(vulkan_matrix_test PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated/emulated)
   # A libvulkan.so.1 that computes nothing: what fails, and what is left behind then.
   add_library(fake_vulkan SHARED vulkan/fake_vulkan.cpp)
   target_include_directories(fake_vulkan PRIVATE ${PROJECT_SOURCE_DIR})
@@ -29,7 +48,7 @@ if(TESSERA_HAS_VULKAN)
 endif()
 
 get_property(all_tests DIRECTORY PROPERTY TESTS)
-list(FILTER all_tests INCLUDE REGEX "^vulkan_(cases|calls|rules)")
+list(FILTER all_tests INCLUDE REGEX "^vulkan_(cases|calls|rules|matrix)")
 set_property(TEST ${all_tests} APPEND PROPERTY ENVIRONMENT "TESSERA_CACHE=${PROJECT_BINARY_DIR}/vulkan_pipelines"
              "VK_INSTANCE_LAYERS=VK_LAYER_KHRONOS_validation")
 set_property(TEST ${all_tests} PROPERTY FAIL_REGULAR_EXPRESSION "VUID-;Validation Error")

@@ -6,7 +6,7 @@
 
 #include "cases/device.hpp"
 #include "tests/vulkan/support.hpp"
-#include "vulkan/loader.hpp"
+#include "vulkan/device.hpp"
 
 namespace tessera::test {
 namespace {
@@ -81,6 +81,11 @@ TEST_F(VulkanCalls, PlansSayWhatRuns) {
   EXPECT_NE(plan.describe().find("backward of keys"), std::string::npos) << plan.describe();
   EXPECT_NE(plan.describe().find("not vk_naive   could run it, but is slower"), std::string::npos) << plan.describe();
   EXPECT_NE(plan.describe().find("device is vulkan:0; this kernel runs on cuda"), std::string::npos);
+  const std::string missing = vulkan::own_device(0).facts().matrices.f16.missing;
+  const std::string reason = missing.empty()
+                                 ? "no GPU has run this kernel yet; a call gets it if it asks for it by name"
+                                 : "the device cannot: " + missing + "; vk_tiled needs none of it";
+  EXPECT_NE(plan.describe().find("not vk_matrix  refused: " + reason), std::string::npos) << plan.describe();
   try {
     forward(data.inputs(), data.outputs(), data.options(), {.kernel = "vk_tiled"});
     ADD_FAILURE() << "a Vulkan kernel took tensors of the CPU";

@@ -29,15 +29,13 @@ tessera_vulkan_queue queue_of(std::uintptr_t device) {
 }
 
 // One forward pass on a caller's queue; the sentence of its failure, or "".
-std::string forward_says(tessera_vulkan_queue& queue) {
+std::string forward_says(tessera_vulkan_queue& queue, Type type = Type::f32, const char* kernel = nullptr) {
   const Device device{DeviceType::vulkan, 0};
-  const auto view = [&](std::intptr_t at) {
-    return Tensor(reinterpret_cast<void*>(at), Type::f32, {1, 40, 2, 64}, device);
-  };
+  const auto view = [&](std::intptr_t at) { return Tensor(reinterpret_cast<void*>(at), type, {1, 40, 2, 64}, device); };
   Inputs in;
   in.q = view(0x100000), in.k = view(0x200000), in.v = view(0x300000);
   try {
-    forward(in, {view(0x400000), {}}, {}, {.device = device, .stream = &queue});
+    forward(in, {view(0x400000), {}}, {}, {.device = device, .stream = &queue, .kernel = kernel});
   } catch (const Error& error) {
     return error.what();
   }
@@ -103,6 +101,43 @@ TEST_F(FakeVulkanTest, ACallersQueue) {
   EXPECT_EQ(tessera_vulkan_release(nullptr), TESSERA_INVALID_ARGUMENT);
   EXPECT_EQ(fake().submissions, 2);
   EXPECT_EQ(fake().alive, 0);
+}
+
+// What vk_matrix asks a device for; what is missing is named, and nothing is submitted.
+TEST_F(FakeVulkanTest, CooperativeMatrices) {
+  const auto says = [](Type type = Type::f16) {
+    fake().submissions = 0;
+    tessera_vulkan_queue queue = queue_of(0x300);
+    std::string said = forward_says(queue, type, "vk_matrix");
+    EXPECT_EQ(fake().submissions, said.empty() ? 1 : 0);
+    EXPECT_EQ(tessera_vulkan_release(&queue), TESSERA_OK);
+    EXPECT_EQ(fake().alive, 0) << "something was left behind";
+    const std::string planned = "no kernel can run this: vk_matrix: ";  // not where a plan for another device was kept
+    return said.starts_with(planned) ? said.substr(planned.size()) : said;
+  };
+  const std::string begin = "the device cannot: ", end = "; vk_tiled needs none of it";
+  EXPECT_EQ(says(), begin + "it lacks the extension VK_KHR_cooperative_matrix" + end);
+  fake().matrices = true;
+  EXPECT_EQ(says(), "");
+  EXPECT_EQ(says(Type::bf16), begin + "it lacks the extension VK_KHR_shader_bfloat16" + end);
+  EXPECT_EQ(says(Type::f32), "the type is f32; vk_matrix takes f16 and bf16, vk_tiled all three");
+  fake().missing = "VK_EXT_subgroup_size_control";
+  EXPECT_EQ(says(), begin + "it lacks the extension VK_EXT_subgroup_size_control" + end);
+  for (const char* feature : {"cooperativeMatrix", "computeFullSubgroups", "vulkanMemoryModel", "shaderFloat16"}) {
+    fake().missing = feature;
+    EXPECT_EQ(says(), begin + "it lacks the feature " + feature + end);
+  }
+  fake().missing = "vote";
+  EXPECT_EQ(says(), begin + "its subgroups cannot vote and shuffle" + end);
+  fake().missing = "", fake().lanes = 128;
+  EXPECT_EQ(says(),
+            begin + "its subgroups have 128 invocations; vk_matrix takes 4, 8, 16, 32 or 64, and four of them" + end);
+  fake().lanes = 64, fake().shape[0] = 32;
+  EXPECT_EQ(says(), begin +
+                        "its cooperative matrices with f16 operands are of 32x16x16; vk_matrix takes M and N that " +
+                        "divide 16 and K of 8, 16 or 32" + end);
+  fake().shape[0] = 8;
+  EXPECT_EQ(says(), "");
 }
 
 TEST_F(FakeVulkanTest, EveryCallFailsInTurn) {

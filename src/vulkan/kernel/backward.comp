@@ -6,7 +6,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 #include "tile.glsl"
-#include "pair.glsl"
+#include "tile_pair.glsl"
 
 layout(constant_id = 0) const int V_CHUNKS = 1;   // of dV, 64 dims each; 0: no dV, nor for queries
 layout(constant_id = 1) const int QK_CHUNKS = 1;  // of dQ or dK; 0: neither

@@ -5,7 +5,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 #include "tile.glsl"
-#include "pair.glsl"
+#include "tile_pair.glsl"
 
 // What a workgroup sums over along one dimension: its own part of it, or all if the bias was broadcast.
 Range terms_of(bool broadcast, int64_t first, int64_t block, int64_t length) {

@@ -8,8 +8,10 @@
 #extension GL_EXT_shader_16bit_storage : require
 #extension GL_EXT_control_flow_attributes : require
 
+#ifndef OWN_WORKGROUPS
 layout(local_size_x = 64) in;
 const int THREADS = 64;
+#endif
 
 // --- memory
 
@@ -252,4 +254,25 @@ float keep_of(Question x, HeadScores head, int64_t i, int64_t j) {
   const int64_t row = i + x.row0, column = j + x.col0;
   const Philox4 block = dropout_block(head.stream, head.b + x.batch0, head.h + x.head0, row, column);
   return dropout_value(block, row, column) >= x.dropout_threshold ? x.keep_scale : 0.0;
+}
+
+// --- the end of a row of online softmax
+
+// The factor that makes O of a row's sums: maximum and sum take in the head's sink, if there is one.
+float finished(Question x, int h, inout float m, inout float l) {
+  float rescale = 1.0;
+  if (x.sinks != 0ul) {
+    const float sink = float_at(x.sinks + uint64_t(h * x.sink_head) * 4ul) * log2e;
+    if (!(sink < hidden)) {
+      const float top = max(m, sink);
+      rescale = exp2_of(m - top);
+      l = l * rescale + exp2_of(sink - top);
+      m = top;
+    }
+  }
+  return l == 0.0 ? 0.0 : rescale / l;
+}
+
+void put_lse(uint64_t address, float m, float l) {
+  Word(address).word = l == 0.0 ? minus_infinity_bits : floatBitsToUint(natural_lse(m, l));
 }

@@ -81,22 +81,11 @@ void main() {
   }
 
   [[unroll]] for (int r = 0; r < 4; ++r) {
-    float rescale = 1.0;
-    if (x.sinks != 0ul) {
-      float sink = float_at(x.sinks + uint64_t(place.h * x.sink_head) * 4ul) * log2e;
-      if (!(sink < hidden)) {
-        const float top = max(m[r], sink);
-        rescale = exp2_of(m[r] - top);
-        l[r] = l[r] * rescale + exp2_of(sink - top);
-        m[r] = top;
-      }
-    }
-    const float inverse = l[r] == 0.0 ? 0.0 : rescale / l[r];
+    const float inverse = finished(x, place.h, m[r], l[r]);
     for (int c = 0; c < V_CHUNKS; ++c) [[unroll]] for (int n = 0; n < 8; ++n) sums[c][r * 8 + n] *= inverse;
     const int64_t i = i0 + own_row(r);
     if (given.p.lse.data != 0ul && i < s.nq && invocation() % 8 == 0)
-      Word(number_of(given.p.lse, place.b, s.q_begin + i, place.h)).word =
-          l[r] == 0.0 ? minus_infinity_bits : floatBitsToUint(natural_lse(m[r], l[r]));
+      put_lse(number_of(given.p.lse, place.b, s.q_begin + i, place.h), m[r], l[r]);
   }
   const Rows out_rows = rows_at(given.p.o, place.b, s.q_begin + i0, place.h, s.nq - i0, Dv, given.kind.o, false);
   for (int c = 0; c < V_CHUNKS; ++c) store_sums(out_rows, c * CHUNK, sums[c], 1.0, false);

@@ -87,20 +87,10 @@ void forward() {
         add_row(o, gradients[n], row_of(x.v, place.b, s.k_begin + j0 + n, place.kv, given.kind.q), given.kind.q, Dv);
     }
   }
-  float rescale = 1.0;
-  if (x.sinks != 0ul) {
-    const float sink = float_at(x.sinks + uint64_t(place.h * x.sink_head) * 4ul) * log2e;
-    if (!(sink < hidden)) {
-      const float top = max(m, sink);
-      rescale = exp2_of(m - top);
-      l = l * rescale + exp2_of(sink - top), m = top;
-    }
-  }
-  store_row(row_of(given.p.o, place.b, token, place.h, given.kind.o), given.kind.o, Dv, o,
-            l == 0.0 ? 0.0 : rescale / l, false);
+  const float inverse = finished(x, place.h, m, l);
+  store_row(row_of(given.p.o, place.b, token, place.h, given.kind.o), given.kind.o, Dv, o, inverse, false);
   if (given.p.lse.data != 0ul && t == 0)
-    Word(number_of(given.p.lse, place.b, token, place.h)).word =
-        l == 0.0 ? minus_infinity_bits : floatBitsToUint(natural_lse(m, l));
+    put_lse(number_of(given.p.lse, place.b, token, place.h), m, l);
 }
 
 // P times the dropout factor, and dS, of query i and key j of sequence s.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of tiles: 32 rows by 32 columns, 64 invocations that have 4 x 4 of it each, operands in shared memory, 64
-// dims at a time. 24 KiB of shared memory: every device has 32, nearly. Included by the kernels of vk_tiled.
+// Products of tiles in f32: 32 rows by 32 columns, 64 invocations that have 4 x 4 of it each, operands in shared memory,
+// 64 dims at a time. 24 KiB of shared memory: every device has 32, nearly. Included by the kernels of vk_tiled.
 // docs/vulkan.md, "vk_tiled".
 const int ROWS = 32, COLS = 32, CHUNK = 64;
 
@@ -9,27 +9,14 @@ shared float column_operand[CHUNK * COLS];  // [dim][column]; or, for the second
 shared float weights[COLS * ROWS];          // [column][row]: P
 shared float gradients[COLS * ROWS];        // [column][row]: dS
 shared float partial[ROWS * 8];             // of reductions over a row
-shared float query_lse[ROWS], query_delta[ROWS];
 
-int invocation() { return int(gl_LocalInvocationIndex); }
+#include "operands.glsl"
+
 int own_row(int r) { return invocation() / 8 * 4 + r; }
 int own_column(int c) { return invocation() % 8 * 4 + c; }
 
-// Rows of one operand: row n begins at `first` + n * `distance`; those from `count` on, and blind queries', are 0.
-struct Rows {
-  uint64_t first;
-  int64_t distance;
-  int count, width, kind;
-  bool queries;  // of a backward pass: query_lse says which are blind
-};
-
-Rows rows_at(TokenRef t, int b, int64_t token, int h, int64_t count, int width, int kind, bool queries) {
-  return Rows(row_of(t, b, token, h, kind), t.token * int64_t(element_bytes(kind)), int(clamped(count, 0, 32)), width,
-              kind, queries);
-}
-
 vec4 operand(Rows rows, int row, int d) {
-  if (row >= rows.count || (rows.queries && query_lse[row] >= blind)) return vec4(0);
+  if (!counts(rows, row)) return vec4(0);
   return quad_at(rows.first + uint64_t(row * rows.distance), d, rows.width, rows.kind);
 }
 
@@ -122,17 +109,4 @@ void store_sums(Rows rows, int d0, float sum[32], float factor, bool accumulate)
     if (accumulate) x += quad_at(first, d0 + d, rows.width, rows.kind);
     put_quad(first, d0 + d, rows.width, rows.kind, x);
   }
-}
-
-// The band inside a tile: row + low <= column <= row + high, in 32 bits. What is far beyond a tile is far enough.
-struct TileBand { int rows, columns, low, high; };
-
-TileBand band_of(DeviceSequence s, int64_t i0, int64_t j0) {
-  const int64_t far = 1l << 20;
-  return TileBand(int(clamped(s.nq - i0, 0, 32)), int(clamped(s.nk - j0, 0, 32)),
-                  int(clamped(s.mask.low + i0 - j0, -far, far)), int(clamped(s.mask.high + i0 - j0, -far, far)));
-}
-
-bool sees(TileBand band, int query, int key) {
-  return query < band.rows && key < band.columns && band.low <= key - query && key - query <= band.high;
 }

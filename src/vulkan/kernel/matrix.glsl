@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of vk_matrix: 64 rows by 32 columns, of which each of four subgroups has a strip of 16 rows. Columns lie in shared
+// memory for all, two turns of them, so that one barrier a turn is enough. A strip's numbers are its subgroup's alone:
+// which invocation has which element of a cooperative matrix is nobody's to know, so scores go through shared memory.
+// 27.5 KiB of it. Included by the kernels of vk_matrix. docs/vulkan.md, "vk_matrix".
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#extension GL_KHR_shader_subgroup_vote : require
+layout(local_size_x_id = 3) in;
+layout(constant_id = 4) const int M = 16;  // the shape of a product, M x N x K, one of those that the device lists
+layout(constant_id = 5) const int N = 16;
+layout(constant_id = 6) const int K = 16;
+layout(constant_id = 10) const bool LOCKSTEP = false;  // a subgroup's invocations run as one: llvmpipe
+const int SUBGROUPS = 4, THREADS = int(gl_WorkGroupSize.x), LANES = THREADS / SUBGROUPS;
+const int STRIP = 16, ROWS = STRIP * SUBGROUPS, COLS = 32, CHUNK = 64;
+
+// Of a row in shared memory, in words: 64 elements of 16 bits or 32 of f32, and 16 bytes that keep rows in other banks.
+const int PITCH = 36;
+shared uint columns[2 * COLS * PITCH];
+shared uint strips[2 * ROWS * PITCH];  // two areas of every subgroup
+
+#define OWN_WORKGROUPS
+#include "common.glsl"
+#ifdef EMULATED_MATRICES
+#include "emulated_matrices.glsl"
+#else
+#include "matrices.glsl"
+#endif
+#include "operands.glsl"
+
+// Matrices of a strip: above each other, and along scores, along a chunk of dims, along the columns as depth.
+const int BANDS = STRIP / M, ACROSS = COLS / N, DEPTH = CHUNK / K, WIDE = CHUNK / N, DEEP = COLS / K;
+const int SCORES = BANDS * ACROSS, WEIGHTS = BANDS * DEEP;
+// Scores of an invocation: rows, and pairs of neighbours in each.
+const int LANES_PER_ROW = LANES > STRIP ? LANES / STRIP : 1, OWN_ROWS = LANES > STRIP ? 1 : STRIP / LANES;
+const int OWN_PAIRS = COLS / 2 / LANES_PER_ROW;
+
+int lane() { return int(gl_SubgroupInvocationID); }
+int strip_row() { return int(gl_SubgroupID) * STRIP; }  // of the tile
+int area(int number) { return (number * ROWS + strip_row()) * PITCH; }
+int own_row(int r) { return lane() / LANES_PER_ROW * OWN_ROWS + r; }
+int own_pair(int p) { return p * LANES_PER_ROW + lane() % LANES_PER_ROW; }
+
+// What a subgroup wrote to its areas, it may read. llvmpipe takes a barrier of subgroups for one of the workgroup, which
+// not all subgroups reach; it runs them in lockstep, so that memory's order is all they need.
+void strip_barrier() {
+  if (LOCKSTEP)
+    subgroupMemoryBarrierShared();
+  else
+    subgroupBarrier();
+}
+
+// --- operands
+
+// Elements d to d + 7 of a row, as they are in memory: 16 bits each.
+uvec4 eight_at(Rows rows, int row, int d) {
+  if (d >= rows.width || !counts(rows, row)) return uvec4(0);
+  const uint64_t at = rows.first + uint64_t(row * rows.distance) + uint64_t(d) * 2ul;
+  if (d + 7 < rows.width && (at & 15ul) == 0ul) return FourWords(at).words;
+  uint word[4];
+  UNROLLED for (int n = 0; n < 4; ++n) {
+    word[n] = d + 2 * n < rows.width ? half_at(at + 4 * n) : 0u;
+    if (d + 2 * n + 1 < rows.width) word[n] |= half_at(at + 4 * n + 2) << 16;
+  }
+  return uvec4(word[0], word[1], word[2], word[3]);
+}
+
+// Whose turn it is, in `columns`. What was there two turns ago is read no more: there was a barrier since.
+int turn = 0;
+
+// 64 dims of the columns' operand for all, and where they are.
+int stage_columns(Rows rows, int d0) {
+  const int first = turn * COLS * PITCH;
+  turn = 1 - turn;
+  for (int n = invocation(); n < COLS * 8; n += THREADS) {
+    const uvec4 x = eight_at(rows, n / 8, d0 + n % 8 * 8);
+    const int at = first + n / 8 * PITCH + n % 8 * 4;
+    columns[at] = x.x, columns[at + 1] = x.y, columns[at + 2] = x.z, columns[at + 3] = x.w;
+  }
+  barrier();
+  return first;
+}
+
+// 64 dims of the strip's own rows, in one of its areas.
+void stage_strip(Rows rows, int d0, int first) {
+  strip_barrier();
+  for (int n = lane(); n < STRIP * 8; n += LANES) {
+    const uvec4 x = eight_at(rows, strip_row() + n / 8, d0 + n % 8 * 8);
+    const int at = first + n / 8 * PITCH + n % 8 * 4;
+    strips[at] = x.x, strips[at + 1] = x.y, strips[at + 2] = x.z, strips[at + 3] = x.w;
+  }
+  strip_barrier();
+}
+
+// --- products
+
+// Functions for an operand of CHUNKS chunks of dims, which are COUNT matrices. `load`: its matrices, where they are KEPT, before the first tile.
+// `multiply`: S = rows . columns^T, by way of an area if they are not kept. A strip that is `idle` has no part in this
+// tile, but loads columns for others. Sums of 64 terms first, which round less. `at`: where the last columns are.
+#define ROW_OPERAND(load_chunk, load, multiply_chunk, multiply, CHUNKS, COUNT)                                       \
+  void load_chunk(Rows rows, int c, int first, inout LeftMatrix kept[COUNT]) {                                       \
+    stage_strip(rows, c * CHUNK, first);                                                                             \
+    UNROLLED for (int n = 0; n < BANDS * DEPTH; ++n)                                                                 \
+      LOAD_LEFT(kept[(KEPT ? c * BANDS * DEPTH : 0) + n], first + n / DEPTH * M * PITCH + n % DEPTH * (K / 2));      \
+  }                                                                                                                  \
+  void load(Rows rows, int first, inout LeftMatrix kept[COUNT]) {                                                    \
+    if (KEPT) UNROLLED for (int c = 0; c < CHUNKS; ++c) load_chunk(rows, c, first, kept);                            \
+  }                                                                                                                  \
+  void multiply_chunk(Rows rows, int c, int at, int first, inout LeftMatrix kept[COUNT], inout SumMatrix S[SCORES]) { \
+    if (!KEPT) load_chunk(rows, c, first, kept);                                                                     \
+    UNROLLED for (int n = 0; n < ACROSS; ++n) {                                                                      \
+      SumMatrix part[BANDS];                                                                                         \
+      UNROLLED for (int b = 0; b < BANDS; ++b) part[b] = ZERO_SUM;                                                   \
+      UNROLLED for (int k = 0; k < DEPTH; ++k) {                                                                     \
+        RightMatrix right;                                                                                           \
+        LOAD_RIGHT(right, at + n * N * PITCH + k * (K / 2), COLUMNS_DOWN);                                           \
+        UNROLLED for (int b = 0; b < BANDS; ++b)                                                                     \
+          part[b] = MULTIPLY_ADD(kept[((KEPT ? c : 0) * BANDS + b) * DEPTH + k], right, part[b]);                    \
+      }                                                                                                              \
+      UNROLLED for (int b = 0; b < BANDS; ++b) S[b * ACROSS + n] = ADDED(S[b * ACROSS + n], part[b]);                \
+    }                                                                                                                \
+  }                                                                                                                  \
+  int multiply(Rows rows, Rows cols, bool idle, int first, inout LeftMatrix kept[COUNT], inout SumMatrix S[SCORES]) { \
+    int at = 0;                                                                                                      \
+    UNROLLED for (int n = 0; n < SCORES; ++n) S[n] = ZERO_SUM;                                                       \
+    UNROLLED for (int c = 0; c < CHUNKS; ++c)                                                                        \
+      if (c * CHUNK < rows.width) {                                                                                  \
+        at = stage_columns(cols, c * CHUNK);                                                                         \
+        if (!idle) multiply_chunk(rows, c, at, first, kept, S);                                                      \
+      }                                                                                                              \
+    return at;                                                                                                       \
+  }
+
+// An area of the strip takes its scores, row after row.
+void store_scores(inout SumMatrix S[SCORES], int first) {
+  strip_barrier();
+  UNROLLED for (int n = 0; n < SCORES; ++n)
+    STORE_SUM(S[n], first + n / ACROSS * M * PITCH + n % ACROSS * N);
+  strip_barrier();
+}
+
+// Weights of the strip's rows, in 16 bits, as matrices.
+void load_weights(int first, inout LeftMatrix weights[WEIGHTS]) {
+  UNROLLED for (int n = 0; n < WEIGHTS; ++n)
+    LOAD_LEFT(weights[n], first + n / DEEP * M * PITCH + n % DEEP * (K / 2));
+}
+
+// Chunk c of sums += weights . columns. Sums of 32 terms first, which round less: equal terms, of a broadcast V, all
+// round the same way.
+#define ADD_WEIGHTED(name, COUNT)                                                                                    \
+  void name(inout LeftMatrix weights[WEIGHTS], int at, int c, inout SumMatrix sums[COUNT]) {                         \
+    UNROLLED for (int n = 0; n < WIDE; ++n) {                                                                        \
+      SumMatrix part[BANDS];                                                                                         \
+      UNROLLED for (int b = 0; b < BANDS; ++b) part[b] = ZERO_SUM;                                                   \
+      UNROLLED for (int k = 0; k < DEEP; ++k) {                                                                      \
+        RightMatrix right;                                                                                           \
+        LOAD_RIGHT(right, at + k * K * PITCH + n * (N / 2), ROWS_DOWN);                                              \
+        UNROLLED for (int b = 0; b < BANDS; ++b) part[b] = MULTIPLY_ADD(weights[b * DEEP + k], right, part[b]);      \
+      }                                                                                                              \
+      UNROLLED for (int b = 0; b < BANDS; ++b) {                                                                     \
+        const int place = (c * BANDS + b) * WIDE + n;                                                                \
+        sums[place] = ADDED(sums[place], part[b]);                                                                   \
+      }                                                                                                              \
+    }                                                                                                                \
+  }
+
+// --- outputs
+
+// Where an area says by what a row's sums are multiplied before they are stored: behind its 32 numbers.
+const int FACTOR = 32;
+
+// Half a chunk of the strip's sums, which lies in area 0, times the factors in area 1, to the rows that exist.
+void store_half(Rows rows, int d0, bool accumulate) {
+  for (int n = lane(); n < STRIP * 8; n += LANES) {
+    const int row = strip_row() + n / 8, d = n % 8 * 4, at = area(0) + n / 8 * PITCH + d;
+    if (row >= rows.count) break;
+    const uint64_t first = rows.first + uint64_t(row * rows.distance);
+    vec4 x = uintBitsToFloat(uvec4(strips[at], strips[at + 1], strips[at + 2], strips[at + 3])) *
+             uintBitsToFloat(strips[area(1) + n / 8 * PITCH + FACTOR]);
+    if (accumulate) x += quad_at(first, d0 + d, rows.width, rows.kind);
+    put_quad(first, d0 + d, rows.width, rows.kind, x);
+  }
+}
+
+#define STORE_SUMS(name, CHUNKS, COUNT)                                                                              \
+  void name(Rows rows, inout SumMatrix sums[COUNT], bool accumulate) {                                               \
+    UNROLLED for (int half_chunk = 0; half_chunk < 2 * CHUNKS; ++half_chunk) {                                       \
+      strip_barrier();                                                                                               \
+      UNROLLED for (int n = 0; n < SCORES; ++n)                                                                      \
+        STORE_SUM(sums[(half_chunk / 2 * BANDS + n / ACROSS) * WIDE + half_chunk % 2 * ACROSS + n % ACROSS],         \
+                  area(0) + n / ACROSS * M * PITCH + n % ACROSS * N);                                                \
+      strip_barrier();                                                                                               \
+      store_half(rows, half_chunk * COLS, accumulate);                                                               \
+    }                                                                                                                \
+  }
