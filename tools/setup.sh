@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs what the build (setup.sh build), the tests as well (setup.sh test), the Python package (setup.sh python), the
-# fuzz targets (setup.sh fuzz), the documentation site (setup.sh site), its tests in a browser (setup.sh pages) or a
-# build for 64-bit ARM (setup.sh aarch64) need and do not find. Called by the Makefile before everything else, so it is
-# instant when nothing is missing. It looks for the tools and headers themselves, not for packages: on another
-# distribution, or with everything built by hand, it has nothing to do.
-# For the tests it also looks for NVRTC, the compiler of GPU kernels, and otherwise fetches it into build-nvrtc/.
+# Installs what the build (setup.sh build), the tests as well (setup.sh test), the Python package (setup.sh python), a
+# wheel of it for others (setup.sh wheel), the fuzz targets (setup.sh fuzz), the documentation site (setup.sh site), its
+# tests in a browser (setup.sh pages) or a build for 64-bit ARM (setup.sh aarch64) need and do not find. Called by the
+# Makefile before everything else, so it is instant when nothing is missing. It looks for the tools and headers
+# themselves, not for packages: on another distribution, or with everything built by hand, it has nothing to do.
+# For the tests and for a wheel it also looks for NVRTC, the compiler of GPU kernels, and otherwise fetches it into
+# build-nvrtc/.
 set -euo pipefail
 
 purpose=${1:-test}
 case $purpose in
-  build | test | python | fuzz | site | pages | aarch64) ;;
-  *) echo "usage: tools/setup.sh [build|test|python|fuzz|site|pages|aarch64]" >&2; exit 2 ;;
+  build | test | python | wheel | fuzz | site | pages | aarch64) ;;
+  *) echo "usage: tools/setup.sh [build|test|python|wheel|fuzz|site|pages|aarch64]" >&2; exit 2 ;;
 esac
 
 # Debian's package for each tool, and for each header.
 tools=("cmake cmake" "ninja ninja-build")
 headers=("hwy/highway.h libhwy-dev")
-if [[ $purpose == python ]]; then
+if [[ $purpose == @(python|wheel) ]]; then
   tools+=("python3 python3")
 else
   headers+=("CLI/CLI.hpp libcli11-dev")
@@ -55,7 +56,7 @@ find_missing() {
   for entry in "${tools[@]}"; do
     command -v "${entry% *}" > /dev/null || missing+=("${entry#* }")
   done
-  if [[ $purpose == python || $purpose == site ]] && ! python3 -c 'import ensurepip' 2> /dev/null; then missing+=(python3-venv); fi
+  if [[ $purpose == @(python|wheel|site) ]] && ! python3 -c 'import ensurepip' 2> /dev/null; then missing+=(python3-venv); fi
   if [[ $purpose == site ]]; then return; fi
   if ! command -v "${compiler%% *}" > /dev/null || ! command -v "${CC:-cc}" > /dev/null; then
     missing+=(g++)
@@ -156,7 +157,9 @@ find_missing
 if [[ ${#missing[@]} -ne 0 ]]; then install_missing; fi
 
 # Without NVRTC everything else still works, so this is no failure here.
-if [[ $purpose == test ]] && ! has_nvrtc && ! fetch_nvrtc; then
+if [[ $purpose == @(test|wheel) ]] && ! has_nvrtc && ! fetch_nvrtc; then
   rm -rf "$nvrtc_folder"
-  echo "setup: NVRTC is neither here nor could pip fetch it: tests that compile GPU kernels will be skipped." >&2
+  lost="tests that compile GPU kernels will be skipped"
+  if [[ $purpose == wheel ]]; then lost="the wheel will hold no GPU kernels"; fi
+  echo "setup: NVRTC is neither here nor could pip fetch it: $lost." >&2
 fi

@@ -18,8 +18,9 @@ from pathlib import Path
 
 PROGRAM = Path(__file__).resolve().parent / "use_wheel.py"
 OLDEST = (3, 10)  # pyproject.toml, requires-python
-IMPORT_ALONE = ("import sys, tessera; assert 'numpy' not in sys.modules; tessera.info(); "
-                "print('imported without NumPy:', tessera.__version__)")
+IMPORT_ALONE = ("import sys, tessera; assert 'numpy' not in sys.modules; "
+                "packed = [line for line in tessera.info().splitlines() if line.startswith('packed')]; "
+                "print('imported without NumPy:', tessera.__version__, *packed, sep='\\n')")
 
 
 def version(python):
@@ -63,7 +64,7 @@ def check(python, wheel, packages, folder):
     inside, path = bin_folder / "python", str(bin_folder)
     pip = [inside, "-m", "pip", "--disable-pip-version-check", "-q", "install", "--only-binary", ":all:"]
     run([*pip, "--no-deps", wheel], folder, path)
-    print("   ", run([inside, "-I", "-c", IMPORT_ALONE], folder, path))
+    print("   ", run([inside, "-I", "-c", IMPORT_ALONE], folder, path).replace("\n", "\n    "))
     if packages:
         run([*pip, *packages], folder, path)
     print("   ", run([inside, "-I", "-W", "error", PROGRAM], folder, path).replace("\n", "\n    "), flush=True)
