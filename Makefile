@@ -16,7 +16,7 @@ FETCHED_NVRTC = $(CURDIR)/build-nvrtc/nvidia/cu13/lib/libnvrtc.so.13
 WITH_NVRTC = $$(test -z "$$TESSERA_NVRTC" && test -e $(FETCHED_NVRTC) && echo env TESSERA_NVRTC=$(FETCHED_NVRTC))
 
 .PHONY: help demo test test-dist test-python test-wheel test-packages test-aarch64 site site-test wheel wheel-aarch64 sdist gate build asan \
-  tsan fuzz mutants pictures format format-check install clean
+  tsan races fuzz mutants pictures format format-check install clean
 
 help:
 	@echo 'make demo          install what is missing, build, show the library at work'
@@ -35,6 +35,7 @@ help:
 	@echo 'make install       install into PREFIX (default: /usr/local)'
 	@echo 'make asan          run the tests under AddressSanitizer and UBSan, then make fuzz'
 	@echo 'make tsan          run the threaded tests under ThreadSanitizer'
+	@echo 'make races         run the GPU kernels on the emulated machine, looking for races in shared memory'
 	@echo 'make fuzz          run the fuzz targets for FUZZ_SECONDS (default: 60) each; needs clang'
 	@echo 'make mutants       check that the tests notice deliberate faults'
 	@echo 'make pictures      draw docs/pictures/ again, from real runs'
@@ -204,6 +205,13 @@ tsan:
 	@cmake --build $(BUILD)-tsan -j $(JOBS) --target threaded_tests
 	@$(CTEST) --test-dir $(BUILD)-tsan -L threads
 
+# An access takes longer when it is looked at, and g++ alone tells of it in a way that tests/emulated/races.cpp knows.
+races:
+	@tools/setup.sh test
+	@$(CONFIGURE) -B $(BUILD)-races -DTESSERA_TESTS=ON -DTESSERA_RACES=ON
+	@cmake --build $(BUILD)-races -j $(JOBS) --target emulated_tests
+	@$(CTEST) --test-dir $(BUILD)-races -L emulated
+
 mutants:
 	@tools/setup.sh test
 	@python3 tools/mutants.py
@@ -224,4 +232,4 @@ install:
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	@rm -rf $(BUILD) $(BUILD)-aarch64 $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-python $(SITE) build-wheel build-mutants build-nvrtc
+	@rm -rf $(BUILD) $(BUILD)-aarch64 $(BUILD)-asan $(BUILD)-tsan $(BUILD)-races $(BUILD)-fuzz $(BUILD)-python $(SITE) build-wheel build-mutants build-nvrtc

@@ -16,6 +16,7 @@
 
 #include "math/types.hpp"
 #include "tests/emulated/fiber.hpp"
+#include "tests/emulated/races.hpp"
 
 // --- what CUDA C++ has and C++ has not
 
@@ -42,6 +43,7 @@ namespace tessera::emulated {
 struct Meeting {
   int size = 0, inside = 0, round = 0;
   std::vector<UInt64> brought[2];
+  Clock done[2];  // before it, by those who came
 };
 
 // mbarrier: a phase ends when `count` arrivals and all announced bytes are in.
@@ -49,6 +51,8 @@ struct PhaseBarrier {
   int count = 0, arrived = 0, bytes = 0;
   UInt32 phase = 0;
   bool awaited = true;  // a thread has waited for the latest phase to end
+  UInt32 copies = 0;    // asynchronous ones that have ended here
+  Clock arriving, ended;
 };
 
 class Machine {
@@ -70,7 +74,9 @@ class Machine {
       late_copies.assign(static_cast<std::size_t>(threads), {{}});
       late_products.assign(static_cast<std::size_t>(threads), {{}});
       late_warpgroups = random_lateness();
+      if constexpr (looks_for_races) races.begin_block(memory, memory ? memory_bytes : 0, threads);
       run_block(threads, kernel);
+      if constexpr (looks_for_races) races.end_block();
     }
   }
 
@@ -84,19 +90,28 @@ class Machine {
     ++progress;
   }
 
-  // Meets the other threads of group `name`; returns what all of them brought, by their number in the group.
-  const std::vector<UInt64>& meet(int name, int size, int number, UInt64 brings = 0) {
+  // Meets the other threads of group `name`; returns what all of them brought, by their number in the group. It orders
+  // their accesses to memory (barriers do) or not (exchanges between registers do not).
+  enum class Order { none, memory };
+  const std::vector<UInt64>& meet(int name, int size, int number, UInt64 brings = 0, Order order = Order::none) {
     Meeting& m = meetings[name];
     m.size = size;
     const int round = m.round;
+    if constexpr (looks_for_races) {
+      if (m.inside == 0) m.done[round % 2] = {};
+      if (order == Order::memory) races.release(current, m.done[round % 2]);
+    }
     std::vector<UInt64>& values = m.brought[round % 2];
     values.resize(static_cast<std::size_t>(size));
     values[static_cast<std::size_t>(number)] = brings;
     ++progress;
     if (++m.inside == size) m.inside = 0, ++m.round;
     wait_until([&] { return m.round != round; });
+    if constexpr (looks_for_races)
+      if (order == Order::memory) races.acquire(current, m.done[round % 2]);
     return values;
   }
+  void meet_in_order(int name, int size, int number) { meet(name, size, number, 0, Order::memory); }
   int warp_name() const { return 1000 + threadIdx.x / 32; }
   int warpgroup_name() const { return 2000 + threadIdx.x / 128; }
 
@@ -122,8 +137,13 @@ class Machine {
   void copy_late(const LateCopy& copy) {
     std::memset(memory + copy.to, 0xff, static_cast<std::size_t>(copy.size));
     late_copies[current].back().push_back(copy);
+    if constexpr (looks_for_races) {
+      const Thread& thread = threads[current];
+      races.access_by(Agent::copies, &thread, thread.copies + 1, current, memory + copy.to,
+                      static_cast<std::size_t>(copy.size), Access::write);
+    }
   }
-  void commit_copies() { late_copies[current].emplace_back(); }
+  void commit_copies() { late_copies[current].emplace_back(), ++threads[current].copies; }
   // Until only the latest `pending` groups are on their way; what is not committed is not waited for.
   void wait_copies(int pending) {
     auto& groups = late_copies[current];
@@ -132,6 +152,7 @@ class Machine {
         std::memset(memory + copy.to, 0, static_cast<std::size_t>(copy.size));
         std::memcpy(memory + copy.to, copy.from, static_cast<std::size_t>(copy.bytes));
       }
+    learn(Agent::copies, &threads[current], threads[current].copies, pending);
     ++progress;
   }
 
@@ -139,12 +160,21 @@ class Machine {
   // as early as they may, and see what is not there yet; others as late, and see what has been overwritten.
   template <class Product>
   void multiply(const Product& product) {
-    if (multiplies_late())
-      late_products[current].back().push_back(product);
-    else
+    const auto read_as_product = [this, product, group = threads[current].products + 1,
+                                  unjudged = threads[current].unjudged] {
+      const bool before = std::exchange(threads[current].unjudged, unjudged);
+      threads[current].in_product = group;
       product();
+      threads[current].in_product = 0, threads[current].unjudged = before;
+    };
+    if (multiplies_late())
+      late_products[current].back().push_back(read_as_product);
+    else
+      read_as_product();
   }
-  void commit_products() { late_products[current].emplace_back(); }
+  void commit_products() { late_products[current].emplace_back(), ++threads[current].products; }
+  // Whether what is read from here on, products included, is used: what is not may be anything.
+  void judge_races(bool judged) { threads[current].unjudged = !judged; }
   // Until only the latest `pending` groups are under way. A product is one of the whole warpgroup: it ends only after
   // all four warps have begun it, and for all of them.
   void wait_products(int pending) {
@@ -153,9 +183,71 @@ class Machine {
     for (; static_cast<int>(groups.size()) > pending + 1; groups.pop_front())
       for (const auto& product : groups.front()) product();
     if (multiplies_late()) meet(warpgroup_name(), 128, threadIdx.x % 128);
+    learn(Agent::products, warpgroup_key(), threads[current].products, pending);
+  }
+
+  // What device code reads and writes in the block's memory: called by the functions that stand in for instructions,
+  // and by the compiler for everything else (tests/emulated/races.cpp).
+  void accesses(const void* at, std::size_t bytes, Access access, const void* code = nullptr) {
+    if constexpr (looks_for_races) {
+      const Thread& thread = threads[current];
+      if (thread.unjudged) return;
+      if (thread.in_product)
+        races.access_by(Agent::products, warpgroup_key(), thread.in_product, current, at, bytes, access);
+      else
+        races.access(current, at, bytes, access, code ? code : __builtin_return_address(0));
+    }
+  }
+  void load(void* to, UInt64 from, std::size_t bytes) {
+    accesses(memory + from, bytes, Access::read);
+    copy_quietly([&] { std::memcpy(to, memory + from, bytes); });
+  }
+  void store(UInt64 to, const void* from, std::size_t bytes) {
+    if (looks_for_races)
+      accesses(memory + to, bytes, std::memcmp(memory + to, from, bytes) ? Access::write : Access::same);
+    copy_quietly([&] { std::memcpy(memory + to, from, bytes); });
+  }
+  // Atomically; in shared or global memory.
+  template <class Change>
+  void change(const void* at, std::size_t bytes, const Change& change_it) {
+    if (looks_for_races && at >= watched_begin && at < watched_end) accesses(at, bytes, Access::atomic);
+    copy_quietly(change_it);
+  }
+  // A bulk copy to the block's memory, which a barrier awaits, and one from there, which the thread may await.
+  template <class Copy>
+  void copy_in(PhaseBarrier& barrier, UInt32 to, int bytes, const Copy& copy) {
+    copy_quietly(copy);
+    if constexpr (looks_for_races) {
+      races.access_by(Agent::bulk_copies, &barrier, ++barrier.copies, current, memory + to,
+                      static_cast<std::size_t>(bytes), Access::write);
+      races.announce(current, Agent::bulk_copies, &barrier, barrier.copies, barrier.arriving);
+    }
+  }
+  template <class Copy>
+  void copy_out(UInt32 from, int bytes, const Copy& copy) {
+    copy_quietly(copy);
+    if constexpr (looks_for_races) {
+      Thread& thread = threads[current];
+      races.access_by(Agent::bulk_stores, &thread, ++thread.stores, current, memory + from,
+                      static_cast<std::size_t>(bytes), Access::read);
+    }
+  }
+  void wait_stores() { learn(Agent::bulk_stores, &threads[current], threads[current].stores, 0); }
+  void publish() {
+    if constexpr (looks_for_races) races.publish(current);
   }
 
   PhaseBarrier& phase_barrier(const void* at) { return phase_barriers[at]; }
+  void arrive(PhaseBarrier& b) {
+    if constexpr (looks_for_races) races.release(current, b.arriving);
+    ++b.arrived, settle(b);
+  }
+  template <class Ended>
+  void wait(PhaseBarrier& b, const Ended& has_ended) {
+    wait_until(has_ended);
+    b.awaited = true;
+    if constexpr (looks_for_races) races.acquire(current, b.ended);
+  }
   void settle(PhaseBarrier& b) {
     ++progress;
     if (b.arrived > b.count) throw std::runtime_error("a barrier has more arrivals than it counts");
@@ -164,6 +256,7 @@ class Machine {
     if (b.count > 1 && !b.awaited)
       throw std::runtime_error("a barrier's phase ends before anybody has waited for the one before");
     b.arrived = 0, ++b.phase, ++phases_ended, b.awaited = false;
+    if constexpr (looks_for_races) b.ended = b.arriving;
   }
 
   static constexpr std::size_t memory_bytes = 232448;
@@ -178,7 +271,24 @@ class Machine {
     Fiber fiber;
     const std::function<bool()>* waits_for = nullptr;
     bool done = false;
+    UInt32 copies = 0, products = 0;  // groups that it has committed
+    UInt32 stores = 0;                // that it has begun
+    UInt32 in_product = 0;            // of this group, or 0
+    bool unjudged = false;            // what is read or written does not count
   };
+  const void* warpgroup_key() const { return &threads[static_cast<std::size_t>(threadIdx.x / 128 * 128)]; }
+  // All but the latest `pending` groups of an agent have ended.
+  void learn(Agent agent, const void* key, UInt32 groups, int pending) {
+    if constexpr (looks_for_races)
+      if (groups > static_cast<UInt32>(pending))
+        races.learn(current, agent, key, groups - static_cast<UInt32>(pending));
+  }
+  template <class Copy>
+  void copy_quietly(const Copy& copy) {
+    const bool before = std::exchange(threads[current].unjudged, true);
+    copy();
+    threads[current].unjudged = before;
+  }
 
   static void enter() {
     Machine& m = here();
@@ -197,6 +307,8 @@ class Machine {
     threads.resize(static_cast<std::size_t>(count));  // they keep their stacks from block to block
     for (Thread& thread : threads) {
       thread.done = false, thread.waits_for = nullptr;
+      thread.copies = thread.products = thread.stores = thread.in_product = 0;
+      thread.unjudged = false;
       thread.fiber.begin(&Machine::enter);
     }
     std::vector<std::size_t> order(threads.size());
@@ -229,6 +341,7 @@ class Machine {
     current = n, threadIdx.x = static_cast<int>(n);
     thread.fiber.enter();
     if (failure) std::rethrow_exception(failure);
+    if (looks_for_races && !races.found.empty()) throw std::runtime_error(std::exchange(races.found, {}));
     return true;
   }
   void run_producers() {
@@ -238,6 +351,7 @@ class Machine {
     }
   }
 
+  Races races;
   std::vector<Thread> threads;
   std::size_t current = 0, producers = 0;
   const std::function<void()>* kernel = nullptr;
@@ -262,12 +376,13 @@ class Machine {
 
 inline void __syncthreads() {
   auto& m = tessera::emulated::Machine::here();
-  m.meet(0, m.block_threads, threadIdx.x);
+  m.meet_in_order(0, m.block_threads, threadIdx.x);
 }
 
 inline bool __syncthreads_or(bool x) {
   auto& m = tessera::emulated::Machine::here();
-  for (const tessera::UInt64 one : m.meet(0, m.block_threads, threadIdx.x, x))
+  for (const tessera::UInt64 one :
+       m.meet(0, m.block_threads, threadIdx.x, x, tessera::emulated::Machine::Order::memory))
     if (one) return true;
   return false;
 }
@@ -295,12 +410,24 @@ inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x
 
 inline void __syncwarp() {
   auto& m = tessera::emulated::Machine::here();
-  m.meet(m.warp_name(), 32, threadIdx.x % 32);
+  m.meet_in_order(m.warp_name(), 32, threadIdx.x % 32);
 }
 
-inline unsigned atomicAdd(unsigned* at, unsigned x) { return (*at += x) - x; }
-inline void atomicAdd(float* at, float x) { *at += x; }
-inline int atomicOr(int* at, int x) { return (*at |= x, *at); }
+template <class Number, class Change>
+inline Number changed_at_once(Number* at, const Change& change) {
+  Number before{};
+  tessera::emulated::Machine::here().change(at, sizeof(Number), [&] { before = *at, *at = change(before); });
+  return before;
+}
+inline unsigned atomicAdd(unsigned* at, unsigned x) {
+  return changed_at_once(at, [&](unsigned before) { return before + x; });
+}
+inline float atomicAdd(float* at, float x) {
+  return changed_at_once(at, [&](float before) { return before + x; });
+}
+inline int atomicOr(int* at, int x) {
+  return changed_at_once(at, [&](int before) { return before | x; });
+}
 // Blocks run one after another, and see what those before them wrote.
 inline void __threadfence() {}
 template <class Thing>

@@ -18,6 +18,19 @@ function(planned_headers program source)
                      COMMAND ${program} ${written} ${copies} DEPENDS ${program})
 endfunction()
 
+# The compiler tells of every access to memory, as it does for ThreadSanitizer, whose place races.cpp takes.
+function(look_for_races target)
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS
+                              "-fsanitize=thread;--param=tsan-instrument-func-entry-exit=0;-g1")
+  set_source_files_properties(emulated/races.cpp PROPERTIES COMPILE_OPTIONS -O3)
+  target_sources(${target} PRIVATE emulated/races.cpp)
+  target_compile_definitions(${target} PRIVATE TESSERA_RACES)
+  set_target_properties(${target} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
+endfunction()
+
+# The programs that `make races` runs.
+add_custom_target(emulated_tests)
+
 # emulated_test(NAME name SOURCES files... [SHARDS n] [HEADER header PLANNED_BY program])
 # A tessera_test whose kernels see the emulated instructions before the real ones.
 function(emulated_test)
@@ -26,10 +39,23 @@ function(emulated_test)
     set(folder ${CMAKE_CURRENT_BINARY_DIR}/${test_PLANNED_BY}_text)
     list(APPEND test_SOURCES ${folder}/${test_HEADER})
   endif()
-  tessera_test(NAME ${test_NAME} SHARDS ${test_SHARDS} SOURCES ${test_SOURCES})
+  tessera_test(NAME ${test_NAME} SHARDS ${test_SHARDS} SOURCES ${test_SOURCES} LABELS emulated)
   target_include_directories(${test_NAME} PRIVATE ${folder})
   target_include_directories(${test_NAME} BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
   # Device code says `#pragma unroll`, leaves out members that are 0, and has empty bodies where a GPU lacks something.
   target_compile_options(${test_NAME} PRIVATE -Wno-unknown-pragmas -Wno-missing-field-initializers
                          -Wno-unused-parameter)
+  add_dependencies(emulated_tests ${test_NAME})
+  if(TESSERA_RACES)
+    look_for_races(${test_NAME} ${test_SOURCES})
+  endif()
 endfunction()
+
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT TESSERA_SANITIZE)
+  emulated_test(NAME races_test SOURCES unit/races_test.cpp)
+  if(NOT TESSERA_RACES)
+    look_for_races(races_test unit/races_test.cpp)
+  endif()
+elseif(TESSERA_RACES)
+  message(FATAL_ERROR "TESSERA_RACES needs g++, and no other sanitizer")
+endif()

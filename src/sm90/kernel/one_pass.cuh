@@ -86,10 +86,12 @@ struct OnePassConsumer {
   // --- The products: issued here, awaited in `sum` and `consume`
 
   // S = K Q^T
-  __device__ void begin_S(UInt32 K, UInt32 Q) {
+  __device__ void begin_S(UInt32 K, UInt32 Q, bool used) {
+    judge_races(used);
     begin_products();
     multiply_along_rows<queries, config.element, false, 0, config.D / 16>(S, along_rows(K), along_rows(Q));
     commit_products();
+    judge_races(true);
   }
   // dP = V dO^T
   __device__ void begin_dP(UInt32 V, UInt32 dO) {
@@ -133,7 +135,9 @@ struct OnePassConsumer {
     const RingPlace<config.stages> before = place.before();
     shared.dS().wait_full(before);
     publish_shared();
+    judge_races(late_slot != nowhere);
     begin_dQ(shared.dS().tile(before.stage), late_slot);
+    judge_races(true);
   }
 
   // --- P, dS and dQ of a tile
@@ -151,9 +155,11 @@ struct OnePassConsumer {
   __device__ float lse2(int n) const {
     return shared.numbers(place.stage)[accumulator_column(thread, n / 2 * 4 + n % 2)];
   }
-  __device__ void read_lse2() {
+  __device__ void read_lse2(bool used) {
+    judge_races(used);
 #pragma unroll
     for (int n = 0; n < read_ahead; ++n) first_lse2[n] = lse2(n);
+    judge_races(true);
   }
   // P, in the place of S.
   __device__ void exponentiate() {
@@ -236,7 +242,7 @@ struct OnePassConsumer {
       const int stage = place.stage, late_stage = place.before().stage;
       place.advance();
       if (at.has_more()) wait_for_queries();
-      begin_S(K(), Q());
+      begin_S(K(), Q(), at.has_more());
       wait_products<1>();
       release_Q(stage);
       if (late) {
@@ -244,7 +250,7 @@ struct OnePassConsumer {
         if (first) release_work(late_slot);  // whose dK and dV have left
         wait_to_hand_over();
       }
-      read_lse2();  // no sooner: a wait in a loop would wait for what is read, too
+      read_lse2(at.has_more());  // no sooner: a wait in a loop would wait for what is read, too
       if (late) hand_over_dQ();
       late_slot = slot.stage;
       wait_products<0>();
@@ -272,7 +278,7 @@ struct OnePassConsumer {
     wait_full(shared.K_full(slot.stage), slot);
     clear_absent_keys<config.D>(w, K());
     wait_for_queries();
-    read_lse2();
+    read_lse2(true);
   }
 
   template <Element element, int width>
@@ -298,7 +304,7 @@ struct OnePassConsumer {
 
     // Prologue: the first work's first S.
     wait_for_work();
-    begin_S(K(), Q());
+    begin_S(K(), Q(), shared.work(slot.stage).has_tiles());
     wait_products<0>();
     arrived(S);
     while (!shared.work(slot.stage).is_end()) {
@@ -312,7 +318,7 @@ struct OnePassConsumer {
       // Epilogue and the next prologue: dK and dV leave while the next work's first S is multiplied.
       slot.advance();
       wait_for_work();
-      begin_S(K(), Q());
+      begin_S(K(), Q(), shared.work(slot.stage).has_tiles());
       arrived(dK), arrived(dV);
       if (w.has_keys()) {
         write<config.dK, config.D>(w, dK, p.call.dk, p.D, p.call.x.scale);
@@ -320,7 +326,9 @@ struct OnePassConsumer {
       }
       __syncwarp();
       const bool more = shared.work(slot.stage).has_tiles();
+      judge_races(thread % 32 == 0);  // the others may find the next work there, and have nothing to do
       if (!w.has_tiles()) release_work(slot.before().stage);
+      judge_races(true);
       wait_products<0>();
       arrived(S);
       if (late_slot != nowhere && !more) finish_dQ();

@@ -28,27 +28,27 @@ void wait_copies() {
 
 inline void store_chunk(UInt32 to, uint4 x) {
   if (to % 16 != 0) throw std::runtime_error("16 bytes are stored at an address that is no multiple of 16");
-  std::memcpy(Machine::here().memory + to, &x, 16);
+  Machine::here().store(to, &x, 16);
 }
 
 inline void store_four(UInt32 to, const float* x) {
   if (to % 16 != 0) throw std::runtime_error("16 bytes are stored at an address that is no multiple of 16");
-  std::memcpy(Machine::here().memory + to, x, 16);
+  Machine::here().store(to, x, 16);
 }
 inline void load_four(UInt32 from, float (&x)[4]) {
   if (from % 16 != 0) throw std::runtime_error("16 bytes are loaded from an address that is no multiple of 16");
-  std::memcpy(x, Machine::here().memory + from, 16);
+  Machine::here().load(x, from, 16);
 }
 inline void load_two(UInt32 from, float (&x)[2]) {
   if (from % 8 != 0) throw std::runtime_error("8 bytes are loaded from an address that is no multiple of 8");
-  std::memcpy(x, Machine::here().memory + from, 8);
+  Machine::here().load(x, from, 8);
 }
-inline void store_pair(UInt32 to, UInt32 x) { std::memcpy(Machine::here().memory + to, &x, 4); }
+inline void store_pair(UInt32 to, UInt32 x) { Machine::here().store(to, &x, 4); }
 
-inline void store_number(UInt32 to, float x) { std::memcpy(Machine::here().memory + to, &x, 4); }
+inline void store_number(UInt32 to, float x) { Machine::here().store(to, &x, 4); }
 inline float load_number(UInt32 from) {
   float x;
-  std::memcpy(&x, Machine::here().memory + from, 4);
+  Machine::here().load(&x, from, 4);
   return x;
 }
 

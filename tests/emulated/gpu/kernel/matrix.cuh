@@ -29,7 +29,7 @@ void load_matrices(UInt32 (&x)[4], UInt32 address) {
     UInt16 pair[2];
     for (int e = 0; e < 2; ++e) {
       const int row = turned ? lane % 4 * 2 + e : lane / 4, column = turned ? lane / 4 : lane % 4 * 2 + e;
-      std::memcpy(&pair[e], m.memory + rows[row] + 2 * column, 2);
+      m.load(&pair[e], rows[row] + UInt64(2 * column), 2);
     }
     x[matrix] = pair[0] | UInt32(pair[1]) << 16;
   }
@@ -43,7 +43,7 @@ struct Brought {
 // c += a b over `steps` times 8 terms. With g = lane / 4 and t = lane % 4, a lane holds of each 8 terms k:
 //   a: rows g and g + 8 at k = 2 t, 2 t + 1    b: column g at k = 2 t, 2 t + 1
 //   c: columns 2 t, 2 t + 1 of row g, then of row g + 8
-inline void multiply_brought(float* c, const Brought& own) {
+TESSERA_UNWATCHED inline void multiply_brought(float* c, const Brought& own) {
   Machine& m = Machine::here();
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Brought* all = m.exchange(own);

@@ -32,17 +32,12 @@ inline emulated::PhaseBarrier& pair_barrier(int name) {
   barrier.count = 64;
   return barrier;
 }
-inline void arrive_at_pair(int name) {
-  emulated::PhaseBarrier& barrier = pair_barrier(name);
-  ++barrier.arrived;
-  Machine::here().settle(barrier);
-}
+inline void arrive_at_pair(int name) { Machine::here().arrive(pair_barrier(name)); }
 inline void wait_for_pair(int name) {
   emulated::PhaseBarrier& barrier = pair_barrier(name);
   const UInt32 phase = barrier.phase;
   arrive_at_pair(name);
-  Machine::here().wait_until([&] { return barrier.phase != phase; });
-  barrier.awaited = true;
+  Machine::here().wait(barrier, [&] { return barrier.phase != phase; });
 }
 
 }  // namespace tessera::mma

@@ -18,20 +18,18 @@ struct Barrier {
 
   UInt32 address() const { return shared_address(this); }
   void init(int count) { model() = {.count = count}; }
-  void arrive() { ++model().arrived, Machine::here().settle(model()); }
+  void arrive() { Machine::here().arrive(model()); }
   void expect(int bytes) { model().bytes += bytes, arrive(); }
   void complete(int bytes) const { model().bytes -= bytes, Machine::here().settle(model()); }
   void wait(UInt32 parity) const {
-    Machine::here().wait_until([&] { return model().phase % 2 != parity; });
-    model().awaited = true;
+    Machine::here().wait(model(), [&] { return model().phase % 2 != parity; });
   }
-
- private:
   emulated::PhaseBarrier& model() const { return Machine::here().phase_barrier(this); }
 };
 
 inline void publish_barriers() {}
-inline void sync_threads(int name, int threads) { Machine::here().meet(name, threads, threadIdx.x % threads); }
+inline void sync_threads(int name, int threads) { Machine::here().meet_in_order(name, threads, threadIdx.x % threads); }
+inline void judge_races(bool judged) { Machine::here().judge_races(judged); }
 inline void wait_for_kernel_before() {}
 inline void start_kernel_after() {}
 template <int registers>

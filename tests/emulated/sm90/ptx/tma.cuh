@@ -50,16 +50,19 @@ void for_tile(const TensorMap& map, const TilePlace& at, Function f) {
 template <int rows, int panels>
 void load_tile(UInt32 to, const TensorMap& map, const Barrier& barrier, const TilePlace& at, UInt64) {
   unsigned char* tile = Machine::here().memory + to;
-  for_tile<rows, panels>(map, at, [&](UInt16* element, int byte) {
-    const UInt16 value = element ? *element : UInt16(0);
-    std::memcpy(tile + byte, &value, 2);
+  Machine::here().copy_in(barrier.model(), to, rows * panels * 128, [&] {
+    for_tile<rows, panels>(map, at, [&](UInt16* element, int byte) {
+      const UInt16 value = element ? *element : UInt16(0);
+      std::memcpy(tile + byte, &value, 2);
+    });
   });
   barrier.complete(rows * panels * 128);
 }
 
 template <int bytes>
 void load_bytes(UInt32 to, const void* from, const Barrier& barrier) {
-  std::memcpy(Machine::here().memory + to, from, bytes);
+  Machine& m = Machine::here();
+  m.copy_in(barrier.model(), to, bytes, [&] { std::memcpy(m.memory + to, from, bytes); });
   barrier.complete(bytes);
 }
 
@@ -67,32 +70,40 @@ template <int rows, int panels>
 void store_tile(const TensorMap& map, UInt32 from, const TilePlace& at) {
   const unsigned char* tile = Machine::here().memory + from;
   if (map.words[1] % 8 != 0) throw std::runtime_error("a tensor copy would write whole 16 bytes, beyond the row's end");
-  for_tile<rows, panels>(map, at, [&](UInt16* element, int byte) {
-    if (element) std::memcpy(element, tile + byte, 2);
+  Machine::here().copy_out(from, rows * panels * 128, [&] {
+    for_tile<rows, panels>(map, at, [&](UInt16* element, int byte) {
+      if (element) std::memcpy(element, tile + byte, 2);
+    });
   });
 }
 
 template <int bytes>
 void store_bytes(void* to, UInt32 from) {
-  std::memcpy(to, Machine::here().memory + from, bytes);
+  Machine& m = Machine::here();
+  m.copy_out(from, bytes, [&] { std::memcpy(to, m.memory + from, bytes); });
 }
 template <int bytes>
 void add_floats(float* to, UInt32 from) {
   const auto* numbers = reinterpret_cast<const float*>(Machine::here().memory + from);
-  for (int n = 0; n < bytes / 4; ++n) to[n] += numbers[n];
+  Machine::here().copy_out(from, bytes, [&] {
+    for (int n = 0; n < bytes / 4; ++n) to[n] += numbers[n];
+  });
 }
 
-inline void store_four(UInt32 to, const float* x) { std::memcpy(Machine::here().memory + to, x, 16); }
-inline void clear_chunk(UInt32 at) { std::memset(Machine::here().memory + at, 0, 16); }
+inline void store_four(UInt32 to, const float* x) { Machine::here().store(to, x, 16); }
+inline void clear_chunk(UInt32 at) {
+  const unsigned char zeros[16] = {};
+  Machine::here().store(at, zeros, 16);
+}
 inline UInt16 load_element(UInt32 from) {
   UInt16 x;
-  std::memcpy(&x, Machine::here().memory + from, 2);
+  Machine::here().load(&x, from, 2);
   return x;
 }
 
-inline void wait_stores_read() {}
-inline void wait_stores() {}
-inline void publish_shared() {}
+inline void wait_stores_read() { Machine::here().wait_stores(); }
+inline void wait_stores() { Machine::here().wait_stores(); }
+inline void publish_shared() { Machine::here().publish(); }
 inline void prefetch(const TensorMap&) {}
 
 }  // namespace tessera::sm90

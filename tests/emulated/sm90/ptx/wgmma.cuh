@@ -11,19 +11,22 @@
 
 namespace tessera::sm90 {
 
-inline UInt32 field(Operand o, int shift) { return UInt32(o.bits >> shift & 0x3fff) * 16; }
-inline const unsigned char* swizzled(UInt32 byte) { return Machine::here().memory + (byte ^ (byte >> 7 & 7) << 4); }
+TESSERA_UNWATCHED inline UInt32 field(Operand o, int shift) { return UInt32(o.bits >> shift & 0x3fff) * 16; }
+TESSERA_UNWATCHED inline const unsigned char* swizzled(UInt32 byte) {
+  return Machine::here().memory + (byte ^ (byte >> 7 & 7) << 4);
+}
 
 template <Element element>
-float number_at(const unsigned char* at) {
+TESSERA_UNWATCHED float number_at(const unsigned char* at) {
   UInt16 bits;
+  Machine::here().accesses(at, 2, emulated::Access::read);
   std::memcpy(&bits, at, 2);
   return unpacked<element>(bits);
 }
 
 // The 16 numbers of a row, which lie side by side: two pieces of 16 bytes.
 template <Element element>
-void fetch_row(float (&x)[16], Operand o, int row) {
+TESSERA_UNWATCHED void fetch_row(float (&x)[16], Operand o, int row) {
   const UInt32 first = field(o, 0) + UInt32(row / 8) * field(o, 32) + UInt32(row % 8 * 128);
   for (int piece = 0; piece < 2; ++piece) {
     const unsigned char* at = swizzled(first + UInt32(16 * piece));
@@ -33,7 +36,7 @@ void fetch_row(float (&x)[16], Operand o, int row) {
 
 // The 16 numbers of a column, each in a row of its own.
 template <Element element>
-void fetch_column(float (&x)[16], Operand o, int column) {
+TESSERA_UNWATCHED void fetch_column(float (&x)[16], Operand o, int column) {
   const UInt32 first = field(o, 0) + UInt32(column / 64) * field(o, 16) + UInt32(column % 64 * 2);
   for (int k = 0; k < 16; ++k)
     x[k] = number_at<element>(swizzled(first + UInt32(k / 8) * field(o, 32) + UInt32(k % 8 * 128)));
@@ -97,7 +100,7 @@ struct Wgmma {
   }
   // A thread's two rows of the first operand with all of its columns of the second.
   template <class Fetch>
-  static void multiply(Sums& d, const float (&rows)[2][16], Fetch fetch) {
+  TESSERA_UNWATCHED static void multiply(Sums& d, const float (&rows)[2][16], Fetch fetch) {
     for (int i = 0; i < n / 2; i += i % 2 == 0 ? 1 : 3) {
       float x[16];
       fetch(x, accumulator_column(threadIdx.x % 128, i));
@@ -123,7 +126,7 @@ inline void store_matrix(UInt32 address, UInt32 a, UInt32 b, UInt32 c, UInt32 d)
   const UInt32 registers[] = {a, b, c, d};
   const std::vector<UInt64> addresses = m.meet(m.warp_name(), 32, lane, address);
   for (int r = 0; r < 4; ++r)
-    std::memcpy(m.memory + addresses[std::size_t(8 * r + lane / 4)] + 4 * (lane % 4), &registers[r], 4);
+    m.store(addresses[std::size_t(8 * r + lane / 4)] + UInt64(4 * (lane % 4)), &registers[r], 4);
 }
 
 inline void store_matrix_turned(UInt32 address, UInt32 a, UInt32 b, UInt32 c, UInt32 d) {
@@ -134,7 +137,7 @@ inline void store_matrix_turned(UInt32 address, UInt32 a, UInt32 b, UInt32 c, UI
   for (int r = 0; r < 4; ++r)
     for (int half = 0; half < 2; ++half) {
       const auto bits = UInt16(registers[r] >> 16 * half);
-      std::memcpy(m.memory + addresses[std::size_t(8 * r + lane % 4 * 2 + half)] + 2 * (lane / 4), &bits, 2);
+      m.store(addresses[std::size_t(8 * r + lane % 4 * 2 + half)] + UInt64(2 * (lane / 4)), &bits, 2);
     }
 }
 
