@@ -14,9 +14,9 @@ needed = pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__
                             reason="this PyTorch has no C interface for DLPack")
 
 
-def tensors(*shape, count=3, dtype=torch.float32):
+def tensors(*shape, count=3, dtype=torch.float32, device="cpu"):
     torch.manual_seed(5)
-    return [torch.randn(*shape).to(dtype).requires_grad_() for _ in range(count)]
+    return [torch.randn(*shape).to(device, dtype).requires_grad_() for _ in range(count)]
 
 
 @needed
@@ -87,16 +87,17 @@ OPTIONS = {
     "causal": {"causal": True},
     "several": {"causal": True, "window": (9, 0), "softcap": 5.0, "scale": 0.3},
     "dropout": {"dropout_p": 0.3, "seed": 2**64 - 1, "seed_offset": 5},
-    "bias": {"bias": lambda: torch.randn(1, 4, 40, 40, requires_grad=True), "sinks": lambda: torch.randn(4)},
+    "bias": {"bias": lambda: torch.randn(1, 4, 40, 40), "sinks": lambda: torch.randn(4)},
     "packed": {"cu_seqlens_q": lambda: torch.tensor([0, 13, 35], dtype=torch.int32),
                "cu_seqlens_k": lambda: torch.tensor([0, 13, 35], dtype=torch.int32)},
 }
 
 
-def results(name, dtype, transposed):
-    q, k, v = tensors(*((40, 4, 32) if name == "packed" else (2, 40, 4, 32)), dtype=dtype)
+def results(name, device, dtype, transposed):
+    q, k, v = tensors(*((40, 4, 32) if name == "packed" else (2, 40, 4, 32)), dtype=dtype, device=device)
     torch.manual_seed(6)
-    options = {key: value() if callable(value) else value for key, value in OPTIONS[name].items()}
+    options = {key: value().to(device).detach().requires_grad_(key == "bias") if callable(value) else value
+               for key, value in OPTIONS[name].items()}
     wanted = [q, k, v, *(x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)]
     q, k, v = (x.transpose(-1, -2).contiguous().transpose(-1, -2) if transposed else x for x in (q, k, v))
     o, lse = tessera.torch.attention(q, k, v, return_lse=True, **options)
@@ -106,17 +107,20 @@ def results(name, dtype, transposed):
 
 
 @needed
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_changes_no_bit(monkeypatch, name, dtype, transposed):
+def test_changes_no_bit(monkeypatch, name, dtype, transposed, device):
+    if device == "cuda" and dtype == torch.float64:
+        pytest.skip("GPUs have no kernels for f64")
     ran = []
     run = _torch_calls._run_native
     monkeypatch.setattr(_torch_calls, "_run_native", lambda *arguments: ran.append(1) or run(*arguments))
-    ours = [results(name, dtype, transposed) for _ in range(2)]  # planned, and found
+    ours = [results(name, device, dtype, transposed) for _ in range(2)]  # planned, and found
     assert len(ran) == 2 * 3
     monkeypatch.setattr(_torch_calls, "_describe", lambda *tensors: None)
-    others = results(name, dtype, transposed)
+    others = results(name, device, dtype, transposed)
     assert len(ran) == 2 * 3
     for x in ours:
         assert len(x) == len(others) and all(torch.equal(a, b) for a, b in zip(x, others))
