@@ -62,6 +62,25 @@ __device__ inline void describe_share(const Work& w, int warp, Share& share) {
 template <Config config>
 using Params = typename Chosen<config.paged, PagedParams, ForwardParams>::Type;
 
+// The sequence of block `number`.
+template <Config config>
+__device__ inline gpu::DeviceSequence sequence_of(const Params<config>& p, Int32 number, Int32 b, Listing& listing) {
+  const gpu::Question& x = p.call.x;
+  if constexpr (config.paged) {
+    gpu::PagedSequence of = gpu::paged_sequence(x, p.pages, p.most, b);
+    if (of.s.nq < p.least_queries) of.s.nq = 0;
+    listing.k_entry = gpu::first_entry(p.pages, of, p.pages.k, b);
+    listing.v_entry = gpu::first_entry(p.pages, of, p.pages.v, b);
+    listing.leftpad = Int32(of.leftpad);
+    // There are at least as many blocks as sequences: each looks at one.
+    if (p.pages.status && number < x.B && gpu::is_cut(x, p.pages, p.most, number))
+      atomicOr(p.pages.status, gpu::beyond_bounds);
+    return of.s;
+  } else {
+    return gpu::sequence_of(x, b);
+  }
+}
+
 // Block `number`. Heads are worked on in sections, and in a section the last queries first, which see the most keys
 // when causal.
 template <Config config>
@@ -80,20 +99,7 @@ __device__ inline void describe_work(const Params<config>& p, Int32 number, Work
   Int64 low = p.low, high = p.high;
   w.queries = p.queries, w.keys = p.keys, w.shift = p.shift, w.q_begin = w.k_begin = 0;
   if (config.paged || !p.even) {
-    gpu::DeviceSequence s;
-    if constexpr (config.paged) {
-      const gpu::PagedSequence of = gpu::paged_sequence(x, p.pages, p.most, w.b);
-      s = of.s;
-      if (s.nq < p.least_queries) s.nq = 0;
-      listing.k_entry = gpu::first_entry(p.pages, of, p.pages.k, w.b);
-      listing.v_entry = gpu::first_entry(p.pages, of, p.pages.v, w.b);
-      listing.leftpad = Int32(of.leftpad);
-      // There are at least as many blocks as sequences: each looks at one.
-      if (p.pages.status && number < x.B && gpu::is_cut(x, p.pages, p.most, number))
-        atomicOr(p.pages.status, gpu::beyond_bounds);
-    } else {
-      s = gpu::sequence_of(x, w.b);
-    }
+    const gpu::DeviceSequence s = sequence_of<config>(p, number, w.b, listing);
     w.queries = Int32(s.nq), w.keys = Int32(s.nk), w.shift = s.shift, w.q_begin = s.q_begin, w.k_begin = s.k_begin;
     low = s.mask.low, high = s.mask.high;
   }

@@ -68,14 +68,12 @@ struct TileCopy {
     if (part % panels == panels - 1) from += advance;
     if (rows % step != 0 && copy_row(threadIdx.x) + r >= rows) return;
     if (width % gpu::panel_columns != 0 && copy_column(threadIdx.x) + first >= width) return;
-    const int bytes = existing_bytes(columns - first);
+    int bytes = 16;
+    if constexpr (!config.whole) {
+      const int left = 2 * (columns - first);
+      bytes = left < 0 ? 0 : left < 16 ? left : 16;
+    }
     copy_chunk<config>(to + (part % panels * rows + r) * gpu::panel_row_bytes, chunk, r < valid ? bytes : 0);
-  }
-  // Of a chunk, where a row has so many columns left.
-  __device__ static int existing_bytes(int columns) {
-    if constexpr (config.whole) return 16;
-    const int left = 2 * columns;
-    return left < 0 ? 0 : left < 16 ? left : 16;
   }
   __device__ void issue_all() {
 #pragma unroll
@@ -122,7 +120,11 @@ struct ScatteredCopy {
     }
     if (rows % step != 0 && copy_row(thread) + r >= rows) return;
     if (width % gpu::panel_columns != 0 && column >= width) return;
-    const int bytes = exists ? Even::existing_bytes(columns - column) : 0;
+    int bytes = exists ? 16 : 0;
+    if constexpr (!config.whole) {
+      const int left = columns > column ? 2 * (columns - column) : 0;
+      if (left < bytes) bytes = left;
+    }
     copy_chunk<config>(tile + gpu::tile_byte(rows, copy_row(thread) + r, column), bytes > 0 ? from + column : tensor,
                        bytes);
   }
