@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `decode` kernels on a GPU: tables and random configurations with few queries against float64; the same bits 100
-// times, in any company, in pages as on contiguous keys, on a stream and in a graph; entries outside of the pool. Links
-// tessera_cases. tests/decode runs the kernels' text without a GPU; between blocks only a GPU can show what holds.
+// times, in any company, in pages as on contiguous keys, on a stream and in a graph; entries outside of the pool. And
+// what calls with pages get besides: `mma` for prompts, `mma_mixed` for both. Links tessera_cases. tests/decode runs
+// the kernels' text without a GPU; between blocks only a GPU can show what holds.
 #include <cstring>
 
 #include "cases/random.hpp"
@@ -157,7 +158,8 @@ TEST_F(Decode, AGraphFollowsTheLengths) {
 
 class PagedOnGpu {
  public:
-  PagedOnGpu(CaseData& data, const PagedCase& paged) : data(data), placed(data, gpu), in(placed.inputs()) {
+  PagedOnGpu(CaseData& data, const PagedCase& paged, const char* kernel = decode_kernel) :
+      data(data), placed(data, gpu), in(placed.inputs()), execution{.device = gpu, .kernel = kernel} {
     place(in.k, paged.in.k, paged.memory.data(), paged.memory.size());
     const auto offset = static_cast<std::byte*>(paged.in.v.data) - paged.memory.data();
     in.v = paged.in.v, in.v.data = static_cast<std::byte*>(in.k.data) + offset, in.v.device = gpu;
@@ -198,7 +200,7 @@ class PagedOnGpu {
   Inputs in;
   Outputs out;
   std::int32_t status = 4;
-  Execution execution{.device = gpu, .kernel = decode_kernel};
+  Execution execution;
   std::vector<std::unique_ptr<DeviceMemory>> held;
 };
 
@@ -243,6 +245,45 @@ TEST_P(GpuDecodePages, OfBytesHaveTheBitsOfContiguousKeys) {
       if (HasFatalFailure()) return;
     }
   }
+}
+
+// A chunk of a prompt behind keys that are cached: `mma`, which is chosen without asking.
+TEST_P(GpuDecodePages, OfPromptsHaveTheBitsOfContiguousKeys) {
+  for (const std::int64_t D : {64, 128, 256}) {
+    Case spec{.name = "prompt", .B = 4, .Nq = 300, .Nk = 3000, .Hq = 8, .Hk = 2, .D = D, .type = Type::bf16};
+    spec.backward = false, spec.options.causal = true, spec.used_k = {0, 299, 2049, 3000};
+    CaseData expected = build(spec);
+    const cases::Expectation exact = cases::expect(expected);
+    OnGpu on(expected, "mma");
+    on.forward(), on.finish();
+    const cases::OutputReport report = cases::compare("o", expected.o, exact.o);
+    EXPECT_TRUE(report.ok) << report.detail;
+    for (const Table table : tables) {
+      CaseData data = build(spec);
+      const PagedCase paged(expected, {.page_size = GetParam(), .table = table, .leftpad = {0, 3, 1, 40}});
+      PagedOnGpu on_pages(data, paged, nullptr);
+      EXPECT_EQ(on_pages.run(), 4);
+      expect_same_bits(expected.o, data.o, "o"), expect_same_bits(expected.lse, data.lse, "lse");
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Prompts and decoding sequences in one call, which `mma_mixed` divides. Page sizes change no bit.
+TEST_P(GpuDecodePages, OfMixedBatchesAgreeWithFloat64) {
+  Case spec{.name = "mixed", .Hq = 8, .Hk = 2, .D = 128, .type = Type::bf16};
+  spec.packed_q = {1, 300, 16, 0, 17, 1, 2}, spec.packed_k = {4097, 300, 1000, 9, 65, 1, 8193};
+  spec.backward = false, spec.options.causal = true, spec.options.max_seqlen_q = 300;
+  CaseData data = build(spec), again = build(spec);
+  const cases::Expectation exact = cases::expect(data);
+  const PagedCase paged(data, {.page_size = GetParam()}), other(data, {.page_size = 32, .table = Table::indptr});
+  PagedOnGpu on_pages(data, paged, nullptr), on_others(again, other, nullptr);
+  EXPECT_EQ(on_pages.run(), 4);
+  EXPECT_EQ(on_others.run(), 4);
+  for (const cases::OutputReport& report :
+       {cases::compare("o", data.o, exact.o), cases::compare_lse(data.lse, exact.lse)})
+    EXPECT_TRUE(report.ok) << report.name << " " << report.detail;
+  expect_same_bits(data.o, again.o, "o"), expect_same_bits(data.lse, again.lse, "lse");
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, GpuDecodePages, testing::Values(1, 3, 16, 48, 64, 256, 528));
