@@ -88,7 +88,8 @@ class GpuPlan : public KernelPlan {
 std::string cache_text(const Problem& p, Caches taken) {
   if (taken == Caches::all) return "";
   if (p.pages && taken == Caches::none) return "k and v are paged; this kernel takes padded and packed ones";
-  if (!has_plain_keys(p)) return "k or v has another type than q, or scales; this kernel takes neither";
+  if (!has_plain_keys(p) && taken == Caches::none)
+    return "k or v has another type than q, or scales; this kernel takes neither";
   if (p.qv) return "qv is given; this kernel makes scores of q and k alone";
   if (p.tree_words > 0 || p.positions) return "a tree mask or positions are given; this kernel takes neither";
   return "";

@@ -79,9 +79,9 @@ inline constexpr std::int64_t most_blocks = std::numeric_limits<std::int32_t>::m
 // How an algorithm plans: every GPU kernel of the library is one of these, with a name.
 using Planner = std::function<Steps(const Problem& problem, const cuda::Target& target)>;
 
-// Which of what engines' caches need an algorithm takes: nothing; pages; all, that is pages, K and V of types of their
-// own, scales, qv, trees, positions of queries.
-enum class Caches { none, pages, all };
+// Which of what engines' caches need an algorithm takes: nothing; keys, that is pages, K and V of types of their own
+// and scales, as far as its planner does; all, that is qv, trees and positions of queries, too.
+enum class Caches { none, keys, all };
 
 struct Algorithm {
   const char* name;    // that Execution::kernel may ask for: "hopper_one_pass"

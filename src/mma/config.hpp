@@ -25,6 +25,8 @@ struct Config {
   int copy_bytes = 16;  // of one copy to shared memory: what all rows are aligned to; 2: plain loads, no cp.async
   bool whole = true;    // D and Dv are the tensors' own: no column of a tile needs a check
   bool paged = false;   // keys are found by a page table
+  Element k = Element::none, v = Element::none;  // of pages of 8 bits; none: Q's type
+  bool scaled = false;                           // a head's keys, or values, have a scale
   // S is the sum of two products, of half the dims each: what tensor cores cut off a sum grows with its length.
   bool halves_S = false;
   bool turing = false;  // sm_75's instructions: products of 8 terms, no cp.async
@@ -49,7 +51,7 @@ constexpr int rows_of(const Config& c) { return 16 * c.row_tiles * c.warps; }
 constexpr int threads_of(const Config& c) { return 32 * c.warps; }
 
 // The description of a block's work, of where its keys are listed, and of a warp's share.
-inline constexpr int work_bytes = 80, listing_bytes = 32, share_bytes = 16;
+inline constexpr int work_bytes = 80, listing_bytes = 48, share_bytes = 16;
 
 // Byte offsets in shared memory. Tiles begin at multiples of 1024, so that a row's number mod 8 is in its address.
 struct Layout {

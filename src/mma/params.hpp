@@ -24,6 +24,7 @@ struct ForwardParams {
 // Keys in pages: the batch stride of k and v is that of pages.
 struct PagedParams : ForwardParams {
   gpu::PageTables pages;
+  gpu::ScaleRef k_scale, v_scale;  // one for all keys of a head, or of a sequence's
   gpu::LengthBounds most;
   Int32 least_queries;  // of a sequence; those with fewer are another launch's
 };

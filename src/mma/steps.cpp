@@ -2,6 +2,7 @@
 // Plans of the `mma` kernels: what they refuse, their grids, units and parameter blocks; see algorithms.hpp.
 #include <algorithm>
 #include <numbers>
+#include <tuple>
 
 #include "core/failure.hpp"
 #include "core/limits.hpp"
@@ -26,8 +27,10 @@ std::string config_text(const Config& c) {
               ", .block_keys = ", c.block_keys, ", .stages = ", c.stages,
               ", .spreads_copies = ", spelled(c.spreads_copies), ", .q_registers = ", spelled(c.q_registers),
               ", .blocks_per_sm = ", c.blocks_per_sm, ", .copy_bytes = ", c.copy_bytes, ", .whole = ", spelled(c.whole),
-              ", .paged = ", spelled(c.paged), ", .halves_S = ", spelled(c.halves_S), ", .turing = ", spelled(c.turing),
-              ", .general = ", spelled(c.general), ", .options = ", spelled(c.options), "}");
+              ", .paged = ", spelled(c.paged), ", .k = ", spelled(c.k), ", .v = ", spelled(c.v),
+              ", .scaled = ", spelled(c.scaled), ", .halves_S = ", spelled(c.halves_S),
+              ", .turing = ", spelled(c.turing), ", .general = ", spelled(c.general),
+              ", .options = ", spelled(c.options), "}");
 }
 
 std::string config_text(const BackwardConfig& c) {
@@ -97,9 +100,27 @@ ForwardParams forward_params(const Problem& p, std::int64_t per_head, std::int64
 
 // Of sequences with so many queries, or more.
 PagedParams paged_params(const Problem& p, std::int64_t least_queries, const ForwardParams& plain, const Call& call) {
-  PagedParams out{plain, gpu::page_tables(p, call), {p.longest_q(), p.longest_k()}, static_cast<Int32>(least_queries)};
+  PagedParams out{plain,
+                  gpu::page_tables(p, call),
+                  gpu::scale_ref(call.inputs.k_scale),
+                  gpu::scale_ref(call.inputs.v_scale),
+                  {p.longest_q(), p.longest_k()},
+                  static_cast<Int32>(least_queries)};
   out.call.x.k = gpu::page_ref(call.inputs.k), out.call.x.v = gpu::page_ref(call.inputs.v);
   return out;
+}
+
+// What of a cache's keys the forward kernel does not take; empty: nothing.
+std::string refused_keys(const Problem& p) {
+  if (!p.pages && !has_plain_keys(p))
+    return "k or v has another type than q, or scales; this kernel takes that of keys in pages";
+  for (const auto& [name, type, scale] : {std::tuple{"k", p.k_type, p.k_scale}, std::tuple{"v", p.v_type, p.v_scale}}) {
+    if (type != p.q_type && type != Type::e4m3 && type != Type::i8)
+      return text(name, " has type ", name_of(type), "; this kernel takes q's, ", name_of(p.q_type), ", e4m3 and i8");
+    if (scale > 2)
+      return text(name, "_scale has ", scale, " dimensions; this kernel takes one for each head, or sequence and head");
+  }
+  return "";
 }
 
 // Sequences with fewer queries are left to other launches.
@@ -107,6 +128,7 @@ Steps forward_steps(const Problem& p, const cuda::Target& target, std::int64_t l
   if (p.pass != Pass::forward) return Steps::refused(not_forward);
   const TileClass* of = class_of(target);
   if (std::string reason = refusal(p, target, of); !reason.empty()) return Steps::refused(std::move(reason));
+  if (std::string reason = refused_keys(p); !reason.empty()) return Steps::refused(std::move(reason));
   const Config c = *forward_tile(p, *of);
   const int rows = rows_of(c);
   const std::int64_t heads = p.packed ? p.Hq : p.B * p.Hq;
@@ -232,8 +254,8 @@ std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient, gpu::AddStep
   const auto backward = [bias_gradient](const Problem& p, const cuda::Target& target) {
     return backward_steps(p, target, bias_gradient);
   };
-  return {{.name = "mma_mixed", .family = "mma", .plan = mixed, .by_name = by_name, .caches = gpu::Caches::pages},
-          {.name = "mma", .family = "mma", .plan = forward, .by_name = by_name, .caches = gpu::Caches::pages},
+  return {{.name = "mma_mixed", .family = "mma", .plan = mixed, .by_name = by_name, .caches = gpu::Caches::keys},
+          {.name = "mma", .family = "mma", .plan = forward, .by_name = by_name, .caches = gpu::Caches::keys},
           {.name = "mma_one_pass", .family = "mma", .plan = one_pass_steps, .by_name = by_name},
           {.name = "mma_two_pass", .family = "mma", .plan = backward, .by_name = by_name}};
 }

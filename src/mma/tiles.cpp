@@ -131,12 +131,17 @@ std::optional<Config> forward_tile(const Problem& p, const TileClass& of) {
   c.whole = c.D == p.D && c.Dv == p.Dv;
   c.copy_bytes = p.alignment;
   c.paged = p.pages.has_value();
+  if (p.k_type != p.q_type) c.k = gpu::element_of(p.k_type);
+  if (p.v_type != p.q_type) c.v = gpu::element_of(p.v_type);
+  c.scaled = p.k_scale > 0 || p.v_scale > 0;
+  const bool converts = c.k != Element::none || c.v != Element::none;
+  if (converts) c.spreads_copies = false;  // they are not asynchronous
   c.options = gpu::score_config(p);
   c.general = c.options.any() || !(p.options.scale > 0);
   c.halves_S = p.q_type == Type::f16 && p.D > 128;
   if (c.halves_S) c.block_keys = std::min(c.block_keys, 32);  // twice the accumulators
-  // Pages need registers, too.
-  if (c.paged && wide && c.row_tiles == 2) c.warps = 8, c.row_tiles = 1, c.blocks_per_sm = 1;
+  // Pages need registers, and conversions do.
+  if (c.paged && (wide || converts) && c.row_tiles == 2) c.warps = 8, c.row_tiles = 1, c.blocks_per_sm = 1;
   if (c.general) {
     // Options need registers, which rows and keys of a warp give.
     c.row_tiles = 1, c.q_registers = c.spreads_copies = false;

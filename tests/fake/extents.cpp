@@ -238,6 +238,8 @@ void Addressed::mma_forward(const mma::ForwardParams& p) {
 void Addressed::mma_paged(const mma::PagedParams& p) {
   mma_forward(p);
   pages(p.pages, p.call.x, p.most);
+  scale("k_scale", p.k_scale, call.in.k_scale, call.in.k, p.call.x);
+  scale("v_scale", p.v_scale, call.in.v_scale, call.in.v, p.call.x);
   if (p.even || p.least_queries < 1) fault("takes all sequences to be of one length, or those without queries");
 }
 
@@ -280,6 +282,15 @@ void Addressed::pool(const char* name, const gpu::TokenRef& ref, const gpu::Page
          of_table);
 }
 
+void Addressed::scale(const char* name, const gpu::ScaleRef& ref, const Tensor& of, const Tensor& keys,
+                      const gpu::Question& x) {
+  const std::int64_t pages = keys.ndim == 4 ? keys.shape[0] : 1, places = keys.shape[keys.ndim == 4 ? 1 : 0];
+  tensor(name, ref.data,
+         extent_of(ref.data, sizeof(float),
+                   {{x.B, ref.sequence}, {pages, ref.page}, {places, ref.place}, {x.Hk, ref.head}}),
+         of);
+}
+
 // Keys in pages, in tables of whichever form.
 void Addressed::pages(const gpu::PageTables& p, const gpu::Question& x, const gpu::LengthBounds& most) {
   if (most.queries < 0 || most.queries > x.Nq || most.keys < 0 || most.keys > x.Nk)
@@ -302,14 +313,8 @@ void Addressed::decode(const decode::Params& p) {
   const gpu::Question& x = p.call.x;
   pages(p.pages, x, p.most);
   tokens("qv", p.qv, call.in.qv, x.B, x.Nq, x.Hq);
-  const auto scale = [&](const char* name, const gpu::ScaleRef& ref, const Tensor& of, const Tensor& keys) {
-    const std::int64_t pages = keys.ndim == 4 ? keys.shape[0] : 1, places = keys.shape[keys.ndim == 4 ? 1 : 0];
-    tensor(name, ref.data,
-           extent_of(ref.data, sizeof(float),
-                     {{x.B, ref.sequence}, {pages, ref.page}, {places, ref.place}, {x.Hk, ref.head}}),
-           of);
-  };
-  scale("k_scale", p.k_scale, call.in.k_scale, call.in.k), scale("v_scale", p.v_scale, call.in.v_scale, call.in.v);
+  scale("k_scale", p.k_scale, call.in.k_scale, call.in.k, x);
+  scale("v_scale", p.v_scale, call.in.v_scale, call.in.v, x);
   const decode::Draft& draft = p.draft;
   const std::int64_t batches = call.packed() ? 1 : x.B;
   tensor("tree_mask", draft.tree,

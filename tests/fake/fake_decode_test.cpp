@@ -63,6 +63,7 @@ struct Paged {
   const char* kernel = nullptr;    // null: whichever is chosen
   std::int64_t packed_tokens = 0;  // queries of all sequences, of Nq each at most; 0: padded
   bool indptr = false, apart = false, leftpad = false, status = false, heads_first = false, used_q = false;
+  Type cached = Type::bf16;  // 8 bits: with a scale for each head
   std::vector<std::unique_ptr<DeviceMemory>> held{};
 
   Tensor tensor(Type type, std::initializer_list<std::int64_t> shape) {
@@ -73,7 +74,7 @@ struct Paged {
     return {held.back()->data(), type, shape, where};
   }
   Tensor pool(std::int64_t width) {
-    Tensor t = tensor(Type::bf16, {pages, P, Hk, width});
+    Tensor t = tensor(cached, {pages, P, Hk, width});
     if (heads_first) t.strides = {P * Hk * width, width, P * width, 1};
     return t;
   }
@@ -89,6 +90,7 @@ struct Paged {
     if (apart) c.in.v_block_table = tensor(Type::i32, {B, entries});
     if (leftpad) c.in.leftpad_k = tensor(Type::i32, {B});
     if (status) c.out.status = tensor(Type::i32, {1});
+    if (cached != Type::bf16) c.in.k_scale = tensor(Type::f32, {Hk}), c.in.v_scale = tensor(Type::f32, {B, Hk});
     if (used_q) c.in.seqused_q = tensor(Type::i32, {B});
     const std::int64_t T = packed_tokens;
     if (T > 0) {
@@ -120,6 +122,7 @@ TEST_F(FakeDecode, PagesAndTablesAreInBounds) {
         paged.Nq = shape.Nq, paged.packed_tokens = shape.tokens, paged.used_q = shape.used_q;
         paged.indptr = bits & 1, paged.apart = bits & 2, paged.leftpad = bits & 4, paged.status = bits & 8;
         paged.heads_first = bits & 16;
+        if (P == 16 && bits > 4) paged.cached = bits % 2 ? Type::i8 : Type::e4m3;
         SCOPED_TRACE(testing::Message() << "up to " << shape.Nq << " queries, bits " << bits << " pages of " << P);
         std::size_t launches = 0;
         EXPECT_TRUE(keeps_promises(paged.call(), 0, launches));

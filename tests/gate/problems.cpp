@@ -108,6 +108,7 @@ const Option options[] = {
     {"pages", Concerns::forward, false,
      [](Problem& p) { p.pages = Pages{.count = 1000, .v_count = 1000, .size = 16, .entries = 256, .status = true}; }},
     {"scales", Concerns::forward, false, [](Problem& p) { p.k_scale = p.v_scale = 3; }},
+    {"head scales", Concerns::forward, false, [](Problem& p) { p.k_scale = p.v_scale = 1; }},
     {"tree", Concerns::forward, false, [](Problem& p) { p.tree_words = 2, p.positions = true; }},
     {"e4m3", Concerns::forward, false, [](Problem& p) { p.k_type = p.v_type = Type::e4m3; }},
     {"i8", Concerns::forward, false, [](Problem& p) { p.k_type = p.v_type = Type::i8; }},
@@ -351,6 +352,11 @@ UnitSet known_units() {
         for (const char* architecture : mma_classes) {
           if (!multiplies(architecture)) continue;
           c.mma_pairs(architecture, pass, type, dims);
+          for (const char* bytes : {"e4m3", "i8"}) {
+            c.mma(architecture, pass, type, dims, {"pages", bytes});
+            c.mma(architecture, pass, type, dims, {"pages", bytes, "head scales"});
+            c.mma(architecture, pass, type, dims, {"pages", bytes, "head scales", "softcap", "alibi"});
+          }
           for (const char* other : {"no dQ", "no dK", "no dV", "any order"})
             c.mma(architecture, pass, type, dims, {other});
         }

@@ -52,6 +52,29 @@ inline std::vector<PagedSpec> paged_specs() {
   return all;
 }
 
+// Pages of 8 bits, with scales and without.
+inline std::vector<PagedSpec> eight_bit_specs() {
+  using cases::Scales;
+  const auto cached = [](Type type, std::int64_t D, cases::Cached k, cases::Cached v) {
+    cases::Case c = chunks(D);
+    c.type = type, c.cached_k = k, c.cached_v = v, c.seed = 3;
+    return c;
+  };
+  cases::Case capped = cached(Type::bf16, 64, {Type::e4m3, Scales::per_sequence}, {Type::i8, Scales::one});
+  capped.options.softcap = 3, capped.Hq = 4, capped.Hk = 2;
+  return {{cached(Type::bf16, 64, {.type = Type::e4m3}, {.type = Type::e4m3}), "sm_90a"},
+          {cached(Type::f16, 40, {.type = Type::i8}, {.type = Type::e4m3}), "sm_75"},
+          {cached(Type::bf16, 36, {.type = Type::e4m3}, {}), "sm_89"},
+          {cached(Type::bf16, 128, {Type::i8, Scales::per_head}, {Type::i8, Scales::per_head}), "sm_80"},
+          {cached(Type::f16, 192, {.scales = Scales::per_head}, {Type::e4m3, Scales::one}), "sm_90a"},
+          {capped, "sm_100a"}};
+}
+
+inline cases::Case without_cache(cases::Case c) {
+  c.cached_k = c.cached_v = {};
+  return c;
+}
+
 // A batch of prompts and of sequences that decode, in one call: rows, queries times three heads, around the 64 that
 // divide them.
 inline cases::Case mixed_batch(Type type, std::int64_t D) {

@@ -170,6 +170,35 @@ TEST(MmaPages, LengthsBeyondTheTableAreCut) {
   }
 }
 
+// Pages of 8 bits: against float64, in pages of two sizes; without scales they have the bits of the same numbers in 16.
+TEST(MmaPages, Of8BitsAreConvertedExactly) {
+  int exact = 0;
+  for (const PagedSpec& c : eight_bit_specs()) {
+    SCOPED_TRACE(cases::describe(c.spec) + " on " + c.architecture);
+    CaseData data = cases::build(c.spec);
+    const cases::Expectation reference = cases::expect(data);
+    const test::PagedCase paged(data, {.page_size = 16, .leftpad = {3, 0, 17, 100}});
+    Call call = call_of(data);
+    call.inputs = paged.in;
+    run(call, c.architecture, "mma");
+    for (const cases::OutputReport& report :
+         {cases::compare("o", data.o, reference.o), cases::compare_lse(data.lse, reference.lse)})
+      EXPECT_TRUE(report.ok) << report.name << " " << report.detail;
+    expect_paged(data, test::PagedCase(data, {.page_size = 3, .table = test::Table::apart}), c.architecture, 0);
+    if (c.spec.cached_k.scales == cases::Scales::none && c.spec.cached_v.scales == cases::Scales::none) {
+      CaseData wide = cases::build(without_cache(c.spec));
+      for (std::int64_t e = 0; e < data.q.elements(); ++e) wide.q.set(e, data.q.get(e));
+      for (std::int64_t e = 0; e < data.k.elements(); ++e) wide.k.set(e, data.k.get(e));
+      for (std::int64_t e = 0; e < data.v.elements(); ++e) wide.v.set(e, data.v.get(e));
+      run(call_of(wide), c.architecture, "mma");
+      expect_same(wide, data);
+      ++exact;
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(exact, 3);
+}
+
 // --- prompts and decoding sequences in one call
 
 // The sequences of a packed case, alone: their own call, whose kernel their own number of rows chooses.

@@ -237,6 +237,31 @@ TEST(Plans, SayWhatTheyRefuse) {
             "the GPU is sm_70; this kernel has tiles for sm_100, sm_90, sm_80, sm_89, sm_75");
 }
 
+TEST(Plans, SayWhatTheyRefuseOfCaches) {
+  Problem plain = api::plain_problem(Pass::forward, Type::bf16, {64, 64});
+  Problem pages = plain;
+  pages.pages = Pages{.count = 9, .v_count = 9, .size = 16, .entries = 300};
+  EXPECT_EQ(reason(pages, "sm_80"), "");
+  plain.k_type = plain.v_type = Type::e4m3;
+  EXPECT_EQ(reason(plain, "sm_80"),
+            "k or v has another type than q, or scales; this kernel takes that of keys in pages");
+  pages.k_type = Type::i8, pages.k_scale = 2;
+  EXPECT_EQ(reason(pages, "sm_80"), "");
+  pages.v_scale = 3;
+  EXPECT_EQ(reason(pages, "sm_80"),
+            "v_scale has 3 dimensions; this kernel takes one for each head, or sequence and head");
+  pages.v_type = Type::f16;
+  EXPECT_EQ(reason(pages, "sm_80"), "v has type f16; this kernel takes q's, bf16, e4m3 and i8");
+
+  const gpu::Algorithm mixed = kernel_named("mma_mixed");
+  const auto reason_of = [&](const Problem& p) { return mixed.plan(p, cuda::target_named("sm_80")).reason; };
+  EXPECT_EQ(reason_of(plain), "k and v are in no pages; mma takes padded and packed ones");
+  pages.v_type = Type::bf16, pages.v_scale = 0, pages.packed = true;
+  EXPECT_EQ(reason_of(pages), "");
+  pages.options.max_seqlen_q = 64;
+  EXPECT_EQ(reason_of(pages), "no sequence has more than 64 rows of queries for each KV head");
+}
+
 // The library reads TESSERA_TILES once, so each value has a process of its own, which tells what it got.
 void expect_tiles(const char* name, const char* architecture, const char* told) {
   EXPECT_EXIT(

@@ -26,6 +26,11 @@ static bool add_paged_units(std::set<std::string>& units) {
     const Problem problem = mma::problem_of(mma::call_of(data));
     add(problem, c.architecture, "mma"), add(paged(problem), c.architecture, "mma");
   }
+  for (const mma::PagedSpec& c : mma::eight_bit_specs()) {
+    cases::CaseData data = cases::build(c.spec), wide = cases::build(mma::without_cache(c.spec));
+    add(paged(mma::problem_of(mma::call_of(data))), c.architecture, "mma");
+    add(mma::problem_of(mma::call_of(wide)), c.architecture, "mma");
+  }
   for (const mma::PagedSpec& c : mma::mixed_specs) {
     cases::CaseData data = cases::build(c.spec);
     Problem problem = paged(mma::problem_of(mma::call_of(data)));

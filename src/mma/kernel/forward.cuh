@@ -48,10 +48,11 @@ struct Forward {
 
   // --- copies
 
-  template <int width>
-  using Copy = typename Chosen<config.paged, ScatteredCopy<config, keys, width>, TileCopy<config, keys, width>>::Type;
-  using CopyK = Copy<config.D>;
-  using CopyV = Copy<config.Dv>;
+  template <int width, Element type>
+  using Copy =
+      typename Chosen<config.paged, ScatteredCopy<config, keys, width, type>, TileCopy<config, keys, width>>::Type;
+  using CopyK = Copy<config.D, config.k>;
+  using CopyV = Copy<config.Dv, config.v>;
 
   __device__ void copy_Q() const {
     const auto* from = gpu::row_of<config.element>(p.call.x.q, w.b, w.q_begin + w.first, w.h);
@@ -144,6 +145,12 @@ struct Forward {
         for (int n = 0; n < keys / 2; ++n) S[r][n] += rest[r][n];
     } else {
       multiply_QK<0, steps>(S, stage, aside);
+    }
+    if constexpr (config.scaled) {
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int n = 0; n < keys / 2; ++n) S[r][n] *= listing.k_scale;
     }
   }
   template <int first, int end, class Aside>
@@ -336,7 +343,8 @@ struct Forward {
 
   // O / l and LSE. Queries that see no key: O = 0, LSE = -inf, or the sink.
   __device__ void write() {
-    const float whole = config.options.dropout ? p.call.x.keep_scale : 1;
+    float whole = config.options.dropout ? p.call.x.keep_scale : 1;
+    if constexpr (config.scaled) whole *= listing.v_scale;
 #pragma unroll
     for (int r = 0; r < R; ++r)
 #pragma unroll

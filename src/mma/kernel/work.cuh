@@ -34,7 +34,8 @@ static_assert(sizeof(Work) <= work_bytes);
 struct alignas(16) Listing {
   Int64 k_entry, v_entry;  // the sequence's first entry of each table
   Int32 leftpad;
-  Int32 begin, end;  // keys that some query of the tile sees: of others, entries are not read
+  Int32 begin, end;        // keys that some query of the tile sees: of others, entries are not read
+  float k_scale, v_scale;  // of the block's head
 };
 static_assert(sizeof(Listing) == listing_bytes);
 
@@ -106,6 +107,10 @@ __device__ inline void describe_work(const Params<config>& p, Int32 number, Work
   constexpr Int64 far = Int64(1) << 30;
   w.low = Int32(clamp(low + w.first, -far, far)), w.high = Int32(clamp(high + w.first, -far, far));
   const Work::Keys seen = w.seen_by(0, rows_of(config));
+  if constexpr (config.scaled) {
+    listing.k_scale = p.k_scale.data ? *p.k_scale.at(w.b, 0, 0, w.kv) : 1;
+    listing.v_scale = p.v_scale.data ? *p.v_scale.at(w.b, 0, 0, w.kv) : 1;
+  }
   if constexpr (config.paged) listing.begin = seen.begin, listing.end = seen.end;
   w.begin = seen.begin / config.block_keys;
   w.end = seen.empty() ? w.begin : (seen.end + config.block_keys - 1) / config.block_keys;

@@ -4,12 +4,15 @@
 #pragma once
 
 #include "gpu/kernel/copy.cuh"
+#include "gpu/kernel/eight_bits.cuh"
+#include "gpu/kernel/math.cuh"
 #include "gpu/kernel/matrix.cuh"
 #include "mma/config.hpp"
 #include "mma/layout.hpp"
 
 namespace tessera::mma {
 
+using gpu::chunk_columns;
 using gpu::commit_copies, gpu::copy_async, gpu::shared_address, gpu::wait_copies;
 using gpu::load_four, gpu::load_number, gpu::load_two, gpu::store_chunk, gpu::store_four, gpu::store_number,
     gpu::store_pair;
@@ -83,7 +86,7 @@ struct TileCopy {
 
 // The same of rows that lie anywhere. Of the rows that a warp copies, each lane knows the place of one, and tells the
 // lanes that copy its chunks: a place is found once for 32 threads, and needs neither shared memory nor a barrier.
-template <auto config, int rows, int width>
+template <auto config, int rows, int width, Element type>
 struct ScatteredCopy {
   using Even = TileCopy<config, rows, width>;
   static constexpr int step = Even::step, panels = Even::panels, parts = Even::parts;
@@ -98,40 +101,91 @@ struct ScatteredCopy {
     return lane / warp_rows * step + thread / 32 * warp_rows + lane % warp_rows;
   }
 
-  const UInt16* tensor;
+  static constexpr bool bytes_wide = type == Element::e4m3 || type == Element::i8;
+
+  const void* tensor;
   Int64 place;  // of the row that this lane knows
   UInt32 tile;
-  int columns;  // of the tensor
-  int thread;   // gpu::recomputed: nothing that follows from it is kept from tile to tile
-  const UInt16* from = nullptr;
-  bool exists = false;
+  int columns;          // of the tensor
+  int thread;           // gpu::recomputed: nothing that follows from it is kept from tile to tile
+  Int64 row = nowhere;  // that this thread copies a chunk of
 
   __device__ ScatteredCopy(UInt32 tile, const void* tensor, Int64 place, int columns) :
-      tensor(static_cast<const UInt16*>(tensor)), place(place), tile(tile), columns(columns),
-      thread(gpu::recomputed(threadIdx.x)) {}
+      tensor(tensor), place(place), tile(tile), columns(columns), thread(gpu::recomputed(threadIdx.x)) {}
 
-  // Parts in their order, by all lanes of a warp.
+  // Parts in their order, by all lanes of a warp: numbers of 16 bits.
   __device__ void issue(int part) {
-    const int r = part / panels * step, column = copy_column(thread) + part % panels * gpu::panel_columns;
-    if (part % panels == 0) {
-      const Int64 row = __shfl_sync(0xffffffffu, place, part / panels * warp_rows + copy_row(thread % 32));
-      exists = row != nowhere;
-      from = tensor + (exists ? row : 0);
-    }
-    if (rows % step != 0 && copy_row(thread) + r >= rows) return;
-    if (width % gpu::panel_columns != 0 && column >= width) return;
-    int bytes = exists ? 16 : 0;
-    if constexpr (!config.whole) {
-      const int left = columns > column ? 2 * (columns - column) : 0;
-      if (left < bytes) bytes = left;
-    }
-    copy_chunk<config>(tile + gpu::tile_byte(rows, copy_row(thread) + r, column), bytes > 0 ? from + column : tensor,
-                       bytes);
+    find_row(part);
+    const auto* from = static_cast<const UInt16*>(tensor);
+    const int count = existing(part), column = column_of(part);
+    if (has(part)) copy_chunk<config>(address(part), from + (count > 0 ? row + column : 0), 2 * count);
   }
-  __device__ void issue_all() {
+
+  // Numbers of 8 bits are converted on their way: every one of them is one of f16 and of bf16, too. Some loads at a
+  // time, so that their latencies overlap; none is asynchronous.
+  struct alignas(8) Bytes {
+    UInt32 x[2];
+  };
+  __device__ Bytes load(int part) {
+    find_row(part);
+    const auto* from = static_cast<const unsigned char*>(tensor) + (row == nowhere ? 0 : row + column_of(part));
+    const int count = has(part) ? existing(part) : 0;
+    Bytes out{};
+    if (config.copy_bytes >= 8 && count == chunk_columns) return *reinterpret_cast<const Bytes*>(from);
 #pragma unroll
-    for (int part = 0; part < parts; ++part) issue(part);
+    for (int n = 0; n < chunk_columns; ++n)
+      if (n < count) out.x[n / 4] |= UInt32(from[n]) << n % 4 * 8;
+    return out;
   }
+  __device__ void convert(int part, const Bytes& bytes) const {
+    if (!has(part)) return;
+    UInt32 pairs[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const UInt32 pair = n % 2 ? gpu::widened<type, true>(bytes.x[n / 2]) : gpu::widened<type, false>(bytes.x[n / 2]);
+      pairs[n] = pair;
+      if constexpr (config.element != Element::f16)
+        pairs[n] = gpu::packed<config.element>(gpu::unpacked<Element::f16>(pair & 0xffffu),
+                                               gpu::unpacked<Element::f16>(pair >> 16));
+    }
+    store_chunk(address(part), {pairs[0], pairs[1], pairs[2], pairs[3]});
+  }
+
+  __device__ void issue_all() {
+    if constexpr (bytes_wide) {
+      constexpr int at_once = 4;
+#pragma unroll
+      for (int first = 0; first < parts; first += at_once) {
+        Bytes bytes[at_once];
+#pragma unroll
+        for (int n = 0; n < at_once; ++n)
+          if (first + n < parts) bytes[n] = load(first + n);
+#pragma unroll
+        for (int n = 0; n < at_once; ++n)
+          if (first + n < parts) convert(first + n, bytes[n]);
+      }
+    } else {
+#pragma unroll
+      for (int part = 0; part < parts; ++part) issue(part);
+    }
+  }
+
+ private:
+  __device__ int column_of(int part) const { return copy_column(thread) + part % panels * gpu::panel_columns; }
+  __device__ int row_of(int part) const { return copy_row(thread) + part / panels * step; }
+  __device__ void find_row(int part) {
+    if (part % panels == 0) row = __shfl_sync(0xffffffffu, place, part / panels * warp_rows + copy_row(thread % 32));
+  }
+  // Whether the tile has such a chunk, and how many numbers of it the tensor has.
+  __device__ bool has(int part) const {
+    return (rows % step == 0 || row_of(part) < rows) && (width % gpu::panel_columns == 0 || column_of(part) < width);
+  }
+  __device__ int existing(int part) const {
+    if (row == nowhere) return 0;
+    const int left = columns - column_of(part);
+    return config.whole || left > chunk_columns ? chunk_columns : left < 0 ? 0 : left;
+  }
+  __device__ UInt32 address(int part) const { return tile + gpu::tile_byte(rows, row_of(part), column_of(part)); }
 };
 
 // One number of 4 bytes; 0 unless it exists.
