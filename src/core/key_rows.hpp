@@ -86,6 +86,21 @@ struct KeyRows {
     }
   }
 
+  // Those that find_scales() will read of the first group.
+  TESSERA_ALWAYS_INLINE void prefetch_scales(Range keys) const {
+    const Int64 count = keys.size();
+    if (!table) {
+      for (Int64 r = 0; r < count; ++r) __builtin_prefetch(scales + (keys.begin + r) * scale_stride, 0, 2);
+      return;
+    }
+    Int64 number = (keys.begin + leftpad) / page_size, at = (keys.begin + leftpad) % page_size;
+    for (Int64 r = 0; r < count; at = 0) {
+      const Int64 page = table[number++ * table_stride];
+      for (; at < page_size && r < count; ++at, ++r)
+        if (is_page(page)) __builtin_prefetch(scales + page * scale_page_stride + at * scale_stride, 0, 2);
+    }
+  }
+
   TESSERA_ALWAYS_INLINE bool is_page(Int64 page) const { return page >= 0 && page < pages; }
 
   // Null: the entry is outside of the pool.

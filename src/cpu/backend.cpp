@@ -70,10 +70,11 @@ class CpuKernel : public Kernel {
       return {nullptr, "type is f32, which takes six products of bf16 for one; only by name"};
     if (choice.isa->unit && p.qv && !execution.kernel)
       return {nullptr, text("qv is given, so ", choice.isa->unit, " would stay idle; only by name")};
-    if (choice.isa->unit && !has_plain_keys(p) && !execution.kernel)
-      return {nullptr, text("k or v has another type than q, or scales, so ", choice.isa->unit,
-                            " would stay idle; only by name")};
-    if (choice.isa->unit && choice.isa->pieces(p) == 0 && !execution.kernel)
+    const bool idle = choice.isa->unit && choice.isa->pieces(p) == 0;
+    if (idle && !has_plain_keys(p) && !execution.kernel)
+      return {nullptr,
+              text("k or v has a type, or scales, for which ", choice.isa->unit, " would stay idle; only by name")};
+    if (idle && !execution.kernel)
       return {nullptr, text("not all types are bf16, so ", choice.isa->unit, " would stay idle; only by name")};
     return {std::make_unique<CpuPlan>(p, *choice.isa, resolve_threads(execution.threads)), ""};
   }

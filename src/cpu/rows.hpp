@@ -37,7 +37,12 @@ struct KeyTile {
   TESSERA_ALWAYS_INLINE float scale(Int64 r, Int64 group) const { return scaled ? scales[group][r] : 1; }
 
   TESSERA_ALWAYS_INLINE void find(const KeyRows& source, Range keys) {
-    start(source, keys);
+    find_rows(source, keys);
+    load_scales(source, keys);
+  }
+
+  TESSERA_ALWAYS_INLINE void find_rows(const KeyRows& source, Range keys) {
+    type = source.type, base = source.base;
     if (source.table) {
       in_pool = source.find(keys, rows);
       return;
@@ -49,22 +54,20 @@ struct KeyTile {
     for (UInt64 r = 0; r < UInt64(most); ++r) rows[r] = __builtin_bit_cast(const char*, first + r * step);
   }
 
-  // The same, where `other` holds the same keys of another head: in a page, heads lie evenly apart.
-  TESSERA_ALWAYS_INLINE void find_beside(const KeyTile& other, const KeyRows& source, Range keys) {
-    if (!other.in_pool) return find(source, keys);
-    start(source, keys);
-    in_pool = true;
-    for (Int64 r = 0; r < keys.size(); ++r) rows[r] = other.rows[r] + (source.base - other.base);
-  }
-
- private:
-  TESSERA_ALWAYS_INLINE void start(const KeyRows& source, Range keys) {
-    type = source.type, base = source.base, scaled = source.scales != nullptr;
-    groups = source.scale_groups;
+  TESSERA_ALWAYS_INLINE void load_scales(const KeyRows& source, Range keys) {
+    scaled = source.scales != nullptr, groups = source.scale_groups;
     for (Int64 g = 0; g < groups && scaled; ++g) {
       source.find_scales(keys, g, scales[g]);
       for (Int64 r = keys.size(); r < most; ++r) scales[g][r] = 1;
     }
+  }
+
+  // As find(), where `other` holds the same keys of another head: in a page, heads lie evenly apart.
+  TESSERA_ALWAYS_INLINE void find_beside(const KeyTile& other, const KeyRows& source, Range keys) {
+    if (!other.in_pool) return find(source, keys);
+    type = source.type, base = source.base, in_pool = true;
+    for (Int64 r = 0; r < keys.size(); ++r) rows[r] = other.rows[r] + (source.base - other.base);
+    load_scales(source, keys);
   }
 };
 

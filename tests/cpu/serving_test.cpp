@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A decoding step over an 8-bit cache as engines run it: the bits of a sequence among neighbours, in any order of the
 // batch, any size of pages, beside a growing prompt; long caches; pools beyond 2^32 elements with their scales;
-// workspace full of NaN. Links tessera_cases. Implements docs/algorithm.md, "Promises" and "Paged keys and values".
+// workspace full of NaN; every code of 8 bits; masks at the bounds between ways to compute. Links tessera_cases.
+// Implements docs/algorithm.md, "Promises" and "Paged keys and values".
 #include <sys/mman.h>
 
 #include <cmath>
@@ -143,16 +144,19 @@ TEST(Steps, LongCachesHaveTheSameBitsInPagesOfAnySize) {
   }
 }
 
-// A needle in 65536 keys: one key looks like the query, and its value is what comes out.
+// Needles in 65536 and in 131072 keys: one key looks like the query, and its value is what comes out.
 TEST(Needles, AreFoundInEightBits) {
-  constexpr std::int64_t Nk = 65536, D = 64;
+  constexpr std::int64_t D = 64;
+  const auto kernels = cpu_kernels();
+  std::size_t turn = 0;
   for (const Type type : bytes)
-    for (const std::string& kernel : cpu_kernels()) {
+    for (const std::string& kernel : kernels) {
+      const std::int64_t Nk = turn++ % 2 ? 65536 : 131072;
       Buffer q(Type::f32, {1, 1, 1, D}), k(type, {1, Nk, 1, D}), v(type, {1, Nk, 1, D}), o(Type::f32, {1, 1, 1, D});
       Buffer scale = of(Type::f32, {1}, {0.25});
       std::memset(k.tensor().data, 0, static_cast<std::size_t>(Nk * D));
       std::memset(v.tensor().data, type == Type::i8 ? 5 : 0x3c, static_cast<std::size_t>(Nk * D));  // 5, or 1.5
-      constexpr std::int64_t needle = 43210;
+      const std::int64_t needle = Nk - 22326;
       for (std::int64_t d = 0; d < D; ++d) {
         const double x = d % 3 - 1;
         q.set(d, x), k.set(needle * D + d, 24 * x), v.set(needle * D + d, static_cast<double>(d % 7) - 3);
@@ -163,12 +167,73 @@ TEST(Needles, AreFoundInEightBits) {
       double score = 0;
       for (std::int64_t e = 0; e < D; ++e) score += q.get(e) * 0.25 * k.get(needle * D + e) / 8;
       EXPECT_GT(score, 30);  // that of all others is 0
-      const double weight = std::exp(-score) * (Nk - 1);
+      const double weight = std::exp(-score) * static_cast<double>(Nk - 1);
       for (std::int64_t d = 0; d < D; ++d) {
         const double hay = 0.25 * (type == Type::i8 ? 5 : 1.5), found = 0.25 * (static_cast<double>(d % 7) - 3);
         EXPECT_NEAR(o.get(d), (found + weight * hay) / (1 + weight), 1e-6) << kernel << " " << d;
       }
       ++case_count.judged;
+    }
+}
+
+// One key for each sequence, with 64 of the 256 codes: O is that key's value, and LSE of head h what dim h of K says.
+TEST(Codes, OfEightBitsMeanTheirNumbers) {
+  constexpr std::int64_t B = 4, D = 64;
+  for (const std::string& kernel : cpu_kernels())
+    for (const Type type : bytes)
+      for (const Type q_type : {Type::bf16, Type::f16, Type::f32})
+        for (const std::int64_t queries : {1, 9}) {
+          Buffer q = filled(q_type, {B, queries, D, D}, 0), k(type, {B, 1, 1, D}), v(type, {B, 1, 1, D});
+          Buffer o(Type::f32, {B, queries, D, D}), lse(Type::f32, {B, D, queries});
+          const auto code = [&](std::int64_t n) { return static_cast<std::uint8_t>(n); };
+          const bool nan_codes = type == Type::e4m3;
+          for (std::int64_t n = 0; n < B * D; ++n) {
+            const bool is_nan = nan_codes && (n & 0x7f) == 0x7f;  // in K it would reach every head
+            static_cast<std::uint8_t*>(k.tensor().data)[n] = code(is_nan ? n - 1 : n);
+            static_cast<std::uint8_t*>(v.tensor().data)[n] = code(n);
+          }
+          for (std::int64_t row = 0; row < B * queries; ++row)
+            for (std::int64_t h = 0; h < D; ++h) q.set((row * D + h) * D + h, 1);
+          Inputs in;
+          in.q = q.tensor(), in.k = k.tensor(), in.v = v.tensor();
+          forward(in, {.o = o.tensor(), .lse = lse.tensor()}, {.scale = 1}, {.kernel = kernel.c_str()});
+          for (std::int64_t b = 0; b < B; ++b)
+            for (std::int64_t i = 0; i < queries; ++i)
+              for (std::int64_t h = 0; h < D; ++h) {
+                const double score = k.get(b * D + h);
+                ASSERT_NEAR(lse.get((b * D + h) * queries + i), score, 1e-6 * (1 + std::abs(score))) << kernel;
+                for (std::int64_t d = 0; d < D; ++d) {
+                  const double value = v.get(b * D + d), got = o.get(((b * queries + i) * D + h) * D + d);
+                  ASSERT_EQ(std::isnan(got), std::isnan(value)) << kernel;
+                  if (!std::isnan(value)) ASSERT_NEAR(got, value, 1e-4 * std::abs(value)) << kernel;
+                }
+              }
+          ++case_count.judged;
+        }
+}
+
+// Nq times the query heads of a KV head, on both sides of every bound between ways to compute: 8 queries, 8, 16 and 64
+// rows. Windows that skip chunks, sinks, softcap, ALiBi, trees, and rows that see nothing.
+TEST(Masks, AgreeWithFloat64OnBothSidesOfTheBounds) {
+  constexpr std::pair<std::int64_t, std::int64_t> shapes[] = {{1, 1},  {1, 7},  {7, 1}, {8, 1}, {1, 8},  {9, 1}, {3, 3},
+                                                              {1, 16}, {1, 17}, {7, 9}, {8, 8}, {13, 5}, {65, 1}};
+  const auto kernels = cpu_kernels();
+  std::vector<Execution> executions;
+  for (const std::string& kernel : kernels) executions.push_back({.kernel = kernel.c_str()});
+  std::size_t turn = 0;
+  for (const auto& [queries, group] : shapes)
+    for (const int kind : {0, 1, 2, 3, 4}) {
+      Case spec{.name = "mask", .B = 1, .Nq = queries, .Nk = 600, .Hq = group, .Hk = 1, .D = 64, .backward = false};
+      spec.name = "rows_" + std::to_string(queries * group) + "_" + std::to_string(kind);
+      spec.type = turn % 3 ? Type::bf16 : Type::f16, spec.options.causal = true;
+      const Cached eight{turn % 2 ? Type::e4m3 : Type::i8, Scales::per_key};
+      if (++turn % 4) spec.cached_k = spec.cached_v = eight;
+      if (kind == 0) spec.options.window_left = 40;
+      if (kind == 1) spec.sinks = Sinks::finite, spec.options.softcap = 2;
+      if (kind == 2) spec.slopes = Slopes::per_head;
+      if (kind == 3) spec.tree = Tree::random, spec.positions = true, spec.options.causal = false;
+      if (kind == 4) spec.Nk = 3;  // fewer keys than queries: the first rows see none
+      for (const CaseReport& report : run_case(spec, executions)) expect_ok(report);
     }
 }
 

@@ -42,7 +42,16 @@ inline constexpr Int64 width_step = lanes;
 //
 #include "cpu/kernel/forward.hpp"
 //
+#if defined(TESSERA_MATRIX_UNIT)
+#include "cpu/kernel/matrix_unit.hpp"
+#endif
+//
 #include "cpu/kernel/decode_numbers.hpp"
+#if defined(TESSERA_DOT_PRODUCTS)
+#include "cpu/kernel/dot_unit.hpp"
+//
+#include "cpu/kernel/decode_pairs.hpp"
+#endif
 #include "cpu/kernel/decode_products.hpp"
 //
 #include "cpu/kernel/decode.hpp"
@@ -52,8 +61,6 @@ inline constexpr Int64 width_step = lanes;
 #include "cpu/kernel/bias_gradient.hpp"
 //
 #if defined(TESSERA_MATRIX_UNIT)
-#include "cpu/kernel/matrix_unit.hpp"
-//
 #include "cpu/kernel/matrix_operands.hpp"
 //
 #if defined(TESSERA_DOT_PRODUCTS)

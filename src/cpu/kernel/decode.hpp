@@ -44,6 +44,17 @@ struct DecodeScratch {
 };
 using DecodeBlock = DecodeScratch::Block;
 
+// How rows of K and V are read: by types and head dims alone.
+struct Readings {
+  Reading K, V;
+};
+HWY_INLINE Readings readings_of(const HeadJob& head) {
+#if defined(TESSERA_DOT_PRODUCTS)
+  if (takes_pairs(head)) return {paired_reading(head.k.type), paired_reading(head.v.type)};
+#endif
+  return {reading_of(head.k.type, head.D), reading_of(head.v.type, head.Dv)};
+}
+
 // Rows of a step as the products read them: where they lie, or widened in scratch. `width` of them is used.
 HWY_INLINE const StepTile& readable(const StepTile& keys, Int64 count, Int64 width, float* room, StepTile& widened) {
   if (width % lanes == 0) return keys;
@@ -64,21 +75,24 @@ HWY_INLINE void row_products(Reading as, const StepTile& keys, Int64 count, cons
 #if HWY_TARGET == HWY_AVX3
   if (as == Reading::tabled_e4m3) dot_all<TabledE4M3>(keys, count, Q, Q_stride, rows, width, next, S);
 #endif
+#if defined(TESSERA_DOT_PRODUCTS)
+  if (as == Reading::dot_bf16) dot_all<DotBF16>(keys, count, Q, Q_stride, rows, width, next, S);
+  if (as == Reading::dot_e4m3) dot_all<DotE4M3>(keys, count, Q, Q_stride, rows, width, next, S);
+#endif
 }
 
 // The same times the keys' scales, which `source` has; `keys` are its rows as products read them. Where groups of dims
 // have scales of their own, their products are scaled one by one, in order.
-HWY_INLINE void scaled_products(const StepTile& source, const StepTile& keys, Int64 count, const float* Q, Int64 width,
-                                Int64 rows, const DecodePrefetch& next, float* S, float* part) {
-  const Reading as = reading_of(keys.type, width);  // and so each group of dims
+HWY_INLINE void scaled_products(Reading as, const StepTile& source, const StepTile& keys, Int64 count, const float* Q,
+                                Int64 width, Int64 rows, const DecodePrefetch& next, float* S, float* part) {
   if (source.groups == 1) {
     row_products(as, keys, count, Q, width, width, rows, next, S);
     return multiply_by_scales(source, 0, count, rows, S, S);
   }
   for (Int64 g = 0, d = 0; g < source.groups; ++g, d += scale_width) {
     float* out = g == 0 ? S : part;
-    row_products(as, from_dim(keys, count, d), count, Q + d, width, lesser(scale_width, width - d), rows,
-                 g == 0 ? next : DecodePrefetch{}, out);
+    row_products(as, from_dim(keys, count, d), count, Q + (in_pairs(as) ? d / 2 : d), width,
+                 lesser(scale_width, width - d), rows, g == 0 ? next : DecodePrefetch{}, out);
     multiply_by_scales(source, g, count, rows, out, out);
     if (g > 0) add_numbers(part, count, rows, S);
   }
@@ -88,9 +102,13 @@ HWY_INLINE void scaled_products(const StepTile& source, const StepTile& keys, In
 HWY_INLINE void decode_products(const HeadJob& any, const StepKeys& step, const StepTile& K, const StepTile& V,
                                 Int64 rows, const DecodePrefetch& next, const DecodeBlock& s) {
   const Int64 count = step.keys.size();
-  scaled_products(step.K, K, count, s.Q, s.Q_stride, rows, next, s.S, s.part);
+  const Readings as = readings_of(any);
+  scaled_products(as.K, step.K, K, count, s.Q, s.Q_stride, rows, next, s.S, s.part);
+#if defined(TESSERA_DOT_PRODUCTS)
+  if (in_pairs(as.K)) multiply_by_factor(any.score.factor, count, rows, s.S);
+#endif
   if (!any.qv) return;
-  scaled_products(step.V, V, count, s.Qv, s.O_stride, rows, {}, s.second, s.part);
+  scaled_products(as.V, step.V, V, count, s.Qv, s.O_stride, rows, {}, s.second, s.part);
   add_numbers(s.second, count, rows, s.S);
 }
 
@@ -165,8 +183,8 @@ HWY_INLINE void decode_softmax(Int64 count, float* S, float* m, double* l, float
     l[r] = l[r] * double(alpha[r]) + double(hn::GetLane(hn::SumOfLanes(FloatTag(), total[r])));
 }
 
-// O += P V, of `Dv` dims.
-HWY_INLINE void add_products(Reading as, const StepTile& V, Int64 count, const float* P, Int64 rows,
+// O += P V, of `Dv` dims. P may be rounded on the way.
+HWY_INLINE void add_products(Reading as, const StepTile& V, Int64 count, float* P, Int64 rows,
                              const DecodePrefetch& next, Int64 Dv, float* O, Int64 O_stride) {
   if (as == Reading::f32) add_all_values<float>(V, count, P, rows, next, Dv, O, O_stride);
   if (as == Reading::f16) add_all_values<F16>(V, count, P, rows, next, Dv, O, O_stride);
@@ -177,12 +195,16 @@ HWY_INLINE void add_products(Reading as, const StepTile& V, Int64 count, const f
 #if HWY_TARGET == HWY_AVX3
   if (as == Reading::tabled_e4m3) add_all_values<TabledE4M3>(V, count, P, rows, next, Dv, O, O_stride);
 #endif
+#if defined(TESSERA_DOT_PRODUCTS)
+  if (in_pairs(as)) pair_weights(rows, P);
+  if (as == Reading::dot_bf16) add_all_values<DotBF16>(V, count, P, rows, next, Dv, O, O_stride);
+  if (as == Reading::dot_e4m3) add_all_values<DotE4M3>(V, count, P, rows, next, Dv, O, O_stride);
+#endif
 }
 
 // O += P V with V's scales, which `source` has and P takes in.
-HWY_INLINE void decode_values(const StepTile& source, const StepTile& V, Int64 count, Int64 rows,
+HWY_INLINE void decode_values(Reading as, const StepTile& source, const StepTile& V, Int64 count, Int64 rows,
                               const DecodePrefetch& next, const DecodeBlock& s) {
-  const Reading as = reading_of(V.type, s.O_stride);
   if (source.groups == 1) {
     multiply_by_scales(source, 0, count, rows, s.S, s.S);
     return add_products(as, V, count, s.S, rows, next, s.O_stride, s.O, s.O_stride);
@@ -194,9 +216,12 @@ HWY_INLINE void decode_values(const StepTile& source, const StepTile& V, Int64 c
   }
 }
 
-// A row of q or qv, times the scores' factor, in the order in which rows of `keys` are widened.
-HWY_INLINE void load_query(const Rows& source, Int64 i, const KeyRows& keys, Int64 width, float factor, float* out) {
-  const Reading as = reading_of(keys.type, width);
+// A row of q or qv, times the scores' factor unless its products come in pairs, in the order in which rows of its keys
+// are widened.
+HWY_INLINE void load_query(const Rows& source, Int64 i, Reading as, Int64 width, float factor, float* out) {
+#if defined(TESSERA_DOT_PRODUCTS)
+  if (in_pairs(as)) return load_paired_query(source, i, as, width, out);
+#endif
   if (as != Reading::paired_bf16)
     return widen_row(source, i, width, factor * (as == Reading::e4m3 ? e4m3_factor : 1), out);
   HWY_ALIGN float in_order[576];
@@ -211,6 +236,7 @@ HWY_INLINE void load_query(const Rows& source, Int64 i, const KeyRows& keys, Int
 
 HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
   const HeadJob& any = job.heads[0];
+  const Readings as = readings_of(any);
   fill(s.Q, decode_rows * s.Q_stride, 0);
   if (any.qv) fill(s.Qv, decode_rows * s.O_stride, 0);
   fill(s.O, decode_rows * s.O_stride, 0);
@@ -218,8 +244,8 @@ HWY_INLINE void start_decode(const DecodeJob& job, const DecodeBlock& s) {
   for (Int64 i = 0; i < block_q; ++i) s.l[i] = 0;
   for (Int64 row = 0; row < job.count * any.nq; ++row) {
     const HeadJob& head = job.heads[row / any.nq];
-    load_query(head.q, row % any.nq, any.k, any.D, any.score.factor, s.Q + row * s.Q_stride);
-    if (any.qv) load_query(head.qv, row % any.nq, any.v, any.Dv, any.score.factor, s.Qv + row * s.O_stride);
+    load_query(head.q, row % any.nq, as.K, any.D, any.score.factor, s.Q + row * s.Q_stride);
+    if (any.qv) load_query(head.qv, row % any.nq, as.V, any.Dv, any.score.factor, s.Qv + row * s.O_stride);
   }
 }
 
@@ -243,7 +269,7 @@ HWY_INLINE void decode_step_of(const DecodeJob& job, const StepKeys& step, const
       float* at = s.O + row * s.O_stride + d;
       store(hn::Mul(load(at), set(alpha[row])), at);
     }
-  decode_values(step.V, V, keys.size(), rows, next, s);
+  decode_values(readings_of(any).V, step.V, V, keys.size(), rows, next, s);
 }
 
 // m, l and O of every row.
@@ -253,7 +279,13 @@ HWY_INLINE void store_partials(const DecodeJob& job, const DecodeBlock& s) {
     float* out = job.partials + row * job.row_stride;
     out[0] = s.m[row], out[1] = static_cast<float>(s.l[row]);
     const float* O = s.O + row * s.O_stride;
-    const Reading as = reading_of(any.v.type, any.Dv);
+    const Reading as = readings_of(any).V;
+#if defined(TESSERA_DOT_PRODUCTS)
+    if (in_pairs(as)) {
+      store_paired_row(O, as, any.Dv, out + 2);
+      continue;
+    }
+#endif
     if (as == Reading::paired_bf16)
       for (Int64 d = 0; d < any.Dv; d += pair_width)
         hn::StoreInterleaved2(load(O + d), load(O + d + lanes), FloatTag(), out + 2 + d);
@@ -262,7 +294,8 @@ HWY_INLINE void store_partials(const DecodeJob& job, const DecodeBlock& s) {
   }
 }
 
-HWY_INLINE Range step_from(Int64 j, Range keys) { return {j, lesser(j + decode_step, keys.end)}; }
+// Empty behind the last key.
+HWY_INLINE Range step_from(Int64 j, Range keys) { return {lesser(j, keys.end), lesser(j + decode_step, keys.end)}; }
 
 HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* memory) {
   const HeadJob& any = jobs[0].heads[0];
@@ -278,10 +311,11 @@ HWY_NOINLINE void decode(const DecodeJob* jobs, Int64 count, Range keys, float* 
   }
   StepKeys steps[2], firsts[2];  // of this job and the next; of the first job, in this step and the next
   int turn = 0, first = 0;
-  firsts[first].find(any, step_from(keys.begin, keys));
+  firsts[first].find_rows(any, step_from(keys.begin, keys));
   for (Int64 j = keys.begin; j < keys.end; j += decode_step, first ^= 1) {
     StepKeys& ahead = firsts[first ^ 1];
-    ahead.find(any, step_from(j + decode_step, keys));
+    ahead.find_rows(any, step_from(j + decode_step, keys));
+    firsts[first].load_scales(any);
     prefetch_first_lines(ahead.K, ahead.keys.size());
     prefetch_first_lines(ahead.V, ahead.keys.size());
     RowStream K_ahead, V_ahead;

@@ -5,15 +5,44 @@
 
 inline constexpr Int64 pair_width = 2 * lanes;
 
-// How rows are read.
-enum class Reading { f32, f16, bf16, paired_bf16, i8, e4m3, tabled_e4m3 };
+// How rows are read: widened to f32, or (dot_*, decode_pairs.hpp) as bf16.
+enum class Reading { f32, f16, bf16, paired_bf16, i8, e4m3, tabled_e4m3, dot_bf16, dot_e4m3 };
 
+HWY_INLINE bool in_pairs(Reading as) { return as >= Reading::dot_bf16; }
+
+// Numbers of decode_pairs.hpp, which say how many vectors two keys of V become.
+template <class T>
+concept DotNumber = requires {
+  T::value_vectors;
+};
+
+// Numbers of K in a vector, and how many vectors are widened together; keys of V that are multiplied together, and how
+// many vectors of them are widened together.
+template <class T>
+inline constexpr Int64 numbers_in_vector = DotNumber<T> ? 2 * lanes : lanes;
 template <class T>
 inline constexpr int vectors_together = 2;
+template <class T>
+inline constexpr Int64 keys_together = DotNumber<T> ? 2 : 1;
+template <class T>
+inline constexpr int value_vectors_together = vectors_together<T>;
+template <DotNumber T>
+inline constexpr int value_vectors_together<T> = T::value_vectors;
 
 template <class T>
 HWY_INLINE void widen_several(const T* p, Vec (&out)[2]) {
   out[0] = widen_vector(p), out[1] = widen_vector(p + lanes);
+}
+// Of V: where keys are multiplied together, `second` is the row of the second one.
+template <class T, int count>
+HWY_INLINE void widen_values(const T* p, const T* second, Vec (&out)[count]) {
+  (void)second;
+  widen_several(p, out);
+}
+
+template <class T>
+HWY_INLINE Vec add_product(T, Vec sum, Vec x, Vec y) {
+  return hn::MulAdd(x, y, sum);
 }
 
 // bf16 in rows whose length is a multiple of two vectors. Two vectors at a time are widened by one instruction each if
@@ -110,12 +139,16 @@ HWY_INLINE __m512i look_up(const uint8_t* table, __m512i bytes) {
   return bytes;
 }
 
+// With the sign of `bytes`.
+HWY_INLINE __m512i with_sign(__m512i magnitudes, __m512i bytes) {
+  return _mm512_ternarylogic_epi32(magnitudes, bytes, _mm512_set1_epi8(-128), 0xf8);
+}
+
 HWY_INLINE void widen_several(const TabledE4M3* p, Vec (&out)[4]) {
   __m512i bytes;
   asm("vpermb %2, %1, %0" : "=v"(bytes) : "v"(_mm512_load_si512(tables.order)), "v"(_mm512_loadu_si512(p)));
   const __m512i low = look_up(tables.low, bytes);
-  const __m512i high =  // and the sign
-      _mm512_ternarylogic_epi32(look_up(tables.high, bytes), bytes, _mm512_set1_epi8(-128), 0xf8);
+  const __m512i high = with_sign(look_up(tables.high, bytes), bytes);
   const __m512i words[2] = {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
   TESSERA_UNROLL
   for (int n = 0; n < 2; ++n) {
@@ -128,7 +161,7 @@ HWY_INLINE Vec widen_vector(const TabledE4M3*) { return hn::Zero(FloatTag()); } 
 HWY_INLINE bool has_tables() { return false; }
 #endif
 
-// Of rows of `width` numbers. Widths that are no whole vectors are widened into scratch, to f32.
+// Of rows of `width` numbers that become f32. Widths that are no whole vectors are widened into scratch, to f32.
 HWY_INLINE Reading reading_of(Type type, Int64 width) {
   if (type == Type::f32 || width % lanes != 0) return Reading::f32;
   if (type == Type::f16) return Reading::f16;

@@ -43,27 +43,30 @@ HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, 
   TESSERA_UNROLL
   for (int n = 0; n < lanes; ++n) sums[n] = hn::Zero(FloatTag());
   constexpr int together = vectors_together<T>;
+  constexpr Int64 width = numbers_in_vector<T>;
   Int64 d = 0;
-  for (; d + together * lanes <= D; d += together * lanes) {
+  for (; d + together * width <= D; d += together * width) {
     Vec q[rows][together];
     TESSERA_UNROLL
     for (int r = 0; r < rows; ++r) TESSERA_UNROLL
-    for (int c = 0; c < together; ++c) q[r][c] = load(Q + r * Q_stride + d + c * lanes);
+    for (int c = 0; c < together; ++c) q[r][c] = load(Q + r * Q_stride + d * lanes / width + c * lanes);
     TESSERA_UNROLL
     for (int k = 0; k < count; ++k) {
       Vec key[together];
       widen_several(keys[k] + d, key);
       TESSERA_UNROLL
       for (int r = 0; r < rows; ++r) TESSERA_UNROLL
-      for (int c = 0; c < together; ++c) sums[r * count + k] = hn::MulAdd(key[c], q[r][c], sums[r * count + k]);
+      for (int c = 0; c < together; ++c) sums[r * count + k] = add_product(T(), sums[r * count + k], key[c], q[r][c]);
     }
   }
-  if (d < D) TESSERA_UNROLL
-  for (int k = 0; k < count; ++k) {
-    const Vec key = widen_vector(keys[k] + d);
-    TESSERA_UNROLL
-    for (int r = 0; r < rows; ++r)
-      sums[r * count + k] = hn::MulAdd(key, load(Q + r * Q_stride + d), sums[r * count + k]);
+  if constexpr (!DotNumber<T>) {
+    if (d < D) TESSERA_UNROLL
+    for (int k = 0; k < count; ++k) {
+      const Vec key = widen_vector(keys[k] + d);
+      TESSERA_UNROLL
+      for (int r = 0; r < rows; ++r)
+        sums[r * count + k] = add_product(T(), sums[r * count + k], key, load(Q + r * Q_stride + d));
+    }
   }
   store(sums_of(sums), out);
 }
@@ -75,10 +78,14 @@ struct StepKeys {
   Range keys;
   StepTile K, V;
 
-  HWY_INLINE void find(const HeadJob& head, Range range) {
+  // Without their scales, which are prefetched.
+  HWY_INLINE void find_rows(const HeadJob& head, Range range) {
     keys = range;
-    K.find(head.k, range), V.find(head.v, range);
+    K.find_rows(head.k, range), V.find_rows(head.v, range);
+    if (head.k.scale_stride != 0) head.k.prefetch_scales(range);
+    if (head.v.scale_stride != 0) head.v.prefetch_scales(range);
   }
+  HWY_INLINE void load_scales(const HeadJob& head) { K.load_scales(head.k, keys), V.load_scales(head.v, keys); }
   // The same keys of another head.
   HWY_INLINE void find_beside(const StepKeys& other, const HeadJob& head) {
     keys = other.keys;
@@ -87,8 +94,7 @@ struct StepKeys {
 };
 
 // Rows of the next step, of all the jobs of a task, to be prefetched: a key's rows of every head before the next key's,
-// for that is how they lie in [B,N,H,D] and in pages. Hardware prefetchers follow such a stream, and a page of the
-// processor's is looked up long before its first row is read.
+// for that is how they lie in [B,N,H,D] and in pages. Hardware prefetchers follow such a stream.
 class RowStream {
  public:
   HWY_INLINE void start(const StepTile& tile, Int64 count, const Int64 (&from_first)[decode_jobs], Int64 jobs,
@@ -112,8 +118,9 @@ class RowStream {
   Int64 left = 0, last = 0, bytes = 0, key = 0, head = 0;
 };
 
-// The first lines of keys in pages, which may lie anywhere, before their rows are prefetched one after another: the
-// processor looks up several of its own pages at a time.
+// The first lines of keys in pages, which may lie anywhere, all at once before their rows are prefetched one after
+// another: the processor then looks up several of its own pages at a time. One by one between products they cost twice
+// as much.
 HWY_INLINE void prefetch_first_lines(const StepTile& tile, Int64 count) {
   for (Int64 r = 0; r < count && tile.in_pool; ++r) __builtin_prefetch(tile.row(r), 0, 2);
 }
@@ -211,29 +218,31 @@ HWY_INLINE void dot_all(const StepTile& K, Int64 count, const float* Q, Int64 Q_
 template <class T, int rows, int cols>
 HWY_INLINE void add_values_block(const StepTile& V, Int64 d, Int64 count, const float* P, const DecodePrefetch& next,
                                  float* O, Int64 O_stride) {
-  constexpr int together = vectors_together<T>;
+  constexpr int together = value_vectors_together<T>;
+  constexpr Int64 keys = keys_together<T>;
   Vec sums[rows][cols];
   TESSERA_UNROLL
   for (int r = 0; r < rows; ++r) TESSERA_UNROLL
   for (int c = 0; c < cols; ++c) sums[r][c] = hn::Zero(FloatTag());
-  for (Int64 j = 0; j < count; ++j) {
-    next.prefetch_value(j);
-    const T* row = row_of<T>(V, j) + d;
+  for (Int64 j = 0; j < count; j += keys) {
+    for (Int64 k = 0; k < keys; ++k) next.prefetch_value(j + k);
+    // Of two keys, the second may be behind the last one: its weight is 0 then, and the first one's row stands for it.
+    const T *row = row_of<T>(V, j) + d, *second = row_of<T>(V, lesser(j + keys, count) - 1) + d;
     Vec weight[rows];
     TESSERA_UNROLL
-    for (int r = 0; r < rows; ++r) weight[r] = set(P[r * block_q + j]);
+    for (int r = 0; r < rows; ++r) weight[r] = set(P[r * block_q + j / keys]);
     TESSERA_UNROLL
     for (int c = 0; c + together <= cols; c += together) {
       Vec value[together];
-      widen_several(row + c * lanes, value);
+      widen_values(row + c * lanes, second + c * lanes, value);
       TESSERA_UNROLL
       for (int r = 0; r < rows; ++r) TESSERA_UNROLL
-      for (int n = 0; n < together; ++n) sums[r][c + n] = hn::MulAdd(weight[r], value[n], sums[r][c + n]);
+      for (int n = 0; n < together; ++n) sums[r][c + n] = add_product(T(), sums[r][c + n], value[n], weight[r]);
     }
-    if (cols == 1) {
+    if constexpr (cols == 1 && !DotNumber<T>) {
       const Vec value = widen_vector(row);
       TESSERA_UNROLL
-      for (int r = 0; r < rows; ++r) sums[r][0] = hn::MulAdd(weight[r], value, sums[r][0]);
+      for (int r = 0; r < rows; ++r) sums[r][0] = add_product(T(), sums[r][0], value, weight[r]);
     }
   }
   TESSERA_UNROLL
@@ -251,7 +260,7 @@ HWY_NOINLINE void add_values_of(const StepTile& V, Int64 count, const float* P, 
   Int64 d = 0;
   for (; d + cols * lanes <= Dv; d += cols * lanes)
     add_values_block<T, rows, cols>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
-  constexpr int together = vectors_together<T>;
+  constexpr int together = value_vectors_together<T>;
   for (; d + together * lanes <= Dv; d += together * lanes)
     add_values_block<T, rows, together>(V, d, count, P, d == 0 ? next : DecodePrefetch{}, O + d, O_stride);
   for (; d < Dv; d += lanes)

@@ -11,12 +11,6 @@ enum class Terms { most, all };  // as for several pieces; here there is one
 
 struct Session {};  // nothing to set up
 
-// sum + x_even y_even + x_odd y_odd in every lane
-HWY_INLINE Vec add_pairs(Vec sum, __m512i x, __m512i y) {
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(x), "v"(y));
-  return sum;
-}
-
 template <int rows, int cols>
 HWY_INLINE void multiply_pairs(const Halves& a, const Pairs& b, float* c, Int64 ldc, Int64 depth, Result result) {
   Vec sum[rows][cols];

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last file of a target region with dot products of bf16: bf16 goes their way, other types that of multiply-adds in
-// f32. Included by cpu/isa/region.hpp in place of table.hpp and matrix_table.hpp.
+// The last file of a target region with dot products of bf16: q of bf16 goes their way, other types that of
+// multiply-adds in f32. Included by cpu/isa/region.hpp in place of table.hpp and matrix_table.hpp.
 #pragma once
 
 inline constexpr const char* unit = "dot products of bf16";
 
 HWY_INLINE int pieces(const Problem& p) {
-  return p.q_type == Type::bf16 && has_plain_products(p) && (!p.d_o || *p.d_o == Type::bf16);
+  return p.q_type == Type::bf16 && fits_unit(p) && (!p.d_o || *p.d_o == Type::bf16);
 }
-HWY_INLINE bool is_bf16(const HeadJob& head) { return head.q.type == Type::bf16 && has_plain_products(head); }
+HWY_INLINE bool takes_dots(const HeadJob& head) { return head.q.type == Type::bf16 && fits_unit(head); }
 
 HWY_INLINE Int64 scratch_bytes(const Problem& p) {
   const bool paired = pieces(p) > 0;
@@ -27,13 +27,13 @@ HWY_INLINE void pack_panel(const HeadJob& head, Range keys, float* panel, float*
 }
 
 HWY_INLINE void forward(const ForwardJob& job, Range blocks, float* scratch) {
-  if (is_bf16(job.head)) return matrix_forward<1>(job, blocks, scratch);
+  if (takes_dots(job.head)) return matrix_forward<1>(job, blocks, scratch);
   forward_blocks_of(job, blocks, scratch);
 }
 
 HWY_INLINE Int64 image_rows(Int64 D) { return tiled(D); }
 
 HWY_INLINE void key_span(const KeySpanJob& job, float* scratch) {
-  if (is_bf16(job.jobs[0].head) && job.jobs[0].d_o.type == Type::bf16) return matrix_key_span<1>(job, scratch);
+  if (takes_dots(job.jobs[0].head) && job.jobs[0].d_o.type == Type::bf16) return matrix_key_span<1>(job, scratch);
   backward_key_span(job, scratch);
 }

@@ -13,9 +13,11 @@
 inline constexpr Int64 key_rows = block_k + tile_step;
 
 template <int pieces>
-HWY_INLINE Int64 load_key_rows(const KeyRows& source, Range keys, Int64 width, const Halves& out) {
+HWY_INLINE Int64 load_key_rows(const KeyRows& source, Range keys, Int64 width, const Halves& out,
+                               float* scales = nullptr) {
   KeyBlock block;
   block.find(source, keys);
+  for (Int64 r = 0; r < key_rows && block.scaled && scales; ++r) scales[r] = r < keys.size() ? block.scale(r, 0) : 1;
   for (Int64 r = 0; r < keys.size(); ++r) {
     prefetch_behind(block, r, keys.size(), width);
     split_row<pieces>(block, r, width, out, r);
@@ -28,17 +30,21 @@ HWY_INLINE Int64 load_key_rows(const KeyRows& source, Range keys, Int64 width, c
 HWY_INLINE Halves from_row(Halves x, Int64 r) { return {x.at + r * x.stride, x.stride, x.piece}; }
 HWY_INLINE Halves from_column(Halves x, Int64 c) { return {x.at + c, x.stride, x.piece}; }
 
-// K as rows and V^T of one block of keys, as they lie in a panel. V is transposed once for all who read it: 48 squares
-// of 16 x 16 words at D = 128, some 5000 cycles, most of a tile's time.
+// K as rows and V^T of one block of keys, as they lie in a panel, and their scales, 1 behind the last key. V is
+// transposed once for all who read it: 48 squares of 16 x 16 words at D = 128, some 5000 cycles, most of a tile's time.
 template <int pieces>
 struct PackedKeys {
   Halves K, Vt;
+  float *K_scales, *V_scales;
 
-  static constexpr Int64 floats(Int64 D, Int64 Dv) { return pieces * key_rows * (tiled(D) + tiled(Dv)) / 2; }
+  static constexpr Int64 floats(Int64 D, Int64 Dv) {
+    return pieces * key_rows * (tiled(D) + tiled(Dv)) / 2 + 2 * key_rows;
+  }
   HWY_INLINE PackedKeys(Int64 D, Int64 Dv, float* panel) {
     Scratch room(panel);
     K = take_halves<pieces>(room, key_rows, tiled(D));
     Vt = take_halves<pieces>(room, tiled(Dv), key_rows);
+    K_scales = room.take(key_rows), V_scales = room.take(key_rows);
   }
 };
 
@@ -48,8 +54,8 @@ HWY_NOINLINE void pack_panel_of(const HeadJob& head, Range keys, float* panel, f
   const PackedKeys<pieces> out(head.D, head.Dv, panel);
   Scratch room(memory);
   const Halves V = take_halves<pieces>(room, key_rows, tiled(head.Dv));
-  load_key_rows<pieces>(head.k, keys, head.D, out.K);
-  transpose_halves<pieces>(V, load_key_rows<pieces>(head.v, keys, head.Dv, V), out.Vt);
+  load_key_rows<pieces>(head.k, keys, head.D, out.K, out.K_scales);
+  transpose_halves<pieces>(V, load_key_rows<pieces>(head.v, keys, head.Dv, V, out.V_scales), out.Vt);
 }
 
 template <int pieces>
@@ -144,6 +150,20 @@ struct MatrixTask {
             block(place.n, turn).S, block_q,    tiled(place.tile.nj),           place.tile.width,
             tiled(head.D)};
   }
+  // Products of a tile become those of its keys times their scales, and the scores' factor with them: scores of 2^60
+  // must not be multiplied by it once more, in the exponent, where the rounding of the maximum would count.
+  HWY_INLINE void scale_scores(const Place& place, float* S) const {
+    if (!head.k.scales) return;
+    const float* scales = keys(place).K_scales + place.tile.j0 - place.block * block_k;
+    TESSERA_FOR_TILE(place.tile, j, i) {
+      float* at = S + j * block_q + i;
+      store(hn::Mul(TESSERA_NAMESPACE::load(at), set(scales[j])), at);
+    }
+    scale_tile(place.tile, head.score.factor, S);
+  }
+  HWY_INLINE const float* value_scales(const Place& place) const {
+    return head.v.scales ? keys(place).V_scales + place.tile.j0 - place.block * block_k : nullptr;
+  }
   HWY_INLINE Product<pieces> values(const Place& place, int turn) const {
     const Int64 first = place.tile.j0 - place.block * block_k;
     return {Result::add,
@@ -164,6 +184,8 @@ HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* mem
   const HeadJob& head = job.head;
   Scratch room(memory);
   Task task(job, room);
+  HeadJob scored = head;  // as the softmax meets it
+  if (head.k.scales) scored.score.factor = 1;
   for (Int64 n = 0; n < blocks.size(); ++n) {
     const Tile tile = tile_of(query_range(head, blocks.begin + n), {});
     task.memory.products.load_queries(head, tile, n);
@@ -192,8 +214,9 @@ HWY_NOINLINE void matrix_forward(const ForwardJob& job, Range blocks, float* mem
     const Int64 next_panel = (place.block + 1) * block_k < head.nk ? place.block + 1 : place.block;
     if (task.panels) beside.prefetch(task.panels + next_panel * task.panel_floats() + place.n * lines * 16, lines);
     const auto s = task.block(place.n, turn);
-    const AsPairs<pieces> kept{task.memory.products.P[turn]};
-    softmax_tile<false>(head, place.tile, kept, s, beside);
+    const AsPairs<pieces> kept{task.memory.products.P[turn], task.value_scales(place)};
+    task.scale_scores(place, s.S);
+    softmax_tile<false>(scored, place.tile, kept, s, beside);
     beside.finish();
     // Only after the overlapped products, which may have added to the same rows of O.
     rescale(place.tile, head.Dv, s.alpha, s.O);

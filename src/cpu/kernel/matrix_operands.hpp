@@ -146,7 +146,9 @@ template <int pieces>
 struct AsPairs {
   static constexpr Exactness exactness = pieces < 3 ? Exactness::halves : Exactness::f32;
   Pairs out;
+  const float* scales = nullptr;  // of the keys' values, if they have any: they join the numbers that are kept
   HWY_INLINE void keep(Int64 j, Int64 i, Vec even, Vec odd) const {
+    if (scales) even = hn::Mul(even, set(scales[j])), odd = hn::Mul(odd, set(scales[j + 1]));
     __m512i halves[pieces];
     split<pieces, Order::in_pairs, false>(even, odd, halves);
     for (int p = 0; p < pieces; ++p) _mm512_storeu_si512(out.row(j / 2, p) + i, halves[p]);

@@ -6,11 +6,11 @@
 inline constexpr const char* unit = "the matrix unit";
 
 HWY_INLINE int pieces_of(Type type) { return type == Type::bf16 ? 1 : type == Type::f16 ? 2 : 3; }
-HWY_INLINE int pieces_of(const HeadJob& head) { return has_plain_products(head) ? pieces_of(head.q.type) : 0; }
+HWY_INLINE int pieces_of(const HeadJob& head) { return fits_unit(head) ? pieces_of(head.q.type) : 0; }
 
-// 0: keys with a type of their own or scales, and a qv, are computed by multiply-adds in f32.
+// 0: other keys, and a qv, are computed by multiply-adds in f32.
 HWY_INLINE int pieces(const Problem& p) {
-  if (!has_plain_products(p)) return 0;
+  if (!fits_unit(p)) return 0;
   const Int64 inputs = pieces_of(p.q_type);
   return static_cast<int>(p.d_o ? greater(inputs, pieces_of(*p.d_o)) : inputs);
 }

@@ -82,6 +82,8 @@ HWY_INLINE Vec widen_vector(const BF16* p) { return hn::BitCast(FloatTag(), hn::
 HWY_INLINE Vec widen_vector(const F16* p) {
 #if HWY_TARGET == HWY_AVX3
   return Vec{_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+#elif HWY_TARGET == HWY_AVX2
+  return Vec{_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 #else
   const auto bits = load_halves(&p->bits);
   const auto magnitude = hn::And(bits, hn::Set(IntTag(), 0x7fff));

@@ -4,12 +4,20 @@
 // Included by cpu/isa/*.cpp inside their target region.
 #pragma once
 
-// K and V have q's type and no scales, and there is no qv: what the operands of a matrix unit, and dot products of
-// bf16, are made from.
-HWY_INLINE bool has_plain_products(const HeadJob& head) {
-  return head.k.type == head.q.type && head.v.type == head.q.type && !head.k.scales && !head.v.scales && !head.qv;
+// What the operands of a matrix unit, and dot products of bf16, are made from: K and V of q's type, or of 8 bits, which
+// one piece of bf16 holds, beside a q of 16; without scales, or with one for all dims of a key; no qv.
+HWY_INLINE bool fits_unit(Type q, Type keys, Int64 scale_groups) {
+  return (keys == q || (bytes_each(q) == 2 && bytes_each(keys) == 1)) && scale_groups == 1;
 }
-HWY_INLINE bool has_plain_products(const Problem& p) { return has_plain_keys(p) && !p.qv; }
+HWY_INLINE bool fits_unit(const HeadJob& head) {
+  return fits_unit(head.q.type, head.k.type, head.k.scale_groups) &&
+         fits_unit(head.q.type, head.v.type, head.v.scale_groups) && !head.qv;
+}
+HWY_INLINE bool fits_unit(const Problem& p) {
+  const Int64 K_groups = p.k_scale == 4 ? ceil_div(p.D, scale_width) : 1;
+  const Int64 V_groups = p.v_scale == 4 ? ceil_div(p.Dv, scale_width) : 1;
+  return fits_unit(p.q_type, p.k_type, K_groups) && fits_unit(p.q_type, p.v_type, V_groups) && !p.qv;
+}
 
 // Where the softmax leaves P: in place of the scores.
 struct InPlace {
