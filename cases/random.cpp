@@ -14,7 +14,14 @@ namespace tessera::cases {
 
 namespace {
 
-constexpr double usual_cost = 1.2e7, rare_cost = 6e7;  // pairs of elements that are multiplied for S
+// How large cases are: tiles that lengths lie around, and pairs of elements that are multiplied for S; in small cases
+// tiles of 32 x 32 pairs and 64 dims, begun ones included.
+struct Size {
+  std::int64_t tile_q, tile_k;
+  double usual_cost, rare_cost;
+  bool in_tiles = false;
+};
+constexpr Size usual{tile_q, tile_k, 1.2e7, 6e7}, small{32, 32, 10, 50, true};
 constexpr std::size_t fewest_options = 3;
 
 template <class T, std::size_t N>
@@ -53,16 +60,18 @@ std::vector<std::int32_t> used(Generator& g, const Case& c, const std::vector<st
   return all;
 }
 
-double cost(const Case& c) {
-  double pairs = c.packed() ? 0 : static_cast<double>(c.B * c.Nq * c.Nk);
-  for (std::size_t b = 0; b < c.packed_q.size(); ++b) pairs += 1.0 * c.packed_q[b] * c.packed_k[b];
-  return pairs * static_cast<double>(c.Hq) * static_cast<double>(c.D + c.dim_v()) / 2;
+double cost(const Case& c, const Size& size) {
+  const std::int64_t tile = size.in_tiles ? 32 : 1, chunk = size.in_tiles ? 64 : 1;
+  const auto in = [](std::int64_t unit, std::int64_t n) { return static_cast<double>((n + unit - 1) / unit); };
+  double pairs = c.packed() ? 0 : static_cast<double>(c.B) * in(tile, c.Nq) * in(tile, c.Nk);
+  for (std::size_t b = 0; b < c.packed_q.size(); ++b) pairs += in(tile, c.packed_q[b]) * in(tile, c.packed_k[b]);
+  return pairs * static_cast<double>(c.Hq) * (in(chunk, c.D) + in(chunk, c.dim_v())) / 2;
 }
 
-void draw_shapes(Generator& g, Case& c) {
+void draw_shapes(Generator& g, Case& c, const Size& size) {
   constexpr std::int64_t dims[] = {1, 3, 8, 16, 24, 32, 40, 59, 64, 64, 72, 80, 96, 111, 128, 160, 192, 256};
   constexpr std::int64_t ratios[] = {1, 1, 2, 3, 4, 5, 7};
-  const double limit = g.chance(0.05) ? rare_cost : usual_cost;
+  const double limit = g.chance(0.05) ? size.rare_cost : size.usual_cost;
   const bool both_long = g.chance(0.1);  // beyond two tiles of queries and of keys
   do {
     c.Hk = g.between(1, 3), c.Hq = c.Hk * pick(g, ratios);
@@ -70,22 +79,22 @@ void draw_shapes(Generator& g, Case& c) {
     c.B = g.between(1, 4);
     c.packed_q.clear(), c.packed_k.clear();
     if (both_long) {
-      c.B = 1, c.Nq = 2 * tile_q + g.between(1, 40), c.Nk = 2 * tile_k + g.between(1, 40);
+      c.B = 1, c.Nq = 2 * size.tile_q + g.between(1, 40), c.Nk = 2 * size.tile_k + g.between(1, 40);
     } else if (g.chance(0.35)) {
-      c.packed_q = lengths(g, c.B + 1, tile_q), c.packed_k = lengths(g, c.B + 1, tile_k);
+      c.packed_q = lengths(g, c.B + 1, size.tile_q), c.packed_k = lengths(g, c.B + 1, size.tile_k);
       c.front_q = g.chance(0.4) ? g.between(1, 300) : 0, c.front_k = g.chance(0.4) ? g.between(1, 300) : 0;
       c.tail_q = g.chance(0.4) ? g.between(1, 70) : 0, c.tail_k = g.chance(0.4) ? g.between(1, 200) : 0;
     } else {
-      c.Nq = length(g, tile_q), c.Nk = length(g, tile_k);
+      c.Nq = length(g, size.tile_q), c.Nk = length(g, size.tile_k);
     }
     if (!c.packed()) c.front_q = c.front_k = c.tail_q = c.tail_k = 0;
-  } while (cost(c) > limit);
+  } while (cost(c, size) > limit);
   if (g.chance(0.3)) c.used_q = used(g, c, c.packed_q, c.Nq);
   if (g.chance(0.3)) c.used_k = used(g, c, c.packed_k, c.Nk);
 }
 
-void draw_visibility(Generator& g, Case& c) {
-  const std::int64_t Nq = c.packed() ? tile_q : c.Nq, Nk = c.packed() ? tile_k : c.Nk;
+void draw_visibility(Generator& g, Case& c, const Size& size) {
+  const std::int64_t Nq = c.packed() ? size.tile_q : c.Nq, Nk = c.packed() ? size.tile_k : c.Nk;
   Options& o = c.options;
   o.causal = g.chance(0.4);
   if (g.chance(0.35)) {
@@ -179,7 +188,7 @@ void draw_limits(Generator& g, Case& c) {
   }
 }
 
-Case draw(std::uint64_t seed, std::uint64_t attempt) {
+Case draw(std::uint64_t seed, std::uint64_t attempt, const Size& size) {
   constexpr Type types[] = {Type::f32, Type::f16, Type::bf16};
   constexpr Style all_styles[] = {Style::contiguous, Style::gaps,  Style::heads_first,
                                   Style::shifted,    Style::mixed, Style::broadcast};
@@ -191,8 +200,8 @@ Case draw(std::uint64_t seed, std::uint64_t attempt) {
   c.name = random_name(seed), c.seed = seed;
   c.type = pick(g, types), c.style = pick(g, all_styles), c.distribution = pick(g, distributions);
   c.caller_workspace = g.chance(0.5);
-  draw_shapes(g, c);
-  draw_visibility(g, c);
+  draw_shapes(g, c, size);
+  draw_visibility(g, c, size);
   draw_scores(g, c);
   draw_outputs(g, c);
   draw_limits(g, c);
@@ -208,11 +217,27 @@ std::size_t position(const std::string& option) {
 
 std::string random_name(std::uint64_t seed) { return "random_" + std::to_string(seed); }
 
-Case random_case(std::uint64_t seed) {
+static Case random_case(std::uint64_t seed, const Size& size) {
   for (std::uint64_t attempt = 0;; ++attempt) {
-    const Case c = draw(seed, attempt);
+    Case c = draw(seed, attempt, size);
     if (active_options(c).size() >= fewest_options) return c;
   }
+}
+
+Case random_case(std::uint64_t seed) { return random_case(seed, usual); }
+
+std::string random_small_name(std::uint64_t seed) { return "random_small_" + std::to_string(seed); }
+
+Case random_small_case(std::uint64_t seed) {
+  Case c = random_case(seed, small);
+  c.name = random_small_name(seed);
+  return c;
+}
+
+std::vector<Case> random_small_cases(std::uint64_t seed, std::size_t count) {
+  std::vector<Case> all;
+  for (std::size_t n = 0; n < count; ++n) all.push_back(random_small_case(seed + n));
+  return all;
 }
 
 std::vector<Case> random_cases(std::uint64_t seed, std::size_t count) {

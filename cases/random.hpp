@@ -17,6 +17,11 @@ std::string random_name(std::uint64_t seed);
 // Seeds seed, seed + 1, ... : at least three options are active in each.
 std::vector<Case> random_cases(std::uint64_t seed, std::size_t count);
 
+// The same around tiles of 32, each small: for devices that are slow.
+Case random_small_case(std::uint64_t seed);
+std::string random_small_name(std::uint64_t seed);
+std::vector<Case> random_small_cases(std::uint64_t seed, std::size_t count);
+
 // The same with types and scales of K and V of their own; forward passes.
 Case random_cache_case(std::uint64_t seed);
 std::string random_cache_name(std::uint64_t seed);

@@ -32,7 +32,7 @@ std::vector<Case> suite(const std::string& name) {
   if (name == "performance") return performance();
   if (name != "all")
     throw std::invalid_argument("suite: is '" + name + "'; must be regular, features, corner, caches, " +
-                                "performance, random, random_caches or all");
+                                "performance, random, random_small, random_caches or all");
   std::vector<Case> all;
   for (const auto& table : {regular(), features(), corner()}) all.insert(all.end(), table.begin(), table.end());
   return all;

@@ -121,6 +121,8 @@ std::string describe(const Case& c) {
 std::string reproduce(const Case& c) {
   if (c.name == random_name(c.seed))
     return "tessera check --suite random --seed " + std::to_string(c.seed) + " --count 1";
+  if (c.name == random_small_name(c.seed))
+    return "tessera check --suite random_small --seed " + std::to_string(c.seed) + " --count 1";
   if (c.name == random_cache_name(c.seed))
     return "tessera check --suite random_caches --seed " + std::to_string(c.seed) + " --count 1";
   return "tessera check --case " + c.name;

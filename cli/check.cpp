@@ -29,6 +29,7 @@ struct Arguments {
 std::vector<cases::Case> named(const Arguments& a) {
   if (!a.one_case.empty()) return {cases::find_case(a.one_case)};
   if (a.suite == "random") return cases::random_cases(a.seed, a.count);
+  if (a.suite == "random_small") return cases::random_small_cases(a.seed, a.count);
   if (a.suite == "random_caches") return cases::random_cache_cases(a.seed, a.count);
   return cases::suite(a.suite);
 }
@@ -136,8 +137,11 @@ Action add_check(CLI::App& program) {
       "  tessera check --suite features --kernel avx2\n"
       "  tessera check --suite random --seed 42 --count 1000 --json report.json");
   add_flag(command, "--suite",
-           "regular, features, corner, or all of these three (the default); caches; random, random_caches", a.suite,
-           {.value = "NAME", .choices = {"regular", "features", "corner", "all", "caches", "random", "random_caches"}});
+           "regular, features, corner, or all of these three (the default); caches; random, random_small (for slow "
+           "devices), random_caches",
+           a.suite,
+           {.value = "NAME",
+            .choices = {"regular", "features", "corner", "all", "caches", "random", "random_small", "random_caches"}});
   add_flag(command, "--case", "Only this case of any table", a.one_case, {.value = "NAME"});
   add_flag(command, "--seed", "random: the first case's seed (default: 1)", a.seed, {.value = "N"});
   add_flag(command, "--count", "random: number of cases (default: 500)", a.count,

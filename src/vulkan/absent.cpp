@@ -10,8 +10,7 @@
 namespace tessera::vulkan {
 namespace {
 
-constexpr const char* absent =
-    "this library was built without its Vulkan backend: glslangValidator, Python or Vulkan's headers were missing";
+constexpr const char* absent = "this library was built without its Vulkan backend: " TESSERA_VULKAN_MISSING;
 
 [[noreturn]] void refuse() { throw Failure(TESSERA_UNSUPPORTED, absent); }
 
@@ -33,8 +32,8 @@ class AbsentKernel : public Kernel {
 
 std::span<const Kernel* const> kernels() {
   struct Absent {
-    AbsentKernel tiled{"vk_tiled"}, naive{"vk_naive"};
-    std::array<const Kernel*, 2> all{&tiled, &naive};
+    AbsentKernel matrix{"vk_matrix"}, tiled{"vk_tiled"}, naive{"vk_naive"};
+    std::array<const Kernel*, 3> all{&matrix, &tiled, &naive};
   };
   static constinit Once<const Absent> made;
   return made.get([] { return Absent(); }).all;

@@ -37,7 +37,7 @@ const Shader* shader(std::string_view name) { return std::ranges::find(all_shade
 std::int32_t chunks(std::int64_t dims) { return dims <= chunk ? 1 : dims <= 2 * chunk ? 2 : 4; }
 
 // Rounds of the loops over one tile: loads and products. Loops over an invocation's own numbers are unrolled.
-double product_rounds(std::int64_t dims) { return static_cast<double>(ceil_div(dims, chunk)) * 86; }
+double product_rounds(std::int64_t dims) { return static_cast<double>(ceil_div(dims, chunk)) * 42; }
 double sum_rounds(std::int64_t dims) { return static_cast<double>(ceil_div(dims, chunk)) * 45; }
 double dropout_rounds(const Problem& p) { return p.options.dropout > 0 ? 170 : 0; }
 double tiles_of(std::int64_t length) { return static_cast<double>(ceil_div(length, tile)) + 1; }

@@ -68,5 +68,11 @@ if(TESSERA_VULKAN AND GLSLANG_VALIDATOR AND Python3_Interpreter_FOUND AND TESSER
   list(APPEND vulkan_sources ${vulkan_generated}/layout_check.hpp)
   set_source_files_properties(vulkan/plan.cpp PROPERTIES INCLUDE_DIRECTORIES ${CMAKE_CURRENT_BINARY_DIR}/generated)
 else()
-  message(STATUS "The Vulkan backend is left out: it needs glslangValidator, Python 3 and Vulkan's headers")
+  set(vulkan_missing "glslangValidator, Python or Vulkan's headers were missing")
+  if(NOT TESSERA_VULKAN)
+    set(vulkan_missing "TESSERA_VULKAN was OFF")
+  endif()
+  set_source_files_properties(vulkan/absent.cpp PROPERTIES COMPILE_DEFINITIONS
+                              "TESSERA_VULKAN_MISSING=\"${vulkan_missing}\"")
+  message(STATUS "The Vulkan backend is left out: ${vulkan_missing}")
 endif()

@@ -52,6 +52,7 @@ TEST(RandomCaches, AgreeWithFloat64) {
   EXPECT_GE(decoding, 60);
   EXPECT_GE(types, 60);
   EXPECT_EQ(reproduce(random_cache_case(7)), "tessera check --suite random_caches --seed 7 --count 1");
+  EXPECT_EQ(reproduce(random_small_case(7)), "tessera check --suite random_small --seed 7 --count 1");
 }
 
 TEST(RandomPairs, EveryPairOfOptionsMeets) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tables and random configurations on the Vulkan kernels, against float64, on the first device: in CI Debian's
-// lavapipe, with the validation layers on. Every case on vk_tiled, a share on vk_naive.
+// lavapipe, with the validation layers on. Cases on vk_tiled, a share on vk_naive. Of the random ones 2,000 are small,
+// around tiles of 32: begun tiles cost as much as whole ones on a processor that plays GPU, and so ten of these cost
+// what one of the others does.
 // Links tessera_cases. Implements docs/numerics.md, "Suites".
 #include <iostream>
 
@@ -20,8 +22,16 @@ struct Part {
   const char* suite;
   std::size_t number, count;
   const char* kernel;
-  double most_pairs;  // larger cases are left out: this device is a processor
+  double most_pairs;      // larger cases are left out: this device is a processor
+  std::size_t least = 6;  // cases that must have passed
 };
+constexpr std::size_t small_cases = 2100;  // about 3 % are refused: their loops might be endless
+
+std::vector<Case> cases_of(const std::string& name) {
+  if (name == "random") return random_cases(20260, 200);
+  if (name == "random_small") return random_small_cases(500000, small_cases);
+  return suite(name);
+}
 void PrintTo(const Part& part, std::ostream* out) {
   *out << part.suite << " part " << part.number << " on " << part.kernel;
 }
@@ -30,8 +40,7 @@ class VulkanCases : public VulkanWith<Part> {};
 
 TEST_P(VulkanCases, AgreeWithFloat64) {
   const Part part = GetParam();
-  const std::vector<Case> all_cases =
-      part.suite == std::string("random") ? random_cases(20260, 200) : suite(part.suite);
+  const std::vector<Case> all_cases = cases_of(part.suite);
   SuiteReport all;
   std::size_t refused_loops = 0, refused_others = 0;
   for (std::size_t n = part.number; n < all_cases.size(); n += part.count) {
@@ -49,14 +58,22 @@ TEST_P(VulkanCases, AgreeWithFloat64) {
   std::cout << part.suite << " on " << part.kernel << ": " << all.passed << " passed, " << refused_loops
             << " refused for their loops, " << refused_others << " for their dims\n"
             << worst_table(all) << std::flush;
-  EXPECT_GT(all.passed, 5U);
+  EXPECT_GE(all.passed, part.least);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, VulkanCases,
-                         testing::Values(Part{"regular", 0, 1, "vk_tiled", 1e7},
-                                         Part{"features", 0, 1, "vk_tiled", 4e7}, Part{"corner", 0, 1, "vk_tiled", 2e6},
-                                         Part{"random", 0, 1, "vk_tiled", 1e6}, Part{"corner", 0, 6, "vk_naive", 1e6},
-                                         Part{"random", 3, 10, "vk_naive", 1e6}));
+// In the order of two shards that take as long as each other.
+INSTANTIATE_TEST_SUITE_P(
+    All, VulkanCases,
+    testing::Values(Part{"features", 0, 2, "vk_tiled", 4e7, 80}, Part{"features", 1, 2, "vk_tiled", 4e7, 80},
+                    Part{"random_small", 0, 2, "vk_tiled", 1e9, 1000},
+                    Part{"random_small", 1, 2, "vk_tiled", 1e9, 1000}, Part{"regular", 0, 1, "vk_tiled", 1e7},
+                    Part{"corner", 0, 1, "vk_tiled", 2e6, 190}, Part{"random", 0, 4, "vk_tiled", 1e6},
+                    Part{"random_small", 7, 10, "vk_naive", 1e9, 190}, Part{"corner", 0, 6, "vk_naive", 1e6}));
+
+// Every pair of options that can meet does, in the small ones.
+TEST(VulkanCases, SmallOnesHaveEveryPairOfOptions) {
+  EXPECT_EQ(count_pairs(cases_of("random_small")).missing(), std::vector<std::string>{});
+}
 
 // A broadcast V and a scale of 0: hundreds of equal terms, which a single chain of additions rounds the same way.
 class VulkanSums : public VulkanWith<const char*> {};

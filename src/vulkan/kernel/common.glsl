@@ -107,13 +107,14 @@ float widened(uint bits, int kind) {
   return uintBitsToFloat(sign | (exponent == 31u ? 0x7f800000u : (exponent + 112u) << 23) | (mantissa << 13));
 }
 
-uint half_at(uint64_t address) {  // in words of 32 bits: not every device has smaller ones
-  const uint word = word_at(address & ~3ul);
-  return (address & 2ul) != 0ul ? word >> 16 : word & 0xffffu;
-}
+// In words of 32 bits: not every device has smaller ones.
+uint half_of(uint word, uint64_t address) { return (address & 2ul) != 0ul ? word >> 16 : word & 0xffffu; }
+uint half_at(uint64_t address) { return half_of(word_at(address & ~3ul), address); }
 
+// One load for all kinds: drivers for CPUs do both sides of a branch.
 float number_at(uint64_t address, int kind) {
-  return kind == 0 ? float_at(address) : widened(half_at(address), kind);
+  const uint word = word_at(address & ~3ul);
+  return kind == 0 ? uintBitsToFloat(word) : widened(half_of(word, address), kind);
 }
 
 uint narrowed(float x, int kind) { return kind == 2 ? narrow_BF16(x).bits : narrow_F16(x).bits; }
