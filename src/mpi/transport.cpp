@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages over MPI; see transport.hpp. Nothing here waits, but for a quarter of a second
-// after a failure: MPI_Test is all that makes progress, and deadlines are the caller's.
+// Messages over MPI; see transport.hpp. Nothing here waits, but for a quarter of a second after a failure:
+// MPI_Test is all that makes progress, and deadlines are the caller's.
 #include "mpi/transport.hpp"
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <sstream>
 #include <thread>
@@ -41,6 +42,28 @@ void require(const char* call, int code) {
   if (code != MPI_SUCCESS) report(call, code);
 }
 
+// MPI over TCP writes to a rank that has just died, and SIGPIPE would end this process too, without a word. While this
+// lives, such a signal of this thread is held back, and then dropped. Who blocks it anyway keeps what is pending.
+class WithoutBrokenPipes {
+ public:
+  WithoutBrokenPipes() {
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  }
+  ~WithoutBrokenPipes() {
+    if (sigismember(&before, SIGPIPE)) return;
+    const timespec now{};
+    sigtimedwait(&pipe, nullptr, &now);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  WithoutBrokenPipes(const WithoutBrokenPipes&) = delete;
+  WithoutBrokenPipes& operator=(const WithoutBrokenPipes&) = delete;
+
+ private:
+  sigset_t pipe{}, before{};
+};
+
 // A message under way. Requests are complete in front of `done`, and open or not begun behind.
 struct Flow {
   tessera_message message{};
@@ -53,6 +76,7 @@ struct Flow {
 class MpiTransport : public Transport {
  public:
   MpiTransport(MPI_Comm comm, double timeout) {
+    const WithoutBrokenPipes guard;
     std::array<MPI_Request, 2> requests{};
     auto made = std::make_unique<std::array<MPI_Comm, 2>>();
     require("MPI_Comm_idup", MPI_Comm_idup(comm, &(*made)[0], &requests[0]));
@@ -79,6 +103,7 @@ class MpiTransport : public Transport {
   }
 
   ~MpiTransport() override {
+    const WithoutBrokenPipes guard;
     int finished = 0;
     MPI_Finalized(&finished);
     if (finished || failed || heard) {  // what is open stays open, and MPI may write to it
@@ -97,6 +122,7 @@ class MpiTransport : public Transport {
   int ranks() const override { return size; }
 
   void start(std::span<const tessera_message> messages) override {
+    const WithoutBrokenPipes guard;
     flows.clear();
     for (const tessera_message& m : messages) {
       flows.push_back({.message = m, .slices = {}});
@@ -108,6 +134,7 @@ class MpiTransport : public Transport {
   }
 
   void test(std::span<std::uint8_t> done) override {
+    const WithoutBrokenPipes guard;
     for (std::size_t i = 0; i < flows.size(); ++i) {
       Flow& flow = flows[i];
       while (flow.done < flow.begun && complete(flow, flow.done)) ++flow.done;
@@ -119,6 +146,7 @@ class MpiTransport : public Transport {
   }
 
   std::optional<std::string> notice() override {
+    const WithoutBrokenPipes guard;
     int complete = 0;
     if (!heard && listening != MPI_REQUEST_NULL && MPI_Test(&listening, &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
         complete)
@@ -127,6 +155,7 @@ class MpiTransport : public Transport {
   }
 
   void fail(const char* sentence) noexcept override {
+    const WithoutBrokenPipes guard;
     failed = true;
     auto* text = new (std::nothrow) std::array<char, notice_bytes>{};  // MPI may read it after this object is gone
     if (!text) return;
