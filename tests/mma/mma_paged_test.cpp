@@ -80,17 +80,15 @@ TEST(MmaPages, AgreeWithTheReferenceAndWithKeysInOnePiece) {
   for (const PagedSpec& c : paged_specs()) {
     SCOPED_TRACE(cases::describe(c.spec) + " on " + c.architecture);
     const CaseData expected = judged(c.spec, c.architecture);
-    for (const std::int64_t P : {1, 16}) {
-      const test::Paging paging{
-          .page_size = P,
-          .cache = test::caches[turn % std::size(test::caches)],
-          .table = test::tables[turn % std::size(test::tables)],
-          .leftpad = turn % 2 ? std::vector<std::int32_t>{3, 0, 17, 100} : std::vector<std::int32_t>{},
-          .seed = ++turn};
-      SCOPED_TRACE(describe(paging));
-      expect_paged(expected, test::PagedCase(expected, paging), c.architecture, 0);
-      if (HasFailure()) return;
-    }
+    const test::Paging paging{
+        .page_size = turn % 2 ? 1 : 16,
+        .cache = test::caches[turn % std::size(test::caches)],
+        .table = test::tables[turn % std::size(test::tables)],
+        .leftpad = turn % 4 > 1 ? std::vector<std::int32_t>{3, 0, 17, 100} : std::vector<std::int32_t>{},
+        .seed = ++turn};
+    SCOPED_TRACE(describe(paging));
+    expect_paged(expected, test::PagedCase(expected, paging), c.architecture, 0);
+    if (HasFailure()) return;
   }
 }
 
@@ -110,7 +108,7 @@ TEST_P(MmaPageSizes, EveryLayoutAndTableGivesTheBitsOfContiguousKeys) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, MmaPageSizes, testing::Values(1, 3, 48, 64, 256, 528));
+INSTANTIATE_TEST_SUITE_P(Sizes, MmaPageSizes, testing::Values(1, 3, 64, 528));
 
 // Pages behind a window have been given back: their entries say anything, and nobody reads them.
 TEST(MmaPages, WhatNobodySeesIsNotRead) {
