@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).resolve().parent / "use_wheel.py"
 OLDEST = (3, 10)  # pyproject.toml, requires-python
 IMPORT_ALONE = ("import sys, tessera; assert 'numpy' not in sys.modules; "
                 "packed = [line for line in tessera.info().splitlines() if line.startswith('packed')]; "
-                "print('imported without NumPy:', tessera.__version__, *packed, sep='\\n')")
+                "print('imported without NumPy: ' + tessera.__version__, *packed, sep='\\n')")
 
 
 def version(python):
