@@ -132,6 +132,41 @@ TEST_F(FakeDecode, PagesAndTablesAreInBounds) {
   EXPECT_EQ(ran, 5 * 24);
 }
 
+// A table or lengths on the host, where the kernel would read them: refused by name, and nothing is launched.
+TEST_F(FakeDecode, TablesOnTheHostAreRefused) {
+  std::vector<std::int32_t> numbers(1000);
+  for (const bool indptr : {false, true}) {
+    Paged paged;
+    paged.device = fake::machine().device_of(9, 0), paged.indptr = indptr, paged.leftpad = paged.status = true;
+    paged.apart = !indptr;
+    const FakeCall right = paged.call();
+    const std::string gpu = "cuda:" + std::to_string(paged.device);
+    const auto refused = [&](Tensor Inputs::*member, const char* name) {
+      FakeCall call = right;
+      Tensor& tensor = call.in.*member;
+      tensor.data = numbers.data(), tensor.device = {DeviceType::cpu, 0};
+      fake::machine().forget();
+      try {
+        forward(call.in, call.out, call.options, call.execution);
+        ADD_FAILURE() << name << " on the host was taken";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.what(),
+                  std::string(name) + ": is on cpu but the call runs on " + gpu + "; all tensors must be there");
+      }
+      EXPECT_TRUE(fake::machine().launches.empty()) << name;
+    };
+    if (indptr) {
+      refused(&Inputs::page_indptr, "page_indptr");
+      refused(&Inputs::page_indices, "page_indices");
+    } else {
+      refused(&Inputs::block_table, "block_table");
+      refused(&Inputs::v_block_table, "v_block_table");
+    }
+    refused(&Inputs::seqused_k, "seqused_k");
+    refused(&Inputs::leftpad_k, "leftpad_k");
+  }
+}
+
 // What a captured graph, and a loop over layers, can afford: launches, and of the driver nothing else but the question
 // which device is current. The fake GPU's memory cannot be read on the host: a call that did would crash.
 TEST_F(FakeDecode, AnAttendIsItsLaunchesAndNothingElse) {

@@ -28,6 +28,8 @@ bool only_by_name(const std::string& kernel) {
   return kernel.starts_with("naive") || kernel.starts_with("tiled") || kernel.starts_with("warp") ||
          kernel.starts_with("decode") || kernel.starts_with("mma");
 }
+// Kernels of which any three settings meet: once, only three together spilled.
+bool in_threes(const std::string& kernel) { return kernel.starts_with("decode"); }
 bool is_tile_or_gpu(const std::string& setting) {
   return !is_option(setting) && setting.find("::Element::") == std::string::npos;
 }
@@ -46,7 +48,7 @@ class Combinations {
       out.push_back(number(*a));
       for (auto b = a + 1; b != settings.end(); ++b)
         if (depth == Depth::full)
-          add_with_third(settings, a, b, out);
+          add_with_third(settings, a, b, in_threes(unit.kernel), out);
         else if (is_option(*a) && is_option(*b))
           out.push_back(number(on_or_off(*a)) << number_bits | number(on_or_off(*b)));
     }
@@ -55,11 +57,12 @@ class Combinations {
 
  private:
   using Place = std::vector<std::string>::const_iterator;
-  void add_with_third(const std::vector<std::string>& settings, Place a, Place b, std::vector<Combination>& out) {
+  void add_with_third(const std::vector<std::string>& settings, Place a, Place b, bool any,
+                      std::vector<Combination>& out) {
     const Combination pair = number(*a) << number_bits | number(*b);
     out.push_back(pair);
     for (Place c = b + 1; c != settings.end(); ++c)
-      if (is_option(*a) + is_option(*b) + is_option(*c) >= 2) out.push_back(pair << number_bits | number(*c));
+      if (any || is_option(*a) + is_option(*b) + is_option(*c) >= 2) out.push_back(pair << number_bits | number(*c));
   }
 
   // A bias is on in any type.

@@ -55,7 +55,7 @@ std::vector<std::string> settings_of(const cuda::Unit& unit);
 
 // Of every kernel so many units that what meets in a known one also meets in a chosen one. quick: each setting by
 // itself (but tiles of rungs that calls get only by name), and any two options, on or off. full: any two settings, and
-// any two options with any third setting.
+// any two options with any third setting; of `decode`, any three settings.
 enum class Depth { quick, full };
 UnitSet chosen_units(UnitSet known, Depth depth);
 

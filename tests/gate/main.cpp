@@ -22,10 +22,11 @@ static void write_pack(const std::vector<gate::GateUnit>& units, const char* pat
 static int run(bool full, const char* word, bool list, const char* pack) {
   gate::UnitSet set = gate::chosen_units(gate::known_units(), full ? gate::Depth::full : gate::Depth::quick);
   if (word) std::erase_if(set.units, [&](const auto& u) { return u.named.kernel.find(word) == std::string::npos; });
-  std::printf("%zu problems need %zu different units. %zu of them are compiled%s%s: of every kernel, %s.\n",
-              set.problems, set.known, set.units.size(), word ? ", those with the name " : "", word ? word : "",
-              full ? "any two settings that meet in some unit, and any two options with a third setting"
-                   : "every setting, and any two options, on or off");
+  std::printf(
+      "%zu problems need %zu different units. %zu of them are compiled%s%s: of every kernel, %s.\n", set.problems,
+      set.known, set.units.size(), word ? ", those with the name " : "", word ? word : "",
+      full ? "any two settings that meet in some unit, and any two options with a third setting (decode: any three)"
+           : "every setting, and any two options, on or off");
   std::printf("%zu problems are taken by no kernel that they are for%s\n", set.refused.size(),
               set.refused.empty() ? "." : ", such as");
   for (std::size_t i = 0; i < set.refused.size(); i += 1 + set.refused.size() / 5)

@@ -275,6 +275,20 @@ class Collector {
     add(Rungs::decode, architecture, Pass::forward, type, dims, chosen);
   }
 
+  // With every one and every two of its options, and with every three.
+  void decode_options_of(const char* architecture, Type type, HeadDims dims, std::vector<std::string> names) {
+    const auto with = [&](const char* option) {
+      return names.push_back(option), decode(architecture, type, dims, names);
+    };
+    for (const char* const* a = decode_options; a != std::end(decode_options); ++a, names.pop_back()) {
+      with(*a);
+      for (const char* const* b = a + 1; b != std::end(decode_options); ++b, names.pop_back()) {
+        with(*b);
+        for (const char* const* c = b + 1; c != std::end(decode_options); ++c, names.pop_back()) with(*c);
+      }
+    }
+  }
+
   void calls(const char* architecture) {
     add_unit({"append", "every type", {gpu::append_unit_text(), architecture}}, "every type");
     add_unit({"merge", "every type", {gpu::merge_unit_text(), architecture}}, "every type");
@@ -308,7 +322,8 @@ constexpr HeadDims usual{64, 64};
 
 // Asking the planners is cheap, so there are many: every class of head dims without options, with each of them and all
 // together, in every type, on every rung, for three generations of GPUs; pairs of options at one head dim; for `hopper`
-// every set of options, for `mma` pairs of them in every class; for `decode` every number of rows.
+// every set of options, for `mma` pairs of them in every class; for `decode` every
+// number of rows with any three options.
 UnitSet known_units() {
   Collector c;
   for (const Pass pass : passes) {
@@ -366,20 +381,15 @@ UnitSet known_units() {
       for (const char* architecture : decode_architectures)
         for (const std::string rows : decode_rows) {
           c.decode(architecture, type, dims, {rows});
-          for (const std::string option : decode_options) c.decode(architecture, type, dims, {rows, option});
-          c.decode(architecture, type, dims, {rows, "softcap", "alibi", "pages"});
-          for (const char* bytes : {"e4m3", "i8"}) c.decode(architecture, type, dims, {rows, bytes, "scales", "pages"});
+          c.decode_options_of(architecture, type, dims, {rows});
         }
   for (const Type type : hopper_types)
     for (const char* architecture : decode_architectures) {
       for (const HeadDims dims : latent_dims)
-        for (const std::string rows : {"one query", "16 rows"})
-          for (const std::vector<std::string>& with :
-               {std::vector<std::string>{}, {"pages"}, {"e4m3", "scales", "pages"}, {"pages", "tree"}}) {
-            std::vector<std::string> names{rows, "qv"};
-            names.insert(names.end(), with.begin(), with.end());
-            c.decode(architecture, type, dims, names);
-          }
+        for (const std::string rows : {"one query", "16 rows"}) {
+          c.decode(architecture, type, dims, {rows, "qv"});
+          c.decode_options_of(architecture, type, dims, {rows, "qv"});
+        }
       c.decode(architecture, type, {576, 512}, {"one query", "pages"});
     }
   for (const char* architecture : call_architectures) c.calls(architecture);
