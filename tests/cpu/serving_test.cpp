@@ -205,7 +205,8 @@ TEST(Codes, OfEightBitsMeanTheirNumbers) {
                 for (std::int64_t d = 0; d < D; ++d) {
                   const double value = v.get(b * D + d), got = o.get(((b * queries + i) * D + h) * D + d);
                   ASSERT_EQ(std::isnan(got), std::isnan(value)) << kernel;
-                  if (!std::isnan(value)) ASSERT_NEAR(got, value, 1e-4 * std::abs(value)) << kernel;
+                  if (std::isnan(value)) continue;
+                  ASSERT_NEAR(got, value, 1e-4 * std::abs(value)) << kernel;
                 }
               }
           ++case_count.judged;
