@@ -309,5 +309,21 @@ TEST(Overflow, IsNotReachedBelowTheStatedSize) {
       }
 }
 
+// The forward pass goes on beyond: each row has a winner, whose product with the scores' factor must be rounded as in
+// the maximum. (The backward pass knows LSE alone, whose rounding is then more than an exponent.)
+TEST(Overflow, OfTheForwardPassIsNotReachedByLargeScores) {
+  for (const std::string& kernel : available_kernels())
+    for (Type type : {Type::f32, Type::bf16})
+      for (const double size : {0x1p16, 0x1p20, 0x1p30}) {
+        CaseData data = build({.name = "winners", .Nq = 70, .Nk = 2 * tile_k + 5, .D = 16, .type = type});
+        for (Buffer* input : {&data.q, &data.k})
+          for (std::int64_t e = 0; e < input->elements(); ++e) input->set(e, input->get(e) * size);
+        run(data, {.kernel = kernel.c_str()});
+        const Expectation expected = expect(data);
+        for (const OutputReport& report : {compare("o", data.o, expected.o), compare_lse(data.lse, expected.lse)})
+          EXPECT_TRUE(report.ok) << kernel << " " << size << " " << report.name << " " << report.detail;
+      }
+}
+
 }  // namespace
 }  // namespace tessera::test

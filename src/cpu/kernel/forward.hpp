@@ -27,10 +27,17 @@ struct ForwardScratch {
   }
 };
 
+// Products times the scores' factor, minus the row's base, which is one of them. The product is rounded by itself, as
+// the base was: of scores beyond 2^31 the one that gave the base would otherwise differ from it by more than an
+// exponent may. By MulAdd, since a compiler may contract Mul and Sub.
+HWY_INLINE Vec exponent_of(const float* products, Vec factor, Vec base) {
+  return hn::Sub(hn::MulAdd(load(products), factor, hn::Zero(FloatTag())), base);
+}
+
 // P = 2^(S - base); products that are not scores yet have still to be multiplied by `factor`.
 template <bool scaled, Exactness exactness>
 HWY_INLINE Vec exponential(const float* S, Vec factor, Vec base) {
-  return exp2_bounded<exactness>(scaled ? hn::Sub(load(S), base) : hn::MulSub(load(S), factor, base));
+  return exp2_bounded<exactness>(scaled ? hn::Sub(load(S), base) : exponent_of(S, factor, base));
 }
 
 // Work that overlaps with a softmax, advanced between its steps: prefetching, products on the matrix unit, or nothing.

@@ -97,7 +97,7 @@ HWY_NOINLINE void gradients_of_tile(const BackwardJob& job, const Tile& tile, fl
         TESSERA_UNROLL
         for (int n = 0; n < 2; ++n) {
           const Int64 at = (j + r) * block_q + i + n * lanes;
-          const Vec exponent = hn::MulSub(load(s.S + at), set(factor), load(lse2 + i + n * lanes));
+          const Vec exponent = exponent_of(s.S + at, set(factor), load(lse2 + i + n * lanes));
           const Vec zero = hn::Zero(FloatTag());
           P[n] = j + r < tile.nj ? exp2_any<exactness>(exponent) : zero;
           dS[r][n] = j + r < tile.nj ? hn::Mul(P[n], hn::Sub(load(s.dP + at), load(delta + i + n * lanes))) : zero;
