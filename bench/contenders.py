@@ -109,7 +109,7 @@ class Data:
             ends = [sum(problem.lengths[:i]) for i in range(len(problem.lengths) + 1)]
             self.cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
             self.longest = max(problem.lengths)
-
+        self.sequences = (self.cu_seqlens, self.cu_seqlens, self.longest, self.longest)
 
     def first_heads(self):
         """The part of the first sequence's (of packed ones: all sequences') first KV head and its query heads."""
@@ -204,10 +204,9 @@ class Cudnn:
         heads_first = lambda t: t if data.problem.lengths else t.transpose(1, 2)
         self.data, self.back = data, heads_first
         self.q, self.k, self.v, self.d_o = (heads_first(t) for t in (data.q, data.k, data.v, data.d_o))
-        self.sequences = (data.cu_seqlens, data.cu_seqlens, data.longest, data.longest)
 
     def _forward(self, lse):
-        return torch.ops.aten._cudnn_attention_forward(self.q, self.k, self.v, None, *self.sequences, lse, 0.0,
+        return torch.ops.aten._cudnn_attention_forward(self.q, self.k, self.v, None, *self.data.sequences, lse, 0.0,
                                                        self.data.problem.causal)
 
     def forward(self):
@@ -219,19 +218,18 @@ class Cudnn:
 
     def backward(self):
         gradients = torch.ops.aten._cudnn_attention_backward(self.d_o, self.q, self.k, self.v, *self.saved, None,
-                                                             *self.sequences, 0.0, self.data.problem.causal)
+                                                             *self.data.sequences, 0.0, self.data.problem.causal)
         return [self.back(t) for t in gradients]
 
 
 class Flash2:
     def __init__(self, data):
         self.data, window = data, data.problem.window
-        self.sequences = (data.cu_seqlens, data.cu_seqlens, data.longest, data.longest)
         self.window = {} if window is None else {"window_size_left": window, "window_size_right": 0}
 
     def _forward(self):
         data = self.data
-        return torch.ops.aten._flash_attention_forward(data.q, data.k, data.v, *self.sequences, 0.0,
+        return torch.ops.aten._flash_attention_forward(data.q, data.k, data.v, *data.sequences, 0.0,
                                                        data.problem.causal, False, **self.window)
 
     def forward(self):
@@ -242,7 +240,7 @@ class Flash2:
 
     def backward(self):
         data, (o, lse, rng, unused, _) = self.data, self.saved
-        return list(torch.ops.aten._flash_attention_backward(data.d_o, data.q, data.k, data.v, o, lse, *self.sequences,
+        return list(torch.ops.aten._flash_attention_backward(data.d_o, data.q, data.k, data.v, o, lse, *data.sequences,
                                                              0.0, data.problem.causal, rng, unused, **self.window))
 
 

@@ -218,7 +218,8 @@ Action add_bench(CLI::App& program) {
            "cpu (the default), scaling (one thread against --threads), tiny to see that it works; on a GPU: ladder "
            "(every kernel; the default with --device cuda or vulkan), gpu (the best one in every type), and with CUDA "
            "decode "
-           "(one query, by the best kernel and by `decode`), first-call (what compiling costs this process)",
+           "(one query, by the best kernel and by `decode`, beside reading alone), first-call (what compiling costs "
+           "this process)",
            a.suite, {.value = "NAME", .choices = {"cpu", "scaling", "tiny", "ladder", "gpu", "decode", "first-call"}});
   add_flag(command, "--repeat", "Runs per row (default: 7 or more, until 0.6 seconds are measured)", a.repeat,
            {.value = "N", .least = 1, .most = 1e6});

@@ -180,4 +180,44 @@ double GpuTimer::median_seconds(const std::function<void()>& enqueue, int runs) 
   return median(std::move(times));
 }
 
+GpuGraph::GpuGraph(const std::function<void(cuda::StreamHandle)>& enqueue) {
+  constexpr int relaxed_mode = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+  const cuda::CurrentDevice current(first_gpu.id);
+  const cuda::Driver& d = cuda::driver();
+  try {
+    cuda::check(d.stream_create(&stream, 0), "cuStreamCreate");
+    enqueue(stream);  // kernels are compiled and loaded
+    cuda::check(d.stream_synchronize(stream), "cuStreamSynchronize");
+    cuda::check(d.stream_begin_capture(stream, relaxed_mode), "cuStreamBeginCapture");
+    try {
+      enqueue(stream);
+    } catch (...) {
+      d.stream_end_capture(stream, &graph);
+      throw;
+    }
+    cuda::check(d.stream_end_capture(stream, &graph), "cuStreamEndCapture");
+    cuda::check(d.graph_instantiate(&exec, graph, 0), "cuGraphInstantiate");
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+GpuGraph::~GpuGraph() {
+  const cuda::CurrentDevice current(first_gpu.id);
+  release();
+}
+
+void GpuGraph::release() {
+  const cuda::Driver& d = cuda::driver();
+  if (exec) d.graph_exec_destroy(exec);
+  if (graph) d.graph_destroy(graph);
+  if (stream) d.stream_destroy(stream);
+}
+
+void GpuGraph::launch() const {
+  const cuda::CurrentDevice current(first_gpu.id);
+  cuda::check(cuda::driver().graph_launch(exec, nullptr), "cuGraphLaunch");
+}
+
 }  // namespace tessera::cli

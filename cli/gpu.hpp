@@ -98,4 +98,22 @@ class GpuTimer {
   cuda::EventHandle start = nullptr, stop = nullptr;
 };
 
+// What a function enqueues on a stream, captured: launches without the host's time. CUDA only.
+class GpuGraph {
+ public:
+  explicit GpuGraph(const std::function<void(cuda::StreamHandle stream)>& enqueue);  // runs it once first
+  ~GpuGraph();
+  GpuGraph(const GpuGraph&) = delete;
+  GpuGraph& operator=(const GpuGraph&) = delete;
+
+  void launch() const;  // on the default stream
+
+ private:
+  void release();
+
+  cuda::StreamHandle stream = nullptr;
+  cuda::GraphHandle graph = nullptr;
+  cuda::GraphExecHandle exec = nullptr;
+};
+
 }  // namespace tessera::cli

@@ -23,7 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGES, HEADLINES = ROOT / "bench" / "results", ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md"
 sys.path.insert(0, str(ROOT / "bench"))
-from tables import PASSES, bar, build_of, is_ours, load_cell, points  # noqa: E402: bench/ is no package
+import decode_tables  # noqa: E402: bench/ is no package
+from tables import PASSES, bar, build_of, is_ours, load_cell, points  # noqa: E402
 
 TORCH_PEERS = {"cuDNN": "sdpa cudnn", "FA2": "sdpa flash"}
 
@@ -157,6 +158,19 @@ def errors_table(name):
             + ", ".join(f"{row['tensor']} {row['largest_ratio']:.3f}" for row in worst) + "."]
 
 
+def decode_page(name):
+    """Every part of bench/decode_peers.py, then the bars."""
+    figures = load(name)
+    parts = dict.fromkeys(part for part, _ in decode_tables.points(figures))
+    lines = peers_machine(figures)
+    for part in parts:
+        lines += [f"Part `{part}`:", "", *decode_tables.speed_table(figures, part), ""]
+    verdicts = [row for row in figures if row["kind"] == "verdict"]
+    left = sum(row["kind"] == "left" for row in figures)
+    return [*lines, "Bars, and what was missed:", "", *decode_tables.verdict_table(verdicts),
+            *(["", f"{left} points did not begin."] if left else [])]
+
+
 # --- tessera.bench, bench/cpu_peers.py -------------------------------------------------------------------------------
 
 def torch_table(name):
@@ -252,6 +266,8 @@ MACHINES = {
          "is as fast as it spends energy sparingly.", sustained_table, "h200-sustained.json"),
         ("A training step", "Forward and backward through the C ABI, host time included.", step_table,
          "h200-step.json"),
+        ("Decoding", "Microseconds of a call over caches beyond the L2 cache, from CUDA graphs; \"reading\" is a kernel "
+         "that reads the same bytes and does nothing else.", decode_page, "h200-decode.json"),
         ("Errors", "Relative, in the Frobenius norm, against float64, B=2 H=8 N=2048.", errors_table,
          "h200-errors.json"),
         ("Through PyTorch", "By autograd, with all that the host does.", torch_table, "h200-torch.json"),

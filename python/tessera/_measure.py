@@ -29,21 +29,24 @@ class PlannedPass:
     """One pass over fixed PyTorch tensors, planned once; calling it enqueues on the current stream.
 
     Tensors are named as in the C ABI, in its layouts: q, k, v, ..., o, lse and, for the backward pass, d_o, dq, dk, dv.
+    A workspace that is large enough is used, as that of another pass on the same stream.
     """
 
-    def __init__(self, settings: Settings, **tensors: Any) -> None:
+    def __init__(self, settings: Settings, workspace: Any = None, **tensors: Any) -> None:
         import torch
         self._tensors = tensors  # the plan's structs hold their addresses
         views = {name: view(name, tensor, 0, []) for name, tensor in tensors.items()}
         self._pointers = [x.pointer for x in views.values()]
         self._call = _call.plan(views, settings)
         self.kernel, self.description = self._call.kernel, self._call.description
-        self._workspace = torch.empty(max(self._call.workspace_size, 1), dtype=torch.uint8, device=tensors["q"].device)
+        size = max(self._call.workspace_size, 1)
+        fits = workspace is not None and workspace.numel() >= size
+        self.workspace = workspace if fits else torch.empty(size, dtype=torch.uint8, device=tensors["q"].device)
         self._current_stream = torch.cuda.current_stream if views["q"].device_type == CUDA else None
 
     def __call__(self) -> None:
         stream = self._current_stream().cuda_stream if self._current_stream else 0
-        self._call.run(self._pointers, (0, 0), stream, self._workspace.data_ptr())
+        self._call.run(self._pointers, (0, 0), stream, self.workspace.data_ptr())
 
 
 # --- bursts ----------------------------------------------------------------------------------------------------------
@@ -126,7 +129,7 @@ class Graphed:
     """
     method = "graph"
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], least: int = GRAPH_CALLS) -> None:
         import torch
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -134,7 +137,7 @@ class Graphed:
             for call in calls:
                 call()
         side.synchronize()
-        self._count = len(calls) * -(-GRAPH_CALLS // len(calls))
+        self._count = len(calls) * -(-least // len(calls))
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=side):
             for i in range(self._count):
@@ -147,12 +150,12 @@ class Graphed:
         return self._estimate / self._count
 
 
-def measure_cold(calls: dict[str, Sequence[Call]], graphs: bool,
-                 pace: Pace = GPU_PACE) -> tuple[dict[str, list[float]], dict[str, str]]:
+def measure_cold(calls: dict[str, Sequence[Call]], graphs: bool, pace: Pace = GPU_PACE,
+                 graph_calls: int = GRAPH_CALLS) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Seconds of each contender's call in each round, and how it was timed.
 
-    A contender is the same call over several sets of buffers. With `graphs` it is captured; where it cannot be, and
-    without `graphs`, its launches are flushed.
+    A contender is the same call over several sets of buffers. With `graphs` it is captured, at least `graph_calls` calls
+    in a graph; where it cannot be, and without `graphs`, its launches are flushed.
     """
     import torch
     room = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
@@ -160,7 +163,7 @@ def measure_cold(calls: dict[str, Sequence[Call]], graphs: bool,
     for name, variants in calls.items():
         if graphs:
             try:
-                timers[name] = Graphed(variants)
+                timers[name] = Graphed(variants, graph_calls)
             except RuntimeError:  # a contender whose call does more than to launch
                 torch.cuda.synchronize()
         if name not in timers:

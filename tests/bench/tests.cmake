@@ -3,7 +3,8 @@
 # Python cannot load a library that needs a sanitizer.
 if(NOT TESSERA_SANITIZE)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  add_test(NAME bench_test
-           COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/bench_test.py $<TARGET_FILE:tessera>)
-  set_tests_properties(bench_test PROPERTIES TIMEOUT ${test_timeout})
+  foreach(name bench_test decode_peers_test)
+    add_test(NAME ${name} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/${name}.py $<TARGET_FILE:tessera>)
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${test_timeout})
+  endforeach()
 endif()

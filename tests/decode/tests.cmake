@@ -6,6 +6,7 @@ emulated_test(NAME decode_schedule_test SOURCES decode/decode_schedule_test.cpp)
 
 emulated_test(NAME append_machine_test SOURCES decode/append_machine_test.cpp)
 emulated_test(NAME merge_machine_test SOURCES decode/merge_machine_test.cpp)
+emulated_test(NAME read_machine_test SOURCES decode/read_machine_test.cpp)
 
 planned_headers(decode_units decode/units_main.cpp decode_units.hpp decode_cache_units.hpp)
 emulated_test(NAME decode_machine_test SOURCES decode/decode_machine_test.cpp

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cuda/jit/nvrtc.hpp"
+#include "cuda/read_params.hpp"
 #include "decode/config.hpp"
 #include "decode/params.hpp"
 #include "gpu/append_params.hpp"
@@ -53,6 +54,7 @@ std::size_t bytes_of(const std::string& type) {
   if (type == "tessera::gpu::BackwardParams") return sizeof(gpu::BackwardParams);
   if (type == "tessera::gpu::AppendParams") return sizeof(gpu::AppendParams);
   if (type == "tessera::gpu::MergeParams") return sizeof(gpu::MergeParams);
+  if (type == "tessera::cuda::ReadParams") return sizeof(cuda::ReadParams);
   if (type == "tessera::mma::ForwardParams") return sizeof(mma::ForwardParams);
   if (type == "tessera::mma::PagedParams") return sizeof(mma::PagedParams);
   if (type == "tessera::mma::BackwardParams") return sizeof(mma::BackwardParams);

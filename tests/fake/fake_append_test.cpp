@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Append and merge on GPUs that are not there: one launch each and nothing else of the driver, every pointer of its
-// parameters inside of its tensor, on the device and stream of the call. Links tessera_cases and the fake libcuda and
-// NVRTC. Implements docs/architecture.md, "One call on a GPU".
+// Append, merge and reading on GPUs that are not there: one launch each and nothing else of the driver, every pointer
+// of its parameters inside of its tensor, on the device and stream of the call. Links tessera_cases and the fake
+// libcuda and NVRTC. Implements docs/architecture.md, "One call on a GPU".
 #include <cstring>
 
 #include "core/append.hpp"
 #include "cuda/device.hpp"
+#include "cuda/read.hpp"
 #include "gpu/append.hpp"
 #include "gpu/merge.hpp"
 #include "tests/fake/support.hpp"
@@ -182,6 +183,33 @@ TEST_F(FakeAppend, MergeIsOneLaunchInBounds) {
       for (std::size_t n = 0; n < parts.size(); ++n) inside(p.parts[n], parts[n]);
       inside(p.merged, merged);
     }
+}
+
+TEST_F(FakeAppend, ReadingIsOneLaunchInBounds) {
+  fake::Machine& m = fake::machine();
+  const int device = m.device_of(9, 0), most = cuda::properties(device).multiprocessors;
+  const Device where{DeviceType::cuda, device};
+  const DeviceMemory k(where, 40 << 20), v(where, 16 * 100), found(where, sizeof(UInt32));
+  for (const std::int64_t bytes : {std::int64_t{16}, std::int64_t{40} << 20}) {
+    const auto read = [&] {
+      cuda::enqueue_read(device, nullptr, {k.data(), bytes}, {v.data(), 16 * 100}, static_cast<UInt32*>(found.data()));
+    };
+    read();
+    m.forget();
+    read();
+    ASSERT_EQ(m.launches.size(), 1U);
+    EXPECT_TRUE(only_enqueues(m.calls));
+    EXPECT_EQ(joined(m.complaints), "");
+    EXPECT_EQ(m.launches[0].kernel->function, "read");
+    EXPECT_EQ(m.launches[0].grid[0], bytes == 16 ? 1U : static_cast<unsigned>(most));
+    const auto p = params_of<cuda::ReadParams>(m.launches[0]);
+    EXPECT_EQ(p.chunks[0], bytes / 16);
+    EXPECT_EQ(p.chunks[1], 100);
+    EXPECT_TRUE(p.from[0] == k.data() && p.from[1] == v.data() && p.found == found.data());
+  }
+  m.forget();
+  cuda::enqueue_read(device, nullptr, {}, {}, static_cast<UInt32*>(found.data()));
+  EXPECT_TRUE(m.launches.empty());
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "api/units.hpp"
 #include "core/failure.hpp"
 #include "core/tensor.hpp"
+#include "cuda/read.hpp"
 #include "gpu/append.hpp"
 #include "gpu/merge.hpp"
 #include "tests/gate/gate.hpp"
@@ -151,7 +152,7 @@ const HeadDims latent_dims[] = {{64, 512}, {64, 128}};  // of K, which V belongs
 const HeadDims decode_dims[] = {{40, 40}, {64, 64}, {128, 128}, {192, 128}, {256, 256}};
 const char* const decode_architectures[] = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
 
-// Append and merge: a kernel each, for every problem.
+// Append, merge and reading: a kernel each, for every problem.
 const char* const call_architectures[] = {"sm_75", "sm_80", "sm_90a", "sm_120a"};
 
 // Whose kernels are looked at: those of every rung, of the one that a call gets, or of one family.
@@ -292,6 +293,7 @@ class Collector {
   void calls(const char* architecture) {
     add_unit({"append", "every type", {gpu::append_unit_text(), architecture}}, "every type");
     add_unit({"merge", "every type", {gpu::merge_unit_text(), architecture}}, "every type");
+    add_unit({"read", "bytes", {cuda::read_unit_text(), architecture}}, "bytes");
   }
 
   void hopper_subsets(Pass pass, Type type, HeadDims dims) {
