@@ -6,7 +6,7 @@ _torch_ops.py.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ except AttributeError:  # a PyTorch without these functions
     _OTHERS_OF_THREADS = None
 
 
-def look_unobserved(tensors: Sequence[Optional[Tensor]]) -> Optional[Look]:
+def look_unobserved(*tensors: Optional[Tensor]) -> Optional[Look]:
     """None if somebody could tell a call of an operator with these tensors from one of its function."""
     if _OTHERS_OF_THREADS is None or _keys_of_thread().raw_repr() & _OTHERS_OF_THREADS or _profiler_enabled():
         return None
@@ -118,12 +118,8 @@ def _current_stream(device: int) -> int:
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
-def run(question: Question, plan: Callable[[], Call], seen: Look, results: Sequence[Tensor], seed: tuple[int, int]) -> None:
-    """On the tensors' device. Results come after the tensors that were looked at; `plan` is called where it is needed."""
-    try:
-        call = question.idle.pop()
-    except IndexError:  # a new question, or all its calls are running in other threads
-        call = plan()
+def run(question: Question, call: Call, seen: Look, results: Sequence[Tensor], seed: tuple[int, int]) -> None:
+    """On the tensors' device, with a call that the question then has again. Results come after the tensors seen."""
     try:
         stream = workspace = 0
         if not call.on_cpu:

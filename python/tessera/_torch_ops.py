@@ -47,8 +47,8 @@ _OPTIONAL_FIRST = len(_BEFORE)
 _OPTIONAL_END = _OPTIONAL_FIRST + len(OPTIONAL)
 _SEEDS = _OPTIONAL_END + len(_AFTER)
 # Tensors whose gradient attention does not give, by their keywords, and what to do about it.
-_FIXED = {"alibi_slopes": (PLACES["slopes"], "pass alibi_slopes.detach(), or the same scores as a bias"),
-          **{name: (PLACES[name], f"pass {name}.detach()") for name in ("k_scale", "v_scale", "qv")}}
+_FIXED = {"alibi_slopes": (INPUTS.index("slopes"), "pass alibi_slopes.detach(), or the same scores as a bias"),
+          **{name: (INPUTS.index(name), f"pass {name}.detach()") for name in ("k_scale", "v_scale", "qv")}}
 _SETTINGS = [name.split()[-1].replace(KERNEL, "kernel") for name in (*_BEFORE, *_AFTER)]
 
 RESULTS = "o", "lse"
@@ -88,16 +88,23 @@ def plan(settings: tuple[Any, ...], inputs: Sequence[Any], names: Sequence[str],
     return _call.plan({name: view(name, t) for name, t in tensors if t is not None}, Settings(**given))
 
 
+def _is_like(t: Tensor, shape: Optional[tuple[int, ...]]) -> bool:
+    """Whether empty_like gives what new_empty would of this shape."""
+    return t.shape == shape and torch.empty_like(t).stride() == t.new_empty(*shape).stride()
+
+
 class _Outputs(NamedTuple):
     """What a forward pass returns."""
-    o_shape: tuple[int, ...]
+    o_shape: Optional[tuple[int, ...]]  # None: q's
     lse_shape: tuple[int, ...]
     lse_type: torch.dtype
     padded: bool  # there may be rows that belong to no sequence
 
     def make(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        o, lse = q.new_empty(*self.o_shape), q.new_empty(*self.lse_shape, dtype=self.lse_type)  # a tuple takes longer
-        return (o.zero_(), lse.fill_(-math.inf)) if self.padded else (o, lse)
+        o_shape, lse_shape, lse_type, padded = self
+        o = torch.empty_like(q) if o_shape is None else q.new_empty(*o_shape)  # a tuple takes longer, empty_like less
+        lse = q.new_empty(*lse_shape, dtype=lse_type)
+        return (o.zero_(), lse.fill_(-math.inf)) if padded else (o, lse)
 
 
 def outputs(q: Tensor, v: Tensor, optional: Sequence[Optional[Tensor]]) -> _Outputs:
@@ -114,6 +121,13 @@ def outputs(q: Tensor, v: Tensor, optional: Sequence[Optional[Tensor]]) -> _Outp
 _COPY = "copy"  # a note: the library cannot read all rows as they lie
 
 
+def _note(q: Tensor, k: Tensor, v: Tensor, optional: Sequence[Optional[Tensor]]) -> Any:
+    if not (has_rows(q) and has_rows(k) and has_rows(v)):
+        return _COPY
+    note = outputs(q, v, optional)
+    return note._replace(o_shape=None) if _is_like(q, note.o_shape) else note
+
+
 def run_forward(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return forward_of(look((q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END])), q, k, v, arguments)
 
@@ -127,11 +141,15 @@ def forward_of(seen: Look, q: Tensor, k: Tensor, v: Tensor, arguments: tuple[Any
     question = find(settings, seen)
     note = question.note
     if note is None:
-        note = question.note = outputs(q, v, optional) if has_rows(q) and has_rows(k) and has_rows(v) else _COPY
+        note = question.note = _note(q, k, v, optional)
     if note is _COPY:
         return run_forward(rows(q), rows(k), rows(v), *arguments)
     results = note.make(q)
-    run(question, lambda: plan(settings, (q, k, v, *optional), RESULTS, results), seen, results, seed)
+    try:
+        call = question.idle.pop()
+    except IndexError:  # a new question, or all its calls are running in other threads
+        call = plan(settings, (q, k, v, *optional), RESULTS, results)
+    run(question, call, seen, results, seed)
     return results
 
 
@@ -151,11 +169,12 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Ten
 
 
 class _Shapes(NamedTuple):
-    """Of the gradients that are wanted, and whose they are, by its place."""
-    shapes: list[tuple[int, tuple[int, ...]]]
+    """Of the gradients that are wanted, and whose they are, by its place. None: that tensor's own."""
+    shapes: list[tuple[int, Optional[tuple[int, ...]]]]
 
     def make(self, inputs: Sequence[Any]) -> list[Tensor]:
-        return [inputs[place].new_empty(*shape) for place, shape in self.shapes]
+        return [torch.empty_like(inputs[place]) if shape is None else inputs[place].new_empty(*shape)
+                for place, shape in self.shapes]
 
 
 def _shapes(inputs: Sequence[Any], wanted: Sequence[bool]) -> _Shapes:
@@ -178,20 +197,24 @@ def backward_of(seen: Look, tensors: tuple[Any, ...], wanted: tuple[bool, ...], 
     question = find((wanted, settings), seen)
     note = question.note
     if note is None:
-        readable = has_rows(tensors[-2]) and all(map(has_rows, tensors[:3]))
-        note = question.note = _shapes(tensors, wanted) if readable else _COPY
+        note = _COPY
+        if has_rows(tensors[-2]) and all(map(has_rows, tensors[:3])):
+            shapes = _shapes(tensors, wanted).shapes
+            note = _Shapes([(place, None if _is_like(tensors[place], shape) else shape) for place, shape in shapes])
+        question.note = note
     if note is _COPY:
         q, k, v, *between, d_o, d_lse = tensors
         copied = rows(q), rows(k), rows(v), *between, rows(d_o), d_lse
         return backward_of(look(copied), copied, wanted, arguments)
     results: list[Tensor] = note.make(tensors)
-
-    def make_plan() -> Call:
+    if not results:
+        return results
+    try:
+        call = question.idle.pop()
+    except IndexError:
         gradients = dict(zip(itertools.compress(GRADIENTS, wanted), results))
-        return plan(settings, tensors[:-4], (*_SAVED, *gradients), (*tensors[-4:], *gradients.values()))
-
-    if results:
-        run(question, make_plan, seen, results, seed)
+        call = plan(settings, tensors[:-4], (*_SAVED, *gradients), (*tensors[-4:], *gradients.values()))
+    run(question, call, seen, results, seed)
     return results
 
 
@@ -228,20 +251,41 @@ def _next_level(operator: Any, arguments: Sequence[Any]) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _wanted(needs: tuple[bool, ...]) -> tuple[tuple[bool, ...], tuple[int, ...]]:
-    """Which of the gradients are wanted, and where they stand among an operator's arguments, which need them or not."""
-    of_tensors = needs[:3] + needs[3 + _OPTIONAL_FIRST:]
-    wanted = tuple(place < len(of_tensors) and of_tensors[place] for place in GRADIENTS.values())
-    places = itertools.compress(GRADIENTS.values(), wanted)
-    return wanted, tuple(place if place < 3 else place + _OPTIONAL_FIRST for place in places)
+    """Which of the gradients are wanted, and whose they are, by its place: of the inputs, which need them or not."""
+    wanted = tuple(place < len(needs) and needs[place] for place in GRADIENTS.values())
+    return wanted, tuple(itertools.compress(GRADIENTS.values(), wanted))
 
 
-def _in_places(count: int, places: tuple[int, ...], gradients: Sequence[Tensor]) -> tuple[Optional[Tensor], ...]:
-    if places == (0, 1, 2):
-        return *gradients, *(None,) * (count - 3)
+def _in_places(count: int, places: Iterable[int], gradients: Sequence[Tensor]) -> list[Optional[Tensor]]:
     results: list[Optional[Tensor]] = [None] * count
     for place, gradient in zip(places, gradients):
         results[place] = gradient
-    return tuple(results)
+    return results
+
+
+def _save(ctx: Any, needs: tuple[bool, ...], tensors: tuple[Any, ...]) -> None:
+    """The inputs, of which some need gradients, then O and LSE."""
+    if len(needs) > 3:
+        for name, (place, instead) in _FIXED.items():
+            if len(needs) > place and needs[place]:
+                raise NotImplementedError(f"{name}: requires a gradient, which attention does not give; {instead}")
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(needs: tuple[bool, ...], arguments: tuple[Any, ...], saved: Sequence[Any], d_o: Optional[Tensor],
+               d_lse: Optional[Tensor]) -> list[Tensor]:
+    """Those that are wanted, by the operator, whose arguments after q, k and v these are."""
+    wanted, places = _wanted(needs)
+    if (d_o is None and d_lse is None) or not places:
+        return []
+    q, k, v, *optional, o, lse = saved
+    before, after = arguments[:_OPTIONAL_FIRST], arguments[_OPTIONAL_END:]
+    d_o = torch.zeros_like(o) if d_o is None else d_o
+    operands = d_o, d_lse, o, lse, wanted, q, k, v, *before, *optional, *after
+    if torch.is_grad_enabled():  # the gradients are to be differentiated themselves
+        return backward_operator(*operands)  # type: ignore[no-any-return]
+    return _below_autograd(backward_operator, operands)  # type: ignore[no-any-return]
 
 
 class Attention(_SingleLevelFunction):
@@ -250,81 +294,64 @@ class Attention(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         o, lse = _next_level(forward_operator, (q, k, v, *arguments))
-        Attention.save(ctx, ctx.needs_input_grad, o, lse, q, k, v, arguments)
+        needs, after = ctx.needs_input_grad, 3 + _OPTIONAL_FIRST
+        ctx.arguments, ctx.needs = arguments, needs[:3] + needs[after:after + len(OPTIONAL)]
+        _save(ctx, ctx.needs, (q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END], o, lse))
         return o, lse
 
     @staticmethod
-    def save(ctx: Any, needs: tuple[bool, ...], o: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-             arguments: tuple[Any, ...]) -> None:
-        if len(arguments) > _OPTIONAL_FIRST:
-            for name, (place, instead) in _FIXED.items():
-                if len(arguments) > place and needs[3 + place]:
-                    raise NotImplementedError(f"{name}: requires a gradient, which attention does not give; {instead}")
-        ctx.needs, ctx.arguments = needs, arguments
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END], o, lse)
-
-    @staticmethod
     def backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-        return Attention.gradients(ctx, d_o, d_lse, ctx.saved_tensors)
-
-    @staticmethod
-    def gradients(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor], saved: tuple[Any, ...]
-                  ) -> tuple[Optional[Tensor], ...]:
-        """In the places of tessera::forward's arguments."""
-        needs = ctx.needs
-        wanted, places = _wanted(needs)
-        if (d_o is None and d_lse is None) or not places:
-            return (None,) * len(needs)
-        q, k, v, *optional, o, lse = saved
-        before, after = ctx.arguments[:_OPTIONAL_FIRST], ctx.arguments[_OPTIONAL_END:]
-        d_o = torch.zeros_like(o) if d_o is None else d_o
-        arguments = d_o, d_lse, o, lse, wanted, q, k, v, *before, *optional, *after
-        if torch.is_grad_enabled():  # the gradients are to be differentiated themselves
-            gradients = backward_operator(*arguments)
-        else:
-            gradients = _below_autograd(backward_operator, arguments)
-        return _in_places(len(needs), places, gradients)
+        gradients = _gradients(ctx.needs, ctx.arguments, ctx.saved_tensors, d_o, d_lse)
+        places = (place if place < 3 else place + _OPTIONAL_FIRST for place in _wanted(ctx.needs)[1])
+        return tuple(_in_places(len(ctx.needs_input_grad), places, gradients))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise NotImplementedError("tessera: derivatives of attention in forward mode are not there; use backward mode")
 
 
-class _Unobserved(Attention):
-    """The same for a call that nobody observes, past the dispatcher. Whoever has come to observe by the time of the
-    backward pass sees an operator there."""
+class _Unobserved(_SingleLevelFunction):
+    """The same for a call that nobody observes, past the dispatcher; O alone unless LSE is wanted too. Whoever has come
+    to observe by the time of the backward pass sees an operator there."""
 
     @staticmethod
-    def forward(ctx: Any, seen: Look, q: Tensor, k: Tensor, v: Tensor, *arguments: Any  # type: ignore[override]
-                ) -> tuple[Tensor, Tensor]:
-        o, lse = forward_of(seen, q, k, v, arguments)
-        Attention.save(ctx, ctx.needs_input_grad[1:], o, lse, q, k, v, arguments)
-        return o, lse
+    def forward(ctx: Any, call: tuple[Look, tuple[Any, ...], bool], *inputs: Any) -> Any:
+        seen, ctx.arguments, both = call
+        q, k, v, *_ = inputs
+        results = forward_of(seen, q, k, v, ctx.arguments)
+        _save(ctx, ctx.needs_input_grad[1:], inputs + results)
+        return results if both else results[0]
 
     @staticmethod
-    def backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-        wanted, places = _wanted(ctx.needs)
+    def backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor] = None) -> tuple[Optional[Tensor], ...]:
+        needs = ctx.needs_input_grad[1:]
+        wanted, places = _wanted(needs)
         saved = ctx.saved_tensors  # once: what a hook has made of them may be there only once
+        gradients = None
         if d_o is not None and places and not torch.is_grad_enabled():
             tensors = *saved, d_o, d_lse
-            seen = look_unobserved(tensors)
+            seen = look_unobserved(*tensors)
             if seen is not None:
                 gradients = backward_of(seen, tensors, wanted, ctx.arguments)
-                return None, *_in_places(len(ctx.needs), places, gradients)
-        return None, *Attention.gradients(ctx, d_o, d_lse, saved)
+        if gradients is None:
+            gradients = _gradients(needs, ctx.arguments, saved, d_o, d_lse)
+        return None, *_in_places(len(needs), places, gradients)
+
+    jvp = Attention.jvp
 
 
-def attend_unobserved(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Optional[tuple[Tensor, Tensor]]:
-    """What tessera::forward gives with its other arguments by their names, past the dispatcher; None where somebody
-    could tell."""
+def attend_unobserved(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any], lse: bool) -> Optional[Sequence[Any]]:
+    """O, and LSE where it is wanted, as tessera::forward gives them with its other arguments by their names, past the
+    dispatcher; None where somebody could tell."""
     arguments = in_order(given)
-    seen = look_unobserved((q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END]))
+    inputs = (q, k, v, *arguments[_OPTIONAL_FIRST:_OPTIONAL_END]) if len(arguments) > _OPTIONAL_FIRST else (q, k, v)
+    seen = look_unobserved(*inputs)
     if seen is None:
         return None
-    if needs_gradient((q, k, v, *arguments)):
-        return _Unobserved.apply(seen, q, k, v, *arguments)  # type: ignore[no-any-return]
-    return forward_of(seen, q, k, v, arguments)
+    if not needs_gradient(inputs):
+        return forward_of(seen, q, k, v, arguments)
+    results = _Unobserved.apply((seen, arguments, lse), *inputs)
+    return results if lse else (results, None)
 
 
 class _Gradients(_SingleLevelFunction):

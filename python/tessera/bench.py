@@ -195,6 +195,7 @@ def overhead(device: str, dtype: torch.dtype) -> dict[str, float]:
     empty, _ = _empty_operator()
     forward, attention = torch.ops.tessera.forward.default, tessera_torch.attention
     sdpa = torch.nn.functional.scaled_dot_product_attention  # of one token: with heads first it is the same
+    found, _ = contenders()
 
     def gradients(o: Tensor) -> Any:
         return torch.autograd.grad(o, trained, d_o)
@@ -207,6 +208,13 @@ def overhead(device: str, dtype: torch.dtype) -> dict[str, float]:
              "of them, the two plans": _planned(q, k, v, d_o),
              "empty Function's": lambda: gradients(_EmptyFunction.apply(*trained)[0]),  # type: ignore[no-untyped-call]
              "SDPA's, causal": lambda: gradients(sdpa(*trained, is_causal=True))}
+    for name in ("sdpa flash", "flash_attn", "flash_attn_interface"):  # as they are called with [B,N,H,D]
+        if name in found:
+            calls[f"{name}'s"] = functools.partial(lambda attend: gradients(attend(*trained, True)), found[name])
+            try:
+                calls[f"{name}'s"]()
+            except Exception:  # a refusal: on this machine, or of this type
+                del calls[f"{name}'s"]
     times: dict[str, list[float]] = {name: [] for name in calls}
     clock = time.perf_counter if device == "cuda" else time.process_time  # which no other process disturbs
     for _ in range(30):

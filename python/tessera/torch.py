@@ -107,7 +107,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, layo
         if isinstance(options.get("qv"), Tensor) and options["qv"].dim() > 2:
             options["qv"] = options["qv"].transpose(-3, -2)
     q, k, v, given = _prepared(q, k, v, options)
-    results = None if torch.compiler.is_compiling() else ops.attend_unobserved(q, k, v, given)
+    results = None if torch.compiler.is_compiling() else ops.attend_unobserved(q, k, v, given, return_lse)
     if results is None:
         nested = q.is_nested or k.is_nested or v.is_nested
         results = _nested(q, k, v, given) if nested else ops.forward_operator(q, k, v, **given)

@@ -126,6 +126,30 @@ def test_changes_no_bit(monkeypatch, name, dtype, transposed, device):
         assert len(x) == len(others) and all(torch.equal(a, b) for a, b in zip(x, others))
 
 
+LAYOUTS = {
+    "contiguous": lambda: torch.randn(2, 5, 3, 8),
+    "heads first": lambda: torch.randn(2, 3, 5, 8).transpose(1, 2),
+    "batches last but one": lambda: torch.randn(5, 3, 2, 8).permute(2, 0, 1, 3),
+    "every second token": lambda: torch.randn(2, 10, 3, 8)[:, ::2],
+    "one sequence, far apart": lambda: torch.randn(5, 3, 8).as_strided((1, 5, 3, 8), (999, 24, 8, 1)),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_results_are_contiguous(name):
+    """Whatever the layout of what they belong to, with an observer and without, where a plan is made and where found."""
+    q, k, v = (LAYOUTS[name]().requires_grad_() for _ in range(3))
+
+    def strides():
+        o, lse = tessera.torch.attention(q, k, v, return_lse=True)
+        return [x.stride() for x in (o, lse, *torch.autograd.grad(o, (q, k, v), torch.ones_like(o)))]
+
+    shapes = [q.shape, (q.shape[0], 3, 5), q.shape, q.shape, q.shape]
+    assert [strides(), strides()] == [[torch.empty(shape).stride() for shape in shapes]] * 2
+    with torch.profiler.profile():
+        assert strides() == [torch.empty(shape).stride() for shape in shapes]
+
+
 @needed
 def test_failures():
     q, k, v = tensors(40, 4, 32)
