@@ -144,7 +144,7 @@ class Parsed(NamedTuple):
     seed_offset: int
 
 
-def _number(name: str, value: Any) -> float:
+def number(name: str, value: Any) -> float:
     if getattr(value, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
         raise NotImplementedError(f"{name}: requires a gradient, which attention does not give; pass a number")
     try:
@@ -188,11 +188,11 @@ def _threads_field(fields: Fields, name: str, value: Any) -> None:
 
 
 def _number_field(fields: Fields, name: str, value: Any) -> None:
-    fields[name] = _number(name, value)
+    fields[name] = number(name, value)
 
 
 def _dropout_field(fields: Fields, name: str, value: Any) -> None:
-    fields["dropout"] = _number(name, value)
+    fields["dropout"] = number(name, value)
 
 
 def _alignment_fields(fields: Fields, name: str, value: Any) -> None:
@@ -229,6 +229,15 @@ _SETTINGS: dict[str, Callable[[Fields, str, Any], None]] = {
 _NONE_IS_DEFAULT = {"scale", "softcap", "window", "kernel", "max_seqlen_q", "max_seqlen_k", "seed", *TENSORS}
 
 
+# In SDPA, flash-attn, jax.nn and xformers (docs/coming_from.md).
+_NAMES_ELSEWHERE = {"is_causal": "causal", "attn_mask": "mask, or bias if it is added,", "attn_bias": "bias",
+                    "dropout": "dropout_p", "p": "dropout_p", "softmax_scale": "scale", "sm_scale": "scale",
+                    "window_size": "window", "local_window_size": "window", "cache_seqlens": "seqused_k",
+                    "key_value_seq_lengths": "seqused_k", "query_seq_lengths": "seqused_q",
+                    "return_attn_probs": "return_lse", "return_softmax_lse": "return_lse", "return_residual": "return_lse",
+                    "k_descale": "k_scale", "v_descale": "v_scale"}
+
+
 def sort(options: Mapping[str, Any]) -> tuple[Fields, dict[str, Any], dict[str, int]]:
     """Keyword arguments by what they become: fields of Settings, tensors by their names in the C ABI, seeds.
 
@@ -246,6 +255,8 @@ def sort(options: Mapping[str, Any]) -> tuple[Fields, dict[str, Any], dict[str, 
             tensors[TENSORS[name]] = value
         elif name in ("seed", "seed_offset"):
             seeds[name] = _seed(name, value)
+        elif name in _NAMES_ELSEWHERE:
+            raise TypeError(f"{name}: is no option of attention; it is called {_NAMES_ELSEWHERE[name]} here")
         else:
             known = ", ".join(AttentionOptions.__annotations__)
             raise TypeError(f"{name}: is no option of attention; there are {known}")

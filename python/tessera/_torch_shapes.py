@@ -73,16 +73,27 @@ def _mask_of(attn_mask: Tensor, batch: Sequence[int], scores: Sequence[int]) -> 
     return _flatten(attn_mask, batch)
 
 
+def autocast_type(q: Tensor) -> Optional[torch.dtype]:
+    """What autocast makes of q, k and v, where it is on. Devices that PyTorch has no autocast for, as meta, count as the
+    CPU."""
+    device = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return None
+
+
 def _check_types(q: Tensor, others: dict[str, Tensor], attn_mask: Optional[Tensor]) -> None:
-    if torch.is_autocast_enabled(q.device.type):
+    if autocast_type(q) is not None:
         return  # which makes them one
     for name, t in others.items():
         if t.dtype != q.dtype:
             raise ValueError(f"{name}: has type {t.dtype} but query has {q.dtype}; query, key and value must agree in "
                              "type")
     if attn_mask is not None and attn_mask.dtype not in (torch.bool, torch.float32, q.dtype):
-        raise ValueError(f"attn_mask: has type {attn_mask.dtype}; must be torch.bool, torch.float32 or query's "
-                         f"{q.dtype}")
+        types = "torch.bool or torch.float32"
+        if q.dtype != torch.float32:
+            types = f"torch.bool, torch.float32 or query's {q.dtype}"
+        raise ValueError(f"attn_mask: has type {attn_mask.dtype}; must be {types}")
 
 
 class Arranged:

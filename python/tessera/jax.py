@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from . import _abi, _call, _jax_sharding, _xla_ffi
 from ._arrays import contiguous, type_code
 from ._convert import optional, refuse_masked, type_name
-from ._options import GRADIENTS, Settings, gradient_names, has_padding, parse, require_seed, swaps_heads
+from ._options import GRADIENTS, TENSORS, Settings, gradient_names, has_padding, parse, require_seed, swaps_heads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -119,6 +119,7 @@ class _Part(NamedTuple):
         return tuple(call(*inputs.values(), *filled.values(), call=attribute))
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))
 def _call_library(question: _Question, inputs: dict[str, Array], outputs: tuple[str, ...]) -> tuple[Array, ...]:
     structs = [_struct(name, inputs) for name in outputs]
     arrays = {**inputs, **dict(zip(outputs, structs))}
@@ -126,6 +127,13 @@ def _call_library(question: _Question, inputs: dict[str, Array], outputs: tuple[
     _check(question.settings, tuple((name, shape, str(x.dtype)) for (name, x), shape in zip(arrays.items(), shapes)))
     described = _jax_sharding.Described(tuple(inputs), outputs, shapes, question.settings.dropout > 0)
     return _jax_sharding.call(described, _Part(question, outputs), tuple(inputs.values()))
+
+
+@_call_library.defjvp
+def _refuse_to_differentiate(*arguments: Any) -> Any:
+    """Of calls that _differentiable makes, in both passes. First derivatives do not come here: it has its own rule."""
+    raise NotImplementedError("tessera: second derivatives of attention are not there; its gradients cannot be "
+                              "differentiated again")
 
 
 # --- differentiation -------------------------------------------------------------------------------------------------
@@ -200,6 +208,10 @@ def _array(name: str, x: Any, q_type: str) -> Array:
 def _ask(q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> tuple[_Question, dict[str, Array]]:
     if jnp.issubdtype(getattr(options.get("seed"), "dtype", int), jax.dtypes.prng_key):
         raise TypeError("seed: is a key of jax.random; pass it as rng")
+    for name, value in options.items():
+        if isinstance(value, jax.core.Tracer) and name not in TENSORS:
+            instead = "pass rng, which is an array" if name.startswith("seed") else "name it in jit's static_argnames"
+            raise TypeError(f"{name}: is traced; must be known when the call is compiled: {instead}")
     parsed = parse(options)
     tensors = {"q": q, "k": k, "v": v, **parsed.tensors}
     q_type = type_name(q) if hasattr(q, "dtype") else ""

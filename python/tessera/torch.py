@@ -15,9 +15,9 @@ from . import _torch_ops as ops
 from . import _torch_rules  # noqa: F401  registers them
 from ._abi import renamed
 from ._convert import optional, type_name
-from ._options import KEYWORDS, flag, sort, swaps_heads
+from ._options import KEYWORDS, flag, number, sort, swaps_heads
 from ._torch_append import append  # noqa: F401  a function to call
-from ._torch_shapes import Arranged, pack, require_tensors, unpack
+from ._torch_shapes import Arranged, autocast_type, pack, require_tensors, unpack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,9 +49,8 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]
             given.update(tensors, **{name: _signed(seed) for name, seed in seeds.items()})
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         require_tensors({"q": q, "k": k, "v": v})
-    device = "cuda" if q.is_cuda else "cpu"
-    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:  # q, k and v take its type
-        dtype = torch.get_autocast_dtype(device)
+    dtype = autocast_type(q)
+    if dtype is not None:
         q, k, v = (x if x.dtype in _EIGHT_BITS else x.to(dtype) for x in (q, k, v))  # a cache stays what it is
         if "qv" in given:
             given["qv"] = given["qv"].to(dtype)
@@ -131,7 +130,10 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     causal, grouped = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
     if causal and attn_mask is not None:
         raise ValueError("attn_mask: is given while is_causal is True; use one or the other")
-    options: AttentionOptions = {"scale": scale, "dropout_p": dropout_p}
+    dropout = number("dropout_p", dropout_p)
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout_p: is {dropout_p}; must be in [0, 1]")
+    options: AttentionOptions = {"scale": scale, "dropout_p": dropout}
     if causal:
         options.update({"causal": True, "alignment": "top_left"})
     if isinstance(query, Tensor) and query.is_nested:

@@ -152,12 +152,15 @@ def test_masked_arrays(rng, name):
 
 def test_names_of_other_functions(rng):
     torch = pytest.importorskip("torch")
-    from tessera.flash_attn import flash_attn_func
+    from tessera.flash_attn import flash_attn_func, flash_attn_varlen_func
     from tessera.torch import scaled_dot_product_attention
     q, k, v = (torch.from_numpy(x) for x in inputs(rng))
     with pytest.raises(TypeError, match="softmax_scale: is '0.1'; must be a number"):
         flash_attn_func(q, k, v, softmax_scale="0.1")
     with pytest.raises(TypeError, match=r"window_size: is 3; must be a pair \(left, right\)"):
         flash_attn_func(q, k, v, window_size=3)
+    ends, table = torch.tensor([0, k.shape[1] + 1]), torch.tensor([[0]])
+    with pytest.raises(ValueError, match=f"cu_seqlens_k's lengths: entry 0 is {ends[1]}; must be from 0 to {k.shape[1]}"):
+        flash_attn_varlen_func(q[0], k, v, torch.tensor([0, q.shape[1]]), ends, 99, 99, block_table=table)
     with pytest.raises(ValueError, match="key: head_dim is 7 but query has 8; query and key must agree in head_dim"):
         scaled_dot_product_attention(k, k[..., :-1], v)

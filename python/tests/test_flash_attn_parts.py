@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tessera.flash_attn's bert_padding and layers.rotary, as callers of FlashAttention use them."""
+"""tessera.flash_attn's bert_padding, layers.rotary and flash_attn_interface, as callers of FlashAttention use them."""
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +10,14 @@ from tessera.flash_attn.bert_padding import (index_first_axis, index_first_axis_
                                              unpad_input_for_concatenated_sequences)
 from tessera.flash_attn.layers.rotary import (RotaryEmbedding, apply_rotary_emb, apply_rotary_emb_kv_,  # noqa: E402
                                               apply_rotary_emb_qkv_, apply_rotary_emb_torch)
+
+def test_functions_are_in_flash_attn_interface_too():
+    import tessera.flash_attn
+    from tessera.flash_attn import flash_attn_interface
+    names = [name for name in vars(tessera.flash_attn) if name.startswith("flash_attn") and name != "flash_attn_interface"]
+    assert len(names) == 7 and sorted(names) == sorted(flash_attn_interface.__all__)
+    assert all(getattr(flash_attn_interface, name) is getattr(tessera.flash_attn, name) for name in names)
+
 
 MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0], [1, 0, 1, 0, 1]])
 

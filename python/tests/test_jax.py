@@ -131,6 +131,15 @@ def test_gradients_that_nobody_gives_are_refused(rng, device):
     np.testing.assert_array_equal(stopped, np.zeros(HQ))
 
 
+def test_second_derivatives_are_refused(rng, device):
+    q, k, v = inputs(rng, device)
+    loss = lambda q: tessera.jax.attention(q, k, v).sum()  # noqa: E731
+    twice = lambda q: jax.grad(loss)(q).sum()  # noqa: E731
+    for function in (jax.grad(twice), jax.jit(jax.grad(twice)), jax.hessian(loss), jax.jacrev(jax.grad(loss))):
+        with pytest.raises(NotImplementedError, match="tessera: second derivatives of attention are not there"):
+            function(q)
+
+
 def test_layout(rng, device):
     q, k, v = inputs(rng, device)
     heads_first = [jnp.swapaxes(x, 1, 2) for x in (q, k, v)]
@@ -166,6 +175,18 @@ def test_errors(rng, device):
         tessera.jax.attention(q, k, v, dropout_p=0.5)
     with pytest.raises(ValueError, match="q: has shape"):
         tessera.jax.attention(q[0, 0], k, v)
+    for name, instead in (("causal", "name it in jit's static_argnames"), ("scale", "name it in jit's static_argnames"),
+                          ("seed", "pass rng, which is an array")):
+        with pytest.raises(TypeError, match=f"{name}: is traced; must be known when the call is compiled: {instead}"):
+            jax.jit(tessera.jax.attention)(q, k, v, **{name: 1})
+    jax.jit(tessera.jax.attention, static_argnames="causal")(q, k, v, causal=True)
+
+
+def test_export(rng):
+    q, k, v = inputs(rng, jax.devices("cpu")[0])
+    unchecked = jax.export.DisabledSafetyCheck.custom_call("tessera_attention")
+    exported = jax.export.export(jax.jit(tessera.jax.attention), disabled_checks=[unchecked])(q, k, v)
+    np.testing.assert_array_equal(exported.call(q, k, v), tessera.jax.attention(q, k, v))
 
 
 def test_errors_of_the_handler(rng):

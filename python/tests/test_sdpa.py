@@ -212,8 +212,14 @@ REFUSED = [
      lambda q, k, v: ours(q, torch.cat([k, k]), v)),
     (ValueError, "value: has type torch.float64 but query has torch.float32; query, key and value must agree in type",
      lambda q, k, v: ours(q, k, v.double())),
-    (ValueError, "attn_mask: has type torch.float16; must be torch.bool, torch.float32 or query's torch.float32",
+    (ValueError, "attn_mask: has type torch.float16; must be torch.bool or torch.float32$",
      lambda q, k, v: ours(q, k, v, torch.zeros(5, 7).half())),
+    (ValueError, "attn_mask: has type torch.int64; must be torch.bool, torch.float32 or query's torch.bfloat16",
+     lambda q, k, v: ours(q.bfloat16(), k.bfloat16(), v.bfloat16(), torch.zeros(5, 7, dtype=torch.int64))),
+    (ValueError, r"dropout_p: is 1.5; must be in \[0, 1\]", lambda q, k, v: ours(q, k, v, dropout_p=1.5)),
+    (TypeError, "dropout_p: is '0.1'; must be a number", lambda q, k, v: ours(q, k, v, dropout_p="0.1")),
+    (ValueError, "key: is on cpu but query is on meta; all tensors must be on one device",
+     lambda q, k, v: ours(q.to("meta"), k, v)),
     (ValueError, r"attn_mask: has shape \[5, 6\]; must broadcast to the scores' \[2, 4, 5, 7\]",
      lambda q, k, v: ours(q, k, v, torch.zeros(5, 6))),
     (ValueError, "attn_mask: is given while is_causal is True; use one or the other",
@@ -225,6 +231,13 @@ REFUSED = [
 def test_sentences(error, sentence, call):
     with pytest.raises(error, match=sentence):
         call(*tensors(2, 4))
+
+
+def test_meta_tensors():
+    q, k, v = (t.to("meta").requires_grad_() for t in tensors(2, 4))
+    o = ours(q, k, v, torch.empty(5, 7, device="meta"), is_causal=False)
+    assert o.shape == by_math(q, k, v).shape and o.device.type == "meta"
+    assert torch.autograd.grad(o.sum(), k)[0].shape == k.shape
 
 
 # --- layout

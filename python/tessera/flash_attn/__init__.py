@@ -27,7 +27,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale:
                            window=window_size, softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                            **packed)
     except (TypeError, ValueError) as error:
-        raise renamed(error, {"scale": "softmax_scale", "window": "window_size"}) from None
+        lengths = {"seqused_k": "cu_seqlens_k's lengths"} if "seqused_k" in packed else {}
+        raise renamed(error, {"scale": "softmax_scale", "window": "window_size", **lengths}) from None
     return (o, lse, None) if return_attn_probs else o
 
 
