@@ -2,6 +2,7 @@
 // Rules for parts of a problem; see check_parts.hpp.
 #include "core/check_parts.hpp"
 
+#include <tuple>
 #include <utility>
 
 #include "core/failure.hpp"
@@ -64,6 +65,14 @@ void check_host_places(const Problem& p, const Inputs& in) {
 
 void check_cuts(const Problem& p, const Call& call, const CutTiles& tiles) {
   if (!p.options.part_invariant) return;
+  // Lengths on a device cannot be read here; sequences share their positions there.
+  if (p.device.type != DeviceType::cpu) {
+    for (const auto& [name, at, rows, tile] : {std::tuple{"row0", p.options.row0, p.Nq, tiles.queries},
+                                               std::tuple{"col0", p.options.col0, p.Nk, tiles.keys}})
+      if (rows > 0 && at % tile != 0)
+        invalid(name, ": is ", at, "; with part_invariant it must be a multiple of ", tile);
+    return;
+  }
   for (std::int64_t b = 0; b < p.B; ++b) {
     const Sequence s = sequence_of(p, call, b);
     if (s.nq > 0 && s.row0 % tiles.queries != 0)

@@ -68,6 +68,9 @@ struct Problem {
   bool has_queries() const { return B > 0 && Hq > 0 && Nq > 0; }
   bool has_keys() const { return B > 0 && Hk > 0 && Nk > 0; }
 
+  // A forward pass whose rows may go on from call to call, or whose bits do not depend on how it is cut into calls.
+  bool carried() const { return pass == Pass::forward && (state_in || state_out || options.part_invariant); }
+
   ScoreOptions score_options() const;
   ScoreParameters<double> score_parameters() const;
   std::int64_t heads_per_kv() const { return Hk == 0 ? 1 : Hq / Hk; }

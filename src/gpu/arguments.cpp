@@ -143,6 +143,17 @@ ScaleRef scale_ref(const Tensor& t) {
   return out;
 }
 
+States states_of(const Problem& p, const Call& call) {
+  const auto ref = [&](const State& s) {
+    StateRef out{.o = token_ref(s.o, p), .m = row_ref(s.m, p), .l = static_cast<double*>(s.l.data)};
+    const int n = s.l.ndim;
+    if (s.l)
+      out.l_batch = p.packed ? 0 : stride(s.l, 0), out.l_head = stride(s.l, n - 2), out.l_row = stride(s.l, n - 1);
+    return out;
+  };
+  return {.in = ref(call.inputs.state), .out = ref(call.outputs.state)};
+}
+
 ForwardParams forward_params(const Problem& p, const Call& call, double score_scale) {
   return {.x = question(p, call, score_scale), .o = token_ref(call.outputs.o, p), .lse = row_ref(call.outputs.lse, p)};
 }

@@ -8,6 +8,7 @@
 #include "cuda/device.hpp"
 #include "gpu/config.hpp"
 #include "gpu/pages.hpp"
+#include "gpu/state.hpp"
 
 namespace tessera::gpu {
 
@@ -23,6 +24,7 @@ double corrected_scale(const Problem& problem, bool halves);
 ForwardParams forward_params(const Problem& problem, const Call& call, double score_scale);
 
 TokenRef token_ref(const Tensor& tensor, const Problem& problem);  // [B,N,H,D], or packed
+States states_of(const Problem& problem, const Call& call);        // of a forward pass; all null where there are none
 
 TokenRef page_ref(const Tensor& pool);  // [pages,P,H,D]; batch: from page to page
 // Tables and the status word of keys in pages; all null where there are none.

@@ -30,6 +30,8 @@ class GpuPlan : public KernelPlan {
 
   std::size_t workspace_bytes() const override { return static_cast<std::size_t>(own_at() + steps.own_bytes); }
 
+  CutTiles tiles() const override { return steps.cuts; }
+
   std::string describe() const override {
     std::string out = text(cuda::properties(problem.device.id).name, ", ", kernels.size(), " launches:");
     for (std::size_t n = 0; n < kernels.size(); ++n) {
@@ -95,15 +97,25 @@ std::string cache_text(const Problem& p, Caches taken) {
   return "";
 }
 
+// What of a part of a problem a kernel does not take; empty: nothing.
+std::string part_refusal(const Problem& p, bool carries) {
+  const std::string part = part_text(p);
+  const bool positions = p.seq_row0 || p.seq_col0 || p.seq_batch0;
+  if (part.empty() || (carries && p.carried() && !positions)) return "";
+  return text("the call is a part (", part, "); ",
+              carries ? "this kernel takes states in the forward pass, and positions that all sequences share"
+                      : "this kernel takes positions that all sequences share, hopper states in the forward pass",
+              ", cpu kernels parts of every kind");
+}
+
 }  // namespace
 
 Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
   if (p.device.type != DeviceType::cuda)
     return Steps::refused(text("device is ", name_of(p.device), "; this kernel runs on cuda"));
   if (const std::string reason = cache_text(p, algorithm.caches); !reason.empty()) return Steps::refused(reason);
-  if (const std::string part = part_text(p); !part.empty())
-    return Steps::refused(text("the call is a part (", part, "); GPU kernels take positions that all sequences share, ",
-                               "cpu kernels parts of every kind"));
+  if (std::string reason = part_refusal(p, algorithm.carries); !reason.empty())
+    return Steps::refused(std::move(reason));
   if (const std::string& missing = cuda::find_driver().reason; !missing.empty()) return Steps::refused(missing);
   cuda::Target target = cuda::properties(p.device.id);
   if (const int margin = execution.sm_margin; margin > 0) {

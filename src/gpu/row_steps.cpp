@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launches before and after a family's own, which have a warp per row or a block per head; see step.hpp.
+// The launches before, after or instead of a family's own, which have a warp per row or a block per head; see step.hpp.
 #include <algorithm>
 
 #include "core/failure.hpp"
@@ -12,10 +12,11 @@ namespace {
 
 constexpr int row_warps = 4, row_threads = 32 * row_warps;
 
-Step row_step(const char* file, const char* function, const RowConfig& config, std::int64_t blocks) {
+Step row_step(const char* file, const char* function, const RowConfig& config, std::int64_t blocks,
+              const char* parameters = "BackwardParams") {
   const UnitText unit{.file = text("gpu/kernel/", file, ".cuh"),
                       .function = text("tessera::gpu::", function, "<config>"),
-                      .parameters = "tessera::gpu::BackwardParams",
+                      .parameters = text("tessera::gpu::", parameters),
                       .config = text("tessera::gpu::RowConfig config", spelled(config)),
                       .launch_bounds = "config.threads, 1"};
   return {.name = function, .unit = unit.str(), .blocks = blocks, .threads = config.threads};
@@ -49,6 +50,17 @@ void Steps::add(Step step) {
   if (step.blocks > most_blocks && reason.empty())
     reason = text(step.name, " would take ", step.blocks, " blocks; a GPU launches at most ", most_blocks);
   if (step.blocks > 0) list.push_back(std::move(step));
+}
+
+void add_passed_states(Steps& steps, const Problem& p) {
+  const RowConfig config{
+      .threads = row_threads, .Dv = static_cast<int>(p.Dv), .o = p.state_out ? Element::f32 : element_of(p.o_type)};
+  Step step = row_step("state", "pass_states", config, query_blocks(p, row_warps), "StateParams");
+  const float whole = static_cast<float>(dropout_scale(dropout_threshold(p.options.dropout)));
+  step.gives<StateParams>([p, whole](const Given& given) {
+    return StateParams{given.forward(), states_of(p, given.call), whole};
+  });
+  steps.add(std::move(step));
 }
 
 void add_backward_start(Steps& steps, const Problem& p, bool with_delta) {

@@ -61,6 +61,7 @@ struct Steps {
   Accumulators accumulators;
   std::int64_t own_bytes = 0;  // of the workspace, behind delta, LSE and the accumulators
   double score_scale = 0;      // see Question
+  CutTiles cuts{};             // of a carried forward pass
   std::string reason;
 
   explicit Steps(const Problem& problem) : score_scale(problem.options.scale) {}
@@ -92,12 +93,16 @@ struct Algorithm {
   const char* by_name = nullptr;
   bool persistent = false;  // its main launch has as many blocks as the target has multiprocessors, or fewer
   Caches caches = Caches::none;
+  bool carries = false;  // a forward pass with states, and part-invariant
 };
 
 // Where one family fills a gap with another's kernel: adds launches, or sets the reason why it cannot.
 using AddSteps = void (*)(Steps& steps, const Problem& problem, const cuda::Target& target);
 
 // --- the launches around a family's own (row_steps.cpp)
+
+// A carried forward pass without keys: rows keep their state, or are finished.
+void add_passed_states(Steps& steps, const Problem& problem);
 
 // What every backward pass begins with: rows that no sequence uses and the accumulators that the steps ask for are
 // cleared, delta and LSE prepared, unless a kernel of the family does that.

@@ -22,6 +22,8 @@ struct Config {
   // tile. With one, it works in the scores' place, and leaves more registers to O.
   int p_buffers = 2;
   bool stages_O = true;  // O leaves by way of shared memory and a tensor copy; otherwise from registers
+  // Rows may begin and end with a state, and every tile of keys leaves in m and l all that decides about their bits.
+  bool carried = false;
   // S is the sum of two products, of half the dims each: what tensor cores cut off a sum grows with its length.
   bool halves_S = false;
   // Scores are computed one by one, with whichever options are on, not as scale times S.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/params.hpp"
+#include "gpu/state.hpp"
 #include "sm90/work_order.hpp"
 
 namespace tessera::sm90 {
@@ -23,6 +24,11 @@ struct ForwardParams {
   // share the L2 cache, and in a section the longest tiles first. Packed: a head's tiles are those of all sequences.
   Int32 tiles, tiles_per_head, section;
   UInt32* taken;  // of the tiles that blocks take as they come to them; null: block n has the tiles n, n + blocks, ...
+};
+
+// The same for rows that begin or end with a state.
+struct CarriedParams : ForwardParams {
+  gpu::States states;
 };
 
 // Sets the count to 0 before (sm90/kernel/restart.cuh).

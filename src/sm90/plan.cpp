@@ -21,7 +21,8 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
     return text("pointers and strides are aligned to ", p.alignment, " bytes; tensor copies need 16");
   if (p.far_strides)
     return "a stride is negative, or 2^40 bytes or more; tensor copies take strides from 0 to below that";
-  if (!p.has_queries() || !p.has_keys())
+  // A carried call without keys asks for none.
+  if (!p.carried() && (!p.has_queries() || !p.has_keys()))
     return text("B is ", p.B, ", Nq is ", p.Nq, ", Nk is ", p.Nk, ", Hq is ", p.Hq, " and Hk is ", p.Hk,
                 "; tensor copies need at least one of each");
   constexpr std::int64_t most_counted = std::int64_t{1} << 29;  // positions and masks are in 32 bits

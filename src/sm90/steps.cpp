@@ -29,6 +29,11 @@ Steps forward_steps(const Problem& p, const cuda::Target& target) {
   const Config& c = plan.config;
   Steps steps(p);
   steps.score_scale = score_scale(p);
+  if (p.carried()) steps.cuts = {rows_of(c), c.block_keys};
+  if (!p.has_queries() || !p.has_keys()) {
+    gpu::add_passed_states(steps, p);
+    return steps;
+  }
 
   // Blocks that take tiles as they come to them count those that are taken.
   const bool counts = plan.varied && plan.grid < plan.tiles;
@@ -48,7 +53,7 @@ Steps forward_steps(const Problem& p, const cuda::Target& target) {
             .programmatic = counts,
             .tiles = text(plan.tiles, " tiles of ", rows_of(c), " queries x ", c.block_keys, " keys, ", c.warpgroups,
                           " warpgroups")};
-  main.gives<ForwardParams>([plan, counts, Dv = p.Dv, scale = steps.score_scale](const Given& given) {
+  const auto plain = [plan, counts, Dv = p.Dv, scale = steps.score_scale](const Given& given) {
     const Tensor& o = given.call.outputs.o;
     const bool copies_O = plan.config.stages_O && copyable(o);
     return ForwardParams{.q = tensor_map(given.call.inputs.q, 64),
@@ -63,7 +68,13 @@ Steps forward_steps(const Problem& p, const cuda::Target& target) {
                          .tiles_per_head = plan.tiles_per_head,
                          .section = plan.section,
                          .taken = counts ? reinterpret_cast<UInt32*>(given.own) : nullptr};
-  });
+  };
+  if (c.carried)
+    main.gives<CarriedParams>([p, plain](const Given& given) {
+      return CarriedParams{plain(given), gpu::states_of(p, given.call)};
+    });
+  else
+    main.gives<ForwardParams>(plain);
   steps.add(std::move(main));
   return steps;
 }
@@ -183,7 +194,7 @@ std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient) {
   const auto two_pass = [bias_gradient](const Problem& p, const cuda::Target& target) {
     return two_pass_steps(p, target, bias_gradient);
   };
-  return {{.name = "hopper", .family = "hopper", .plan = forward_steps, .persistent = true},
+  return {{.name = "hopper", .family = "hopper", .plan = forward_steps, .persistent = true, .carries = true},
           {.name = "hopper_one_pass", .family = "hopper", .plan = one_pass_steps, .persistent = true},
           {.name = "hopper_two_pass", .family = "hopper", .plan = two_pass}};
 }

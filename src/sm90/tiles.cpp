@@ -90,7 +90,10 @@ std::optional<Config> forward_tile(const Problem& p) {
   if (!row) return {};
   Config c = *row;
   c.element = gpu::element_of(p.q_type), c.o = gpu::element_of(p.o_type);
-  if (c.o == Element::f32) {
+  c.carried = p.carried();
+  if (c.carried && p.state_out) c.o = c.element;  // there is none
+  // Calls with O of one type or another, or with none, must agree about a row's bits.
+  if (c.o == Element::f32 || c.carried) {
     c.stages_O = false;
     if (c.D == 256) c.p_buffers = 1;
   }

@@ -98,8 +98,9 @@ inline const Row part_rows[] = {
      "in every call",
      TESSERA_UNSUPPORTED},
     {"parts_on_a_gpu", Entry::part, put_on_a_gpu,
-     "no kernel can run this: naive: the call is a part (to a state, positions of each sequence, part-invariant); GPU "
-     "kernels take positions that all sequences share, cpu kernels parts of every kind",
+     "no kernel can run this: naive: the call is a part (to a state, positions of each sequence, part-invariant); "
+     "this kernel takes positions that all sequences share, hopper states in the forward pass, cpu kernels parts of "
+     "every kind",
      TESSERA_UNSUPPORTED},
 
     // Multiprocessors

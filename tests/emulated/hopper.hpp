@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A case of the tables on the emulated machine: planned like a call, run by the Hopper forward kernel's own text,
 // judged like a result of a GPU. Device code needs constants, so the tiles that may come out of the planner are a list.
-// Included by tests/sm90/sm90_machine_test.cpp, whose include path puts tests/emulated before src.
+// Included by tests/sm90/sm90_machine_test.cpp and sm90_parts_test.cpp, whose include paths put tests/emulated before
+// src.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -68,7 +69,8 @@ void run_emulated(const Inputs& inputs, const Outputs& outputs, const Options& o
   ASSERT_EQ(plan.reason, "");
   const int blocks = grid > 0 ? grid : plan.grid;
   UInt32 taken = 0;
-  const ForwardParams p = params_of(problem, call, plan, plan.varied && blocks < plan.tiles ? &taken : nullptr);
+  const CarriedParams p{params_of(problem, call, plan, plan.varied && blocks < plan.tiles ? &taken : nullptr),
+                        gpu::states_of(problem, call)};
   const std::string unit = forward_unit_text(plan.config);
   ASSERT_TRUE(launch_one_of<configs...>(plan.config, p, blocks))
       << "the planner's tile is not among those that this test has: " << unit.substr(unit.find("constexpr"));

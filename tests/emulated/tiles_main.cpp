@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes headers of the tiles that the planner gives to the cases of cases.hpp and backward_cases.hpp: constants, since
-// device code is specialised by them. Run while the tests of the emulated machine are built, so that they follow the
-// planner.
+// Writes headers of the tiles that the planner gives to the cases of cases.hpp, part_cases.hpp and backward_cases.hpp:
+// constants, since device code is specialised by them. Run while the tests of the emulated machine are built, so that
+// they follow the planner.
 #include <fstream>
 #include <iostream>
 #include <set>
@@ -13,6 +13,7 @@
 #include "sm90/unit.hpp"
 #include "tests/emulated/backward_cases.hpp"
 #include "tests/emulated/cases.hpp"
+#include "tests/emulated/part_cases.hpp"
 
 using namespace tessera;
 
@@ -34,14 +35,18 @@ static void expect_plan(const cases::Case& c, const std::string& reason) {
   std::exit(1);
 }
 
-static Tiles forward_tiles() {
+// Of calls that end with O and, if their rows are carried, of those that end with a state.
+static Tiles forward_tiles(const std::vector<emulated::EmulatedCase>& cases) {
   Tiles tiles;
-  for (const emulated::EmulatedCase& c : emulated::emulated_cases()) {
+  for (const emulated::EmulatedCase& c : cases) {
     const cases::CaseData data = cases::build(c.spec);
-    const Problem problem = check_forward(data.inputs(), data.outputs(), data.options(), {});
-    const sm90::ForwardPlan plan = sm90::plan_forward(problem, cuda::target_named("sm_90a"));
-    expect_plan(c.spec, plan.reason);
-    tiles.insert(spelled("tessera::sm90::Config", sm90::forward_unit_text(plan.config)));
+    Problem problem = check_forward(data.inputs(), data.outputs(), data.options(), {});
+    for (const bool state_out : {false, problem.carried()}) {
+      problem.state_out = state_out;
+      const sm90::ForwardPlan plan = sm90::plan_forward(problem, cuda::target_named("sm_90a"));
+      expect_plan(c.spec, plan.reason);
+      tiles.insert(spelled("tessera::sm90::Config", sm90::forward_unit_text(plan.config)));
+    }
   }
   return tiles;
 }
@@ -73,8 +78,9 @@ static bool write(const std::string& path, const char* macro, const Tiles& tiles
 }
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  const bool written =
-      write(argv[1], "HOPPER_TILES", forward_tiles()) && write(argv[2], "HOPPER_BACKWARD_TILES", backward_tiles());
+  if (argc != 4) return 2;
+  const bool written = write(argv[1], "HOPPER_TILES", forward_tiles(emulated::emulated_cases())) &&
+                       write(argv[2], "HOPPER_BACKWARD_TILES", backward_tiles()) &&
+                       write(argv[3], "HOPPER_PART_TILES", forward_tiles(emulated::part_cases()));
   return written ? 0 : 1;
 }

@@ -172,6 +172,19 @@ void Addressed::forward(const gpu::ForwardParams& p) {
   rows("lse", p.lse, call.out.lse, p.x);
 }
 
+void Addressed::states(const gpu::States& s, const gpu::Question& x) {
+  const auto state = [&](const char* name, const gpu::StateRef& ref, const State& of) {
+    tokens(name, ref.o, of.o, x.B, x.Nq, x.Hq);
+    rows(name, ref.m, of.m, x);
+    tensor(name, ref.l,
+           extent_of(ref.l, sizeof(double),
+                     {{call.packed() ? 1 : x.B, ref.l_batch}, {x.Hq, ref.l_head}, {x.Nq, ref.l_row}}),
+           of.l);
+  };
+  state("inputs.state", s.in, call.in.state);
+  state("outputs.state", s.out, call.out.state);
+}
+
 void Addressed::backward(const gpu::BackwardParams& p) {
   const gpu::Question& x = p.x;
   question(x);
@@ -396,6 +409,16 @@ void Addressed::check(const fake::Launch& given) {
   }
   if (type == "tessera::decode::Params") return decode(params_of<decode::Params>(given));
   if (type == "tessera::sm90::ForwardParams") return hopper_forward(params_of<sm90::ForwardParams>(given));
+  if (type == "tessera::sm90::CarriedParams") {
+    const auto p = params_of<sm90::CarriedParams>(given);
+    hopper_forward(p);
+    return states(p.states, p.call.x);
+  }
+  if (type == "tessera::gpu::StateParams") {
+    const auto p = params_of<gpu::StateParams>(given);
+    forward(p);
+    return states(p.states, p.x);
+  }
   if (type == "tessera::sm90::BackwardParams") return hopper_backward(params_of<sm90::BackwardParams>(given));
   if (type == "tessera::sm90::RestartParams")
     return part("taken", params_of<sm90::RestartParams>(given).taken, sizeof(UInt32));

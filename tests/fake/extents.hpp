@@ -81,6 +81,7 @@ class Addressed {
 
   void question(const gpu::Question& x);
   void forward(const gpu::ForwardParams& p);
+  void states(const gpu::States& s, const gpu::Question& x);
   void backward(const gpu::BackwardParams& p);
   void mma_forward(const mma::ForwardParams& p);
   void mma_paged(const mma::PagedParams& p);

@@ -233,8 +233,64 @@ TEST_F(FakeGpu, AMarginOfMultiprocessorsStaysFree) {
                 .find(": sm_margin is 132; this GPU has 132 multiprocessors"),
             std::string::npos);
   EXPECT_EQ(refused("vector", [](FakeCall& c) { c.options.part_invariant = true; }),
-            "no kernel can run this: vector: the call is a part (part-invariant); GPU kernels take positions that all "
-            "sequences share, cpu kernels parts of every kind");
+            "no kernel can run this: vector: the call is a part (part-invariant); this kernel takes positions that all "
+            "sequences share, hopper states in the forward pass, cpu kernels parts of every kind");
+}
+
+// A carried forward pass on `hopper`: from a state or not, to a state or to O, and without keys.
+TEST_F(FakeGpu, StatesAreInBounds) {
+  const int device = fake::machine().device_of(9, 0);
+  int ran = 0;
+  for (const std::int64_t D : {64, 128, 256})
+    for (const std::int64_t Nk : {0, 130, 4096})
+      for (const bool from : {false, true})
+        for (const bool to : {false, true}) {
+          Plain plain;
+          plain.D = D, plain.Nk = Nk, plain.Nq = 8192;
+          FakeCall call = plain.call(FakePass::forward, "hopper", device);
+          call.options.causal = true, call.options.part_invariant = ran % 2 == 0;
+          call.options.row0 = 3 * 192, call.options.col0 = 384;
+          if (D > 64) call.options.row0 = 128;
+          if (from) call.in.state = plain.state();
+          if (to) call.out = {.state = plain.state()};
+          if (!from && !to) call.options.part_invariant = true;
+          std::size_t launches = 0;
+          ASSERT_TRUE(keeps_promises(call, 0, launches));
+          EXPECT_EQ(launches, Nk == 0 ? 1u : 2u);  // causal: tiles are counted
+          ++ran;
+        }
+  EXPECT_EQ(ran, 36);
+}
+
+// Plans tell the tiles; a cut elsewhere is refused, and so is what only the CPU takes.
+TEST_F(FakeGpu, PartsAreCutAtTiles) {
+  const int device = fake::machine().device_of(9, 0);
+  const auto attempt = [&](FakePass pass, const char* kernel, const auto& change) {
+    Plain plain;
+    plain.D = 128;
+    FakeCall call = plain.call(pass, kernel, device);
+    call.options.part_invariant = true;
+    change(call);
+    try {
+      const Plan plan = planned(call);
+      EXPECT_EQ(plan.query_tile(), 128);
+      EXPECT_EQ(plan.key_tile(), 128);
+      run(plan, call);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const auto forward = FakePass::forward;
+  EXPECT_EQ(attempt(forward, "hopper", [](FakeCall& c) { c.options.row0 = 128, c.options.col0 = -256; }), "no error");
+  EXPECT_EQ(attempt(forward, "hopper", [](FakeCall& c) { c.options.row0 = 64; }),
+            "row0: is 64; with part_invariant it must be a multiple of 128");
+  EXPECT_EQ(attempt(forward, "hopper", [](FakeCall& c) { c.options.col0 = 192; }),
+            "col0: is 192; with part_invariant it must be a multiple of 128");
+  EXPECT_EQ(attempt(FakePass::backward, "hopper_two_pass", [](FakeCall&) {}),
+            "no kernel can run this: hopper_two_pass: the call is a part (part-invariant); this kernel takes positions "
+            "that all sequences share, hopper states in the forward pass, cpu kernels parts of every kind");
+  EXPECT_TRUE(fake::machine().launches.size() > 0);
 }
 
 }  // namespace

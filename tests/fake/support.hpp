@@ -110,6 +110,14 @@ class Plain {
     return c;
   }
 
+  // Of a forward pass; after call().
+  State state() {
+    const Tensor o{memory(B * Nq * Hq * D * 4), Type::f32, {B, Nq, Hq, D}, where};
+    return {.o = o,
+            .m = {memory(B * Hq * Nq * 4), Type::f32, {B, Hq, Nq}, where},
+            .l = {memory(B * Hq * Nq * 8), Type::f64, {B, Hq, Nq}, where}};
+  }
+
  private:
   void* memory(std::int64_t bytes) {
     held.push_back(std::make_unique<DeviceMemory>(where, static_cast<std::size_t>(bytes)));

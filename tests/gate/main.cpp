@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `gate quick` and `gate full` (of kernels whose name contains WORD): the compile gate as a program; see gate.hpp.
+// `gate quick` and `gate full` (of units whose kernel's name or text holds WORD): the compile gate as a program; see
+// gate.hpp.
 // `--list` counts without compiling; `--pack FILE` judges nothing and writes what it compiled, for
 // tools/compare_kernels.py. Exit status: 0 all pass, 1 faults, 2 wrong usage, 77 skipped for want of NVRTC.
 // Run by ctest and by `make gate`.
@@ -21,10 +22,13 @@ static void write_pack(const std::vector<gate::GateUnit>& units, const char* pat
 
 static int run(bool full, const char* word, bool list, const char* pack) {
   gate::UnitSet set = gate::chosen_units(gate::known_units(), full ? gate::Depth::full : gate::Depth::quick);
-  if (word) std::erase_if(set.units, [&](const auto& u) { return u.named.kernel.find(word) == std::string::npos; });
+  const auto holds_word = [&](const gate::GateUnit& u) {
+    return (u.named.kernel + "\n" + u.named.unit.text).find(word) != std::string::npos;
+  };
+  if (word) std::erase_if(set.units, [&](const auto& u) { return !holds_word(u); });
   std::printf(
       "%zu problems need %zu different units. %zu of them are compiled%s%s: of every kernel, %s.\n", set.problems,
-      set.known, set.units.size(), word ? ", those with the name " : "", word ? word : "",
+      set.known, set.units.size(), word ? ", those that hold " : "", word ? word : "",
       full ? "any two settings that meet in some unit, and any two options with a third setting (decode: any three)"
            : "every setting, and any two options, on or off");
   std::printf("%zu problems are taken by no kernel that they are for%s\n", set.refused.size(),

@@ -103,6 +103,8 @@ const Option options[] = {
     {"no dV", Concerns::backward, false, [](Problem& p) { p.dv.reset(); }},
     any_order,
     {"narrow", Concerns::all, true, [](Problem& p) { p.alignment = static_cast<int>(size_of(p.q_type)); }},
+    {"parts", Concerns::forward, false, [](Problem& p) { p.options.part_invariant = true; }},
+    {"finish", Concerns::forward, false, [](Problem& p) { p.options.part_invariant = true, p.Nk = 0; }},
     {"16 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 16; }},
     {"32 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 32; }},
     {"64 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 64; }},
@@ -132,7 +134,8 @@ const Option* option_named(const std::string& name) {
 }
 
 // What changes the code of `hopper`, besides head dims and types. A bias is of one type or the other.
-const char* const hopper_options[] = {"scale", "softcap", "alibi", "mask", "dropout", "bias", "f32 bias", "f32 out"};
+const char* const hopper_options[] = {"scale", "softcap",  "alibi", "mask",   "dropout",
+                                      "bias",  "f32 bias", "parts", "finish", "f32 out"};
 const HeadDims hopper_dims[] = {{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};  // its tiles
 const Type hopper_types[] = {Type::f16, Type::bf16};
 
@@ -353,6 +356,7 @@ UnitSet known_units() {
         c.hopper_subsets(pass, type, dims);
         c.hopper_pairs(pass, type, dims);
         c.hopper_together(pass, type, dims, {"f32 out"});
+        c.hopper_together(pass, type, dims, {"parts"});
       }
       c.hopper_some_gradients(type, dims);
       for (const char* missing : {"no dK", "no dV"}) c.hopper_together(Pass::backward, type, dims, {missing});

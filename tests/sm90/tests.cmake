@@ -7,9 +7,10 @@ tessera_test(NAME sm90_protocol_test SOURCES sm90/sm90_protocol_test.cpp)
 tessera_test(NAME sm90_backward_protocol_test SOURCES sm90/sm90_backward_protocol_test.cpp)
 
 # The tiles with which these tests specialise the kernels are those that the planner gives to their cases.
-planned_headers(hopper_tiles emulated/tiles_main.cpp hopper_tiles.hpp hopper_backward_tiles.hpp)
+planned_headers(hopper_tiles emulated/tiles_main.cpp hopper_tiles.hpp hopper_backward_tiles.hpp hopper_part_tiles.hpp)
 emulated_test(NAME sm90_machine_test SHARDS 2 SOURCES sm90/sm90_machine_test.cpp
               HEADER hopper_tiles.hpp PLANNED_BY hopper_tiles)
+emulated_test(NAME sm90_parts_test SOURCES sm90/sm90_parts_test.cpp HEADER hopper_part_tiles.hpp PLANNED_BY hopper_tiles)
 emulated_test(NAME sm90_backward_test SHARDS 2 SOURCES sm90/sm90_backward_test.cpp
               HEADER hopper_backward_tiles.hpp PLANNED_BY hopper_tiles)
 emulated_test(NAME sm90_one_pass_test SHARDS 2 SOURCES sm90/sm90_one_pass_test.cpp)

@@ -37,7 +37,8 @@ inline std::vector<std::int64_t> some_cuts(std::int64_t length, std::int64_t til
 inline Tensor slice(Tensor t, int dimension, Piece piece) {
   const auto d = static_cast<std::size_t>(dimension);
   if (!t || t.shape[d] == 1) return t;
-  t.data = static_cast<std::byte*>(t.data) + piece.begin * t.strides[d] * static_cast<std::int64_t>(size_of(t.type));
+  t.data =
+      static_cast<std::byte*>(t.data) + piece.begin * t.strides[d] * static_cast<std::int64_t>(cases::size_of(t.type));
   t.shape[d] = piece.size();
   return t;
 }
@@ -86,12 +87,18 @@ class Rows {
 
   // Forward over the pieces of keys, ascending, the state carried and the last one finishing.
   void attend(const std::vector<Piece>& pieces, const Outputs& whole, const Execution& execution) {
+    attend_by(pieces, whole, [&](const Inputs& in, const Outputs& out, const Options& options) {
+      forward(in, out, options, execution);
+    });
+  }
+  template <class Forward>
+  void attend_by(const std::vector<Piece>& pieces, const Outputs& whole, Forward forward) {
     for (std::size_t n = 0; n < pieces.size(); ++n) {
       Inputs in = inputs(pieces[n]);
       if (n > 0) in.state = state(), in.sinks = {};
       Outputs out{.state = state()};
       if (n + 1 == pieces.size()) out = {.o = slice(whole.o, 1, rows), .lse = slice(whole.lse, 2, rows)};
-      forward(in, out, options(pieces[n]), execution);
+      forward(in, out, options(pieces[n]));
     }
     EXPECT_TRUE(margins_intact());
   }

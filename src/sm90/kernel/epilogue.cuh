@@ -3,11 +3,17 @@
 // memory. Device code; included by forward.cuh. docs/algorithm.md, "Online softmax".
 #pragma once
 
+#include "gpu/kernel/state.cuh"
 #include "sm90/kernel/shared.cuh"
 #include "sm90/tile/accumulator.cuh"
 #include "sm90/tile/softmax.cuh"
 
 namespace tessera::sm90 {
+
+// Of a kernel whose rows are carried: its parameters have them.
+__device__ inline const gpu::States& states_of(const ForwardParams& p) {
+  return static_cast<const CarriedParams&>(p).states;
+}
 
 template <Config config>
 struct Epilogue {
@@ -25,9 +31,11 @@ struct Epilogue {
 
   // O / l and LSE.
   __device__ void write(Output& O, const Rows<config>& rows, const Work<config>& w) const {
-    const float sum[2] = {gpu::quad_sum(rows.l[0]), gpu::quad_sum(rows.l[1])};
-    const float whole = config.options.dropout ? p.call.x.keep_scale : 1;
-    scale_rows(O, sum[0] == 0 ? 0 : whole / sum[0], sum[1] == 0 ? 0 : whole / sum[1]);
+    if constexpr (config.carried) {
+      if (states_of(p).out.o.data) return store_state(O, rows, w);
+    }
+    const float sum[2] = {rows.sum(0), rows.sum(1)}, whole = whole_of();
+    scale_rows(O, gpu::finish_factor(whole, sum[0]), gpu::finish_factor(whole, sum[1]));
     // Of the four lanes that share two rows, two write an LSE each.
     const int r = thread % 4;
     const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));
@@ -47,6 +55,10 @@ struct Epilogue {
     for (int row = thread / 32; row < 64; row += 4) {
       const Int32 i = w.query(warpgroup, row);
       if (i >= w.queries) return;
+      if constexpr (config.carried) {
+        gpu::pass_state<config.o>(p.call, states_of(p), whole_of(), w.b, w.q_begin + i, w.h, p.Dv);
+        continue;
+      }
       auto* o = gpu::row_of<config.o>(p.call.o, w.b, w.q_begin + i, w.h);
       for (int d = thread % 32; d < p.Dv; d += 32) o[d] = {};
       if (thread % 32 == 0 && p.call.lse.data)
@@ -56,6 +68,8 @@ struct Epilogue {
   }
 
  private:
+  __device__ float whole_of() const { return config.options.dropout ? p.call.x.keep_scale : 1; }
+
   // By way of shared memory and a TMA store.
   __device__ void copy_O(const Output& O, const Work<config>& w) const {
     if (leads) wait_stores_read();  // of the tile before
@@ -97,6 +111,20 @@ struct Epilogue {
       auto* o = gpu::row_of<config.o>(p.call.o, w.b, w.q_begin + i, w.h);
       sm90::store_row<config.o, config.Dv>(O, r, thread, o, p.Dv, i < w.queries);
     }
+  }
+
+  // Instead of O and LSE: o as it is, m and l. Of the four lanes that share two rows, two write these.
+  __device__ void store_state(const Output& O, const Rows<config>& rows, const Work<config>& w) const {
+    const gpu::StateRef& out = states_of(p).out;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));
+      const Int64 row = w.q_begin + i;
+      sm90::store_row<Element::f32, config.Dv>(O, r, thread, gpu::row_of<Element::f32>(out.o, w.b, row, w.h), p.Dv,
+                                               i < w.queries);
+      if (thread % 4 == r && i < w.queries) gpu::write_state(out, w.b, row, w.h, {rows.m(r), double(rows.sum(r))});
+    }
+    sync_warpgroup();
   }
 };
 

@@ -146,19 +146,34 @@ struct Consumer {
 
   // --- The softmax of a tile of keys
 
-  // A row's state before its first tile. A sink is a key with its own score and no value; one lane of a row counts it.
+  // A row's state before its first tile. A sink is a key with its own score and no value; one lane of a row counts it,
+  // or `resume`.
   __device__ State fresh_rows(const Work<config>& w) const {
     State rows{.factor = config.general ? 1 : p.factor};
     const float sink = p.call.x.sinks ? p.call.x.sinks[w.h * p.call.x.sink_head] : minus_infinity<float>;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (sink != minus_infinity<float>) {
+      if (!config.carried && sink != minus_infinity<float>) {
         rows.base[r] = sink * log2e<float>, rows.bound[r] = 0;
         rows.l[r] = thread % 4 == 0 ? 1 : 0;
       }
       if (w.query(warpgroup, accumulator_row(thread, 2 * r)) >= w.queries) rows.bound[r] = State::no_row;
     }
     return rows;
+  }
+
+  // Carried: what rows begin with, which a call before this one has left.
+  __device__ void resume(State& rows, const Work<config>& w) {
+    const gpu::StateRef& in = states_of(p).in;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Int32 i = w.query(warpgroup, accumulator_row(thread, 2 * r));
+      if (i >= w.queries) continue;
+      const Int64 row = w.q_begin + i;
+      const gpu::RowState state = gpu::first_state(p.call.x, in, w.b, row, w.h);
+      rows.resume(r, state.m, float(state.l));
+      if (in.o.data) add_row<config.Dv>(O, r, thread, gpu::row_of<Element::f32>(in.o, w.b, row, w.h), p.Dv, true);
+    }
   }
 
   // S of tile n becomes P, packed; with one buffer it stays in the place of S, for `State::pack`. `first`: of these
@@ -171,6 +186,8 @@ struct Consumer {
       if (cut) hide_outside_band(w, n);
       if constexpr (config.p_buffers == 1)
         rows.online_in_place(S, [](int) { return 1.f; });
+      else if constexpr (config.carried)
+        rows.carry(S, P);
       else if constexpr (first)
         rows.online(S, P);
       else
@@ -205,6 +222,7 @@ struct Consumer {
     State rows = fresh_rows(w);
 #pragma unroll
     for (float& o : O) o = 0;
+    if constexpr (config.carried) resume(rows, w);
     const Int32 first = w.own_begin[warpgroup], end = w.own_end[warpgroup], skipped = first - w.begin;
     const Int32 full_begin = w.full_begin[warpgroup], full_end = w.full_end[warpgroup];
     const auto cuts = [&](Int32 n) { return n < full_begin || n >= full_end; };
@@ -223,7 +241,7 @@ struct Consumer {
     softmax<true>(rows, w, first, cuts(first), P);
     pass_V(skipped);
     if constexpr (config.p_buffers == 1) State::pack(P, S);
-    rows.shifted = false;
+    if constexpr (!config.carried) rows.shifted = false;  // O is 0
 
     // Steady state: S of tile n and P V of the tile before are issued together. The softmax of tile n, which makes
     // `next_P`, overlaps with that P V. Double-buffered, it does not wait for the tensor cores to have read P.

@@ -22,8 +22,9 @@ struct Rows {
   // Beyond this a tile's sum, and so perhaps a P, would leave the type's range.
   static constexpr float limit = config.element == Element::f16 ? 0x1p15f : 0x1p40f;
 
-  float factor;                           // of scores: scale log2(e)
-  float base[2] = {0, 0}, l[2] = {0, 0};  // base: m, or 0 where nothing is seen yet; l: this lane's share
+  float factor;  // of scores: scale log2(e)
+  // base: m, or 0 where nothing is seen yet; l: this lane's share. Carried: the row's own, in all of its lanes.
+  float base[2] = {0, 0}, l[2] = {0, 0};
   // From which sum on a tile needs its own maximum. Below 0: nothing is seen yet. NaN: the sequence has no such row,
   // which shares a warp with others, but must not decide anything for them.
   float bound[2] = {-1, -1};
@@ -32,6 +33,7 @@ struct Rows {
   bool shifted = false;     // alpha is not 1
 
   __device__ float m(int r) const { return bound[r] < 0 ? minus_infinity<float> : base[r]; }
+  __device__ float sum(int r) const { return config.carried ? l[r] : gpu::quad_sum(l[r]); }
 
   // exp2(factor S - base), and the sums of this thread's values. `take(n, p)` gets four at a time.
   template <class Take>
@@ -50,22 +52,23 @@ struct Rows {
     sums[0] = part[0] + part[1], sums[1] = part[2] + part[3];
   }
 
-  // With the tile's own maximum.
+  // With the tile's own maximum; where rows may be carried, in those whose bits are set.
   template <class Take>
-  __device__ void online(const Scores& S, Take take) {
+  __device__ void online(const Scores& S, Take take, UInt32 raised = 3) {
     float part[4] = {S[0], S[1], S[2], S[3]}, sums[2];
 #pragma unroll
     for (int n = 4; n < values; ++n) part[n % 4] = fmaxf(part[n % 4], S[n]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float before = m(r), top = fmaxf(before, gpu::quad_max(fmaxf(part[2 * r], part[2 * r + 1])) * factor);
+      const float before = m(r), tile = gpu::quad_max(fmaxf(part[2 * r], part[2 * r + 1])) * factor;
+      const float top = config.carried && !(raised >> r & 1) ? before : fmaxf(before, tile);
       base[r] = exponent_base(top);
       alpha[r] = exp2_of(before - base[r]);
       if (bound[r] < 0 && top != minus_infinity<float>) bound[r] = 0;
     }
     exponentials(S, sums, take);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) l[r] = fmaf(l[r], alpha[r], sums[r]);
+    for (int r = 0; r < 2; ++r) l[r] = fmaf(l[r], alpha[r], config.carried ? gpu::quad_sum(sums[r]) : sums[r]);
     shifted = __any_sync(0xffffffffu, alpha[0] != 1 || alpha[1] != 1);
   }
 
@@ -105,6 +108,38 @@ struct Rows {
       l[r] += sums[r];
       if (bound[r] < l[r]) bound[r] = fminf(l[r], limit);
     }
+  }
+
+  // --- Rows that may be carried from call to call. What decides about a row's bits is its m and l before a tile, and
+  // its own scores: not where the keys are cut into calls, and no other row.
+
+  __device__ void resume(int r, float m, float sum) {
+    base[r] = exponent_base(m), l[r] = sum;
+    bound[r] = m == minus_infinity<float> ? -1 : fminf(limit, sum);
+  }
+
+  // In the place of `steady`, and of a first tile. The row's sum until now is its bound. Rows that have seen nothing
+  // need a maximum in any case; where a warp has no others, as before its first tile, that is known beforehand.
+  __device__ void carry(const Scores& S, Probabilities& P) {
+    const auto take = [&](int n, const float(&p)[4]) { pack(P, n, p); };
+    UInt32 raised = 3;
+    bool online_tile = !__any_sync(0xffffffffu, bound[0] >= 0 || bound[1] >= 0);
+    shifted = false;
+    if (!online_tile) {
+      float sums[2];
+      exponentials(S, sums, take);
+      const auto exceeds = [&](int r, float sum) { return bound[r] < 0 || sum >= bound[r]; };
+      online_tile = __any_sync(0xffffffffu, exceeds(0, sums[0]) || exceeds(1, sums[1]));
+      if (online_tile) {
+        raised = UInt32(exceeds(0, gpu::quad_max(sums[0]))) | UInt32(exceeds(1, gpu::quad_max(sums[1]))) << 1;
+      } else {
+        l[0] += gpu::quad_sum(sums[0]), l[1] += gpu::quad_sum(sums[1]);
+      }
+    }
+    if (online_tile) online(S, take, raised);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (bound[r] >= 0) bound[r] = fminf(limit, l[r]);
   }
 
   __device__ static void pack(Probabilities& P, int n, const float (&p)[4]) {
