@@ -87,8 +87,27 @@ def _map_backward(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
     return results, [0] * len(results)
 
 
+_BATCHED = torch._C._dispatch_key_parse("Batched")
+
+
+def _map_batched_gradients(*arguments: Any) -> list[Tensor]:
+    """torch.autograd.grad(is_grads_batched=True) and jacobian(vectorize=True): an older vmap, whose tensors are its own.
+
+    It maps backward passes only, and would otherwise ask for a rule at the key Batched.
+    """
+    level = torch._C._vmapmode_increment_nesting() - 1  # the one way to ask for it
+    torch._C._vmapmode_decrement_nesting()
+    mapped = [isinstance(x, Tensor) and torch._C._dispatch_keys(x).has(_BATCHED)
+              for x in arguments]
+    plain = [torch._remove_batch_dim(x, level, 1, 0) if batched else x for x, batched in zip(arguments, mapped)]
+    count = plain[mapped.index(True)].shape[0]
+    results = _map(ops.backward_operator, _BACKWARD, count, [0 if batched else None for batched in mapped], plain)
+    return [torch._add_batch_dim(result, 0, level) for result in results]
+
+
 torch.library.register_vmap("tessera::forward", _map_forward, lib=ops.library)
 torch.library.register_vmap("tessera::backward", _map_backward, lib=ops.library)
+ops.library.impl("backward", _map_batched_gradients, "Batched")
 
 
 # --- floating-point operations ---------------------------------------------------------------------------------------

@@ -54,6 +54,21 @@ def test_grad_vjp_and_jacrev():
         close(x, y, factor=3)
 
 
+def test_gradients_of_several_at_once():
+    """The older vmap of torch.autograd: is_grads_batched, jacobian's vectorize, gradcheck's check_batched_grad."""
+    q, k, v, sinks = *(x.requires_grad_() for x in small(dtype=torch.float64)), torch.randn(HQ).requires_grad_()
+    o, lse = attention(q, k, v, causal=True, sinks=sinks, return_lse=True)
+    arriving = torch.randn(3, *o.shape, dtype=o.dtype), torch.randn(3, *lse.shape, dtype=lse.dtype)
+    for wanted in ((q, k, v), (q, sinks)):  # sinks' are sums over the batch
+        at_once = torch.autograd.grad((o, lse), wanted, arriving, is_grads_batched=True, retain_graph=True)
+        for n in range(3):
+            alone = torch.autograd.grad((o, lse), wanted, [x[n] for x in arriving], retain_graph=True)
+            assert all(torch.equal(x[n], y) for x, y in zip(at_once, alone))
+    rows = lambda q: ours(q, k, v).sum((1, 2))  # noqa: E731
+    assert torch.equal(*(torch.autograd.functional.jacobian(rows, q, vectorize=flag) for flag in (False, True)))
+    assert torch.autograd.gradcheck(ours, (q, k, v), fast_mode=True, check_batched_grad=True)
+
+
 def test_the_operator_itself():
     q, k, v = small()
     gradient = grad(lambda q: torch.ops.tessera.forward(q, k, v, True)[0].square().sum())(q)
