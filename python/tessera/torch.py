@@ -102,7 +102,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, layo
     heads_first = layout != "bnhd" and swaps_heads(layout)
     if heads_first:
         require_tensors({"q": q, "k": k, "v": v})
-        q, k, v = (x.transpose(-3, -2) if x.dim() > 2 else x for x in (q, k, v))
+        q, k, v = (x.transpose(-3, -2) if x.dim() > 2 + x.is_nested else x for x in (q, k, v))
         if isinstance(options.get("qv"), Tensor) and options["qv"].dim() > 2:
             options["qv"] = options["qv"].transpose(-3, -2)
     q, k, v, given = _prepared(q, k, v, options)
@@ -136,13 +136,13 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     options: AttentionOptions = {"scale": scale, "dropout_p": dropout}
     if causal:
         options.update({"causal": True, "alignment": "top_left"})
-    if isinstance(query, Tensor) and query.is_nested:
-        if attn_mask is not None:
-            raise ValueError("attn_mask: is given with nested tensors; they take is_causal alone")
-        return attention(query, key, value, layout="bhnd", **options)
-    call = Arranged(query, key, value, attn_mask, grouped)
-    options.update(call.options)
     try:
+        if any(isinstance(t, Tensor) and t.is_nested for t in (query, key, value)):
+            if attn_mask is not None:
+                raise ValueError("attn_mask: is given with nested tensors; they take is_causal alone")
+            return attention(query, key, value, layout="bhnd", **options)
+        call = Arranged(query, key, value, attn_mask, grouped)
+        options.update(call.options)
         return _sdpa(call, options)
     except (TypeError, ValueError) as error:
         raise renamed(error, _NAMES_OF_SDPA) from None

@@ -315,3 +315,7 @@ def test_nested_sentences():
         attention(q, q, q, cu_seqlens_q=q.offsets().int())
     with pytest.raises(ValueError, match="attn_mask: is given with nested tensors; they take is_causal alone"):
         ours(*[q.transpose(1, 2)] * 3, torch.zeros(1))
+    with pytest.raises(ValueError, match="query: is no jagged nested tensor; query, key and value must all be, or none"):
+        ours(plain, *[k.transpose(1, 2)] * 2)
+    with pytest.raises(ValueError, match=r"query: has shape .*; must be \[batch, tokens, heads, dim\] with jagged"):
+        ours(*[torch.nested.nested_tensor_from_jagged(torch.randn(9, 8), q.offsets())] * 3)
