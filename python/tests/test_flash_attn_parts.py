@@ -112,6 +112,57 @@ def test_apply_rotary_emb_to_packed_tokens_and_back():
                                atol=1e-5)
 
 
+def whole(qkv):
+    return qkv, lambda t: apply_rotary_emb_qkv_(t, *tables_of(5), interleaved=True)
+
+
+def grouped(qkv):
+    return qkv.flatten(2, 3), lambda t: apply_rotary_emb_qkv_(t, *tables_of(5), interleaved=True, num_heads_q=2)
+
+
+def one_of_several(qkv):
+    return qkv.unbind(2)[1], lambda t: apply_rotary_emb(t, *tables_of(5), interleaved=True, inplace=True)
+
+
+def keys_and_values(qkv):
+    return qkv[:, :, 1:], lambda t: apply_rotary_emb_kv_(t, *tables_of(5), interleaved=True)
+
+
+def tables_of(seed):
+    generator = torch.Generator().manual_seed(seed)
+    angle = torch.rand(9, 6, generator=generator) * 6.28
+    return angle.cos(), angle.sin()
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("part", [whole, grouped, one_of_several, keys_and_values])
+def test_in_place_with_gradients(part, leaf):
+    """As in training: on a projection's output, on what unbind gives, and on a parameter itself."""
+    torch.manual_seed(6)
+    x = torch.randn(2, 9, 3, 2, 16, requires_grad=True)
+    rows, call = part(x if leaf else x * 1.0)
+    expected = rows.detach().clone()
+    for turned_rows in {whole: [expected[:, :, 0], expected[:, :, 1]], grouped: [expected[:, :, :4]],
+                        one_of_several: [expected], keys_and_values: [expected[:, :, 0]]}[part]:
+        turned_rows[:] = apply_rotary_emb(turned_rows, *tables_of(5), interleaved=True)
+    out = call(rows)
+    assert torch.equal(out, expected) and torch.equal(rows, expected) and out.data_ptr() == rows.data_ptr()
+    weight = torch.randn_like(out)
+    (gradient,) = torch.autograd.grad(out, x, weight)
+    assert torch.count_nonzero(gradient) == weight.numel()
+    # A rotation's transpose turns back: turned again, the gradient is what came in.
+    rotated_back = part(gradient)[1](part(gradient)[0].clone())
+    torch.testing.assert_close(rotated_back, weight, rtol=1e-4, atol=1e-4)
+
+
+def test_cosines_and_sines_of_each_token():
+    torch.manual_seed(7)
+    x, places = torch.randn(2, 9, 3, 16), torch.stack((torch.arange(9), torch.arange(9) + 11))
+    cos, sin = tables()
+    out = apply_rotary_emb_torch(x, cos[places], sin[places])
+    assert torch.equal(out, apply_rotary_emb(x, cos, sin, seqlen_offsets=torch.tensor([0, 11])))
+
+
 def test_rotary_embedding_module():
     torch.manual_seed(4)
     rotary = RotaryEmbedding(12, interleaved=True)
@@ -133,6 +184,9 @@ def test_rotary_embedding_module():
     out = rotary(grouped.clone(), num_heads_q=4)
     assert torch.equal(out[:, :, :6], apply_rotary_emb(grouped[:, :, :6], cos, sin, True))
     assert torch.equal(out[:, :, 6:], grouped[:, :, 6:])
+    rotary._update_cos_sin_cache(40, dtype=torch.float32)  # as callers of flash_attn_with_kvcache do
+    assert rotary._cos_cached.shape == rotary._sin_cached.shape == (40, 6)
+    torch.testing.assert_close(rotary._cos_cached[:30], cos)
 
 
 def test_scaled_rotary_embedding_keeps_products():
@@ -150,6 +204,12 @@ def test_refusals():
     for message, call in {
             "cos: has shape": lambda: apply_rotary_emb(x[..., :8], cos, sin),
             "x: has shape": lambda: apply_rotary_emb(x[0], cos, sin),
+            r"x: has shape \[2, 31, 1, 12\]; must be .* the 30 tokens of cos": lambda: apply_rotary_emb_torch(
+                torch.zeros(2, 31, 1, 12), cos, sin),
+            "seqlen_offsets: lead to positions 22 to 30; cos and sin have 30": lambda: apply_rotary_emb(
+                x, cos, sin, seqlen_offsets=22),
+            "seqlen_offsets: lead to positions -1 to 7; cos and sin have 30": lambda: apply_rotary_emb(
+                x, cos, sin, seqlen_offsets=-1),
             "qkv: has shape": lambda: apply_rotary_emb_qkv_(x, cos, sin),
             "kv: has shape": lambda: apply_rotary_emb_kv_(x, cos, sin),
             "max_seqlen: is missing": lambda: RotaryEmbedding(12)(x, x, seqlen_offset=torch.tensor([1, 2]))}.items():
