@@ -100,6 +100,7 @@ class Model {
     std::int64_t i;
     std::size_t q, o, lse;  // where its elements begin
     std::vector<Pair> pairs;
+    std::vector<std::pair<double, const Pair*>> by_size{};  // their probabilities, see sort_pairs
     double LSE = -infinity;
     double delta_variance = 0, delta_lost = 0;  // of the roundings, and of the underflow, that reach delta
   };
@@ -217,6 +218,7 @@ class Model {
       add_scaled(&o.model[row.o], &o.bound[row.o], v_row(x, pair.j), round_to(c.type, P), pair.w * pair.keep, Dv);
       o.lost[at(number)] += pair.keep * (lost_of(pair.p) * v_norm(x, pair.j) + lost_product * std::sqrt(Dv));
     }
+    sort_pairs(row);
     for_alike(row, [&](double lost, std::span<const Pair* const> alike) {
       if (alike.size() == 1) {
         o.variance[at(number)] += lost * v_squares[key(x, alike[0]->j)];
@@ -237,19 +239,23 @@ class Model {
   }
 
   // Correlated rounding errors: probabilities of a row that differ by less than an eighth of an ulp (those of equal
-  // scores, say) are rounded alike, and their errors add up linearly. Calls visit(variance of one, the group).
-  template <class Visit>
-  void for_alike(const Row& row, Visit visit) const {
-    std::vector<std::pair<double, const Pair*>> sorted;
+  // scores, say) are rounded alike, and their errors add up linearly. Sorts those that are rounded by eighths.
+  void sort_pairs(Row& row) const {
+    row.by_size.reserve(row.pairs.size());
     for (const Pair& pair : row.pairs) {
       const double P = pair.p * pair.keep, unit = spacing(c.type, P);
-      if (variance(c.type, P) > 0) sorted.emplace_back(std::floor(P / unit * 8) * unit, &pair);
+      if (variance(c.type, P) > 0) row.by_size.emplace_back(std::floor(P / unit * 8) * unit, &pair);
     }
-    std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(row.by_size.begin(), row.by_size.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+  }
+  // Calls visit(variance of one, the group) for those that are rounded alike.
+  template <class Visit>
+  void for_alike(const Row& row, Visit visit) const {
     std::vector<const Pair*> alike;
-    for (std::size_t n = 0; n < sorted.size(); ++n) {
-      alike.push_back(sorted[n].second);
-      if (n + 1 < sorted.size() && sorted[n + 1].first == sorted[n].first) continue;
+    for (std::size_t n = 0; n < row.by_size.size(); ++n) {
+      alike.push_back(row.by_size[n].second);
+      if (n + 1 < row.by_size.size() && row.by_size[n + 1].first == row.by_size[n].first) continue;
       visit(variance(c.type, alike[0]->p * alike[0]->keep), std::span<const Pair* const>(alike));
       alike.clear();
     }

@@ -17,7 +17,7 @@ template <bool turned>
 void load_matrices(UInt32 (&x)[4], UInt32 address) {
   Machine& m = Machine::here();
   const int lane = threadIdx.x % 32;
-  const std::vector<UInt64> addresses = m.meet(m.warp_name(), 32, lane, address);
+  const std::vector<UInt64>& addresses = m.meet(m.warp_name(), 32, lane, address);
   for (int matrix = 0; matrix < 4; ++matrix) {
     const UInt64* rows = &addresses[std::size_t(8 * matrix)];
     unsigned banks = 0;
@@ -43,6 +43,8 @@ struct Brought {
 // c += a b over `steps` times 8 terms. With g = lane / 4 and t = lane % 4, a lane holds of each 8 terms k:
 //   a: rows g and g + 8 at k = 2 t, 2 t + 1    b: column g at k = 2 t, 2 t + 1
 //   c: columns 2 t, 2 t + 1 of row g, then of row g + 8
+#pragma GCC push_options
+#pragma GCC optimize("O3")  // the longest part of many tests, which are compiled with -O1
 TESSERA_UNWATCHED inline void multiply_brought(float* c, const Brought& own) {
   Machine& m = Machine::here();
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -58,6 +60,7 @@ TESSERA_UNWATCHED inline void multiply_brought(float* c, const Brought& own) {
     c[e] = sum;
   }
 }
+#pragma GCC pop_options
 
 template <Element element, bool turing>
 void multiply(float* c, const UInt32 (&a)[4], UInt32 b0, UInt32 b1) {
