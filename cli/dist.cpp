@@ -13,6 +13,7 @@
 
 #include "cli/command.hpp"
 #include "cli/dist.hpp"
+#include "cli/dist_times.hpp"
 #include "cli/failure.hpp"
 #include "cli/flags.hpp"
 #include "cli/options.hpp"
@@ -28,7 +29,7 @@ namespace {
 using namespace tessera::dist;
 
 struct Arguments {
-  std::string what, scheme = "gather", json;
+  std::string what, scheme = "gather", json, times;
   std::vector<std::int64_t> ranks, tokens;
   std::int64_t heads = 32, kv_heads = 8, dim = 128, slices = 0, segment = 0, align = 128;
   std::string partition = "zigzag";
@@ -214,11 +215,17 @@ int bits(const Arguments& a, Json& rows) {
 
 int simulate(const Arguments& a, Json& rows) {
   const Shape shape{a.heads, a.kv_heads, a.dim, a.dim, 2};
-  const Machine machine{a.forward * 1e12, a.backward * 1e12, a.call * 1e-6,
-                        a.link * 1e9,     a.node_link * 1e9, a.latency * 1e-6};
-  std::printf(
-      "Simulated, not measured: %g and %g TFLOP/s inside a call, %g us a call, %g GB/s between nodes, %g inside.\n",
-      a.forward, a.backward, a.call, a.link, a.node_link);
+  Machine machine{a.forward * 1e12, a.backward * 1e12, a.call * 1e-6,
+                  a.link * 1e9,     a.node_link * 1e9, a.latency * 1e-6};
+  if (!a.times.empty()) {
+    read_call_times(a.times, machine);
+    std::printf("Simulated with the call times of %s: %g and %g TFLOP/s at best", a.times.c_str(),
+                machine.forward_times.best_rate() * 1e-12, machine.backward_times.best_rate() * 1e-12);
+  } else {
+    std::printf("Simulated, not measured: %g and %g TFLOP/s inside a call, %g us a call", a.forward, a.backward,
+                a.call);
+  }
+  std::printf(", %g GB/s between nodes, %g inside.\n", a.link, a.node_link);
   std::printf("%10s %6s %-16s %12s %12s %6s %8s\n", "tokens", "ranks", "scheme", "forward", "backward", "calls", "K/V");
   for (const std::int64_t tokens : a.tokens.empty() ? std::vector<std::int64_t>{1 << 20} : a.tokens)
     for (const std::int64_t ranks : a.ranks.empty() ? std::vector<std::int64_t>{8, 64, 512} : a.ranks)
@@ -314,6 +321,8 @@ Action add_dist(CLI::App& program) {
            {.value = "N", .group = "Shape", .least = 1});
   add_flag(command, "--forward", "TFLOP/s of a rank in a forward call (default: 700)", a.forward, machine);
   add_flag(command, "--backward", "The same in a backward call (default: 600)", a.backward, machine);
+  add_flag(command, "--times", "Measured calls instead: lines of pass, GFLOP and microseconds", a.times,
+           {.value = "FILE", .group = "Simulated machine"});
   add_flag(command, "--call", "Fixed microseconds of a call (default: 15)", a.call, machine);
   add_flag(command, "--link", "GB/s of a rank between nodes, each way (default: 50)", a.link, machine);
   add_flag(command, "--node-link", "The same inside a node (default: 450)", a.node_link, machine);

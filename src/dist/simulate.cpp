@@ -60,8 +60,11 @@ class Simulation {
     double seconds = 0;
     for (const Work& w : step.work) {
       const double flops = each * sizes.pairs(w);
-      const double needed = flops / (backward ? machine.backward_flops : machine.forward_flops);
-      computing += needed, seconds += needed + machine.call_seconds, ++calls;
+      const CallTimes& times = backward ? machine.backward_times : machine.forward_times;
+      const double rate = backward ? machine.backward_flops : machine.forward_flops;
+      const double needed = flops / (times.empty() ? rate : times.best_rate());
+      computing += needed, ++calls;
+      seconds += times.empty() ? needed + machine.call_seconds : times.seconds(flops);
     }
     return seconds;
   }
@@ -85,6 +88,20 @@ class Simulation {
 };
 
 }  // namespace
+
+double CallTimes::seconds(double flops) const {
+  if (flops <= points.front().flops) return points.front().seconds;
+  const auto after = std::find_if(points.begin(), points.end(), [&](const Point& p) { return p.flops >= flops; });
+  if (after == points.end()) return points.back().seconds * flops / points.back().flops;
+  const Point &a = after[-1], &b = *after;
+  return a.seconds + (b.seconds - a.seconds) * (flops - a.flops) / (b.flops - a.flops);
+}
+
+double CallTimes::best_rate() const {
+  double best = 0;
+  for (const Point& p : points) best = std::max(best, p.flops / p.seconds);
+  return best;
+}
 
 Simulated simulate(const Schedule& schedule, const Shape& shape, const Machine& machine) {
   return Simulation(schedule, shape, machine).run();

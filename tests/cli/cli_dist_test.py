@@ -72,6 +72,31 @@ class Dist(Case):
             self.assertGreater(row["forward_efficiency"], 0)
             self.assertLessEqual(row["forward_efficiency"], 1)
 
+    def test_simulate_with_measured_calls(self):
+        path, rows = self.path("times.txt"), self.path("rows.json")
+
+        def simulated(text):
+            with open(path, "w") as file:
+                file.write(text)
+            return tessera("dist", "simulate", "--tokens", 65536, "--ranks", 8, "--slices", 1, "--times", path, "--json",
+                           rows)
+        # 65536 tokens on 8 ranks: a rank has 4.4 TFLOP or so in a few calls, far beyond the largest measured one.
+        result = simulated("# pass GFLOP us\nforward 1000 2000\nforward 100 300\n\nbackward 100 400\n")
+        self.assertEqual(result.returncode, 0, result)
+        self.assertTrue(result.stdout.startswith(f"Simulated with the call times of {path}: 500 and 250 TFLOP/s at best"),
+                        result.stdout)
+        with open(rows) as file:
+            ring = json.load(file)["rows"][0]
+        pairs, flops = 65536 * 65537 / 2, 2 * 32 * 256
+        self.assertGreater(ring["forward_seconds"], pairs * flops / 8 / 500e12)
+        self.assertLess(ring["forward_seconds"], 1.5 * pairs * flops / 8 / 500e12)
+        self.assert_sentence(simulated("forward 1 2\n"), 1, f"--times: {path} has no line that begins with backward.")
+        self.assert_sentence(simulated("forward 1\n"), 1, f"--times: line 1 of {path} is 'forward 1'; must be forward or "
+                             "backward, GFLOP of a call, and its microseconds, both positive.")
+        self.assert_sentence(simulated("backward 1 5\nforward 1 5\nforward 2 4\n"), 1, "a larger call must not be shorter.")
+        self.assert_sentence(tessera("dist", "simulate", "--times", "/nowhere/at/all"), 1,
+                             "--times: /nowhere/at/all cannot be read.")
+
     def test_refusals(self):
         self.assert_sentence(tessera("dist"), 2, "--help")
         self.assert_sentence(tessera("dist", "dance"), 2, "--help")

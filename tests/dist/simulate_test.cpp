@@ -27,6 +27,25 @@ TEST(Simulator, OneRankIsItsFlopsAndItsCalls) {
   EXPECT_DOUBLE_EQ(b.compute, 2 * heads * 320 * pairs / 5e11);
 }
 
+// Measured calls of 1, 3 and 30 GFLOP: smaller ones take as long as the first, larger ones have the rate of the last.
+TEST(Simulator, CallsMayBeMeasured) {
+  const CallTimes times{{{1e9, 10e-6}, {3e9, 14e-6}, {30e9, 60e-6}}};
+  EXPECT_DOUBLE_EQ(times.seconds(0.2e9), 10e-6);
+  EXPECT_DOUBLE_EQ(times.seconds(2e9), 12e-6);
+  EXPECT_DOUBLE_EQ(times.seconds(30e9), 60e-6);
+  EXPECT_DOUBLE_EQ(times.seconds(90e9), 180e-6);
+  EXPECT_DOUBLE_EQ(times.best_rate(), 500e12);
+
+  const double flops = 2 * 4 * 128 * (256.0 * 257 / 2);
+  Machine machine{.forward_flops = 1, .backward_flops = 1, .call_seconds = 1};
+  machine.forward_times.points = {{flops / 2, 1}, {2 * flops, 4}};
+  const Simulated s = simulate(schedule(1, 1, Scheme::gather, Pass::forward), shape, machine);
+  EXPECT_DOUBLE_EQ(s.seconds, 2);
+  EXPECT_DOUBLE_EQ(s.compute, 2);  // 0.5 flops a second, which both have
+  machine.forward_times.points[0].seconds = 0.5;
+  EXPECT_DOUBLE_EQ(simulate(schedule(1, 1, Scheme::gather, Pass::forward), shape, machine).compute, 1);
+}
+
 TEST(Simulator, FreeMessagesCostNothingAndSlowOnesRule) {
   const Machine fast{.call_seconds = 0, .link = 1e30, .node_link = 1e30, .latency = 0};
   for (const Scheme scheme : {Scheme::ring, Scheme::gather})
