@@ -90,26 +90,25 @@ def check_new(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor)
 
 
 def _check_leftpad(leftpad: Tensor, used: Tensor) -> None:
-    if not leftpad.is_cuda and bool(((leftpad < 0) | (leftpad > used)).any()):
+    if bool(((leftpad < 0) | (leftpad > used)).any()):
         raise ValueError(f"cache_leftpad: is {leftpad.tolist()}; must be from 0 to the lengths {used.tolist()}, k's "
                          "tokens included")
 
 
-def _new_places(new: Tensor, cache: Tensor, seqused: Tensor, table: Optional[Tensor]) -> tuple[Tensor, Tensor]:
-    """Where rows of [B,n,H,D] go, behind those in use: pages and places in them, both [B,n]."""
+def _check_places(new: Tensor, cache: Tensor, seqused: Tensor, table: Optional[Tensor]) -> None:
+    """Whether rows of [B,n,H,D] have places behind those in use."""
     size = cache.shape[1]
     places = seqused.long()[:, None] + torch.arange(new.shape[1], device=new.device)
     capacity = size * (1 if table is None else table.shape[1])
-    if not new.is_cuda and places.numel() and (int(places.min()) < 0 or int(places.max()) >= capacity):
+    if places.numel() and (int(places.min()) < 0 or int(places.max()) >= capacity):
         raise ValueError(f"cache_seqlens: places {int(places.min())} to {int(places.max())} are to be written but a "
                          f"sequence's cache has {capacity}")
     if table is None:
-        return torch.arange(new.shape[0], device=new.device)[:, None], places
+        return
     pages = table.long().gather(1, places // size)
-    if not new.is_cuda and pages.numel() and (int(pages.min()) < 0 or int(pages.max()) >= cache.shape[0]):
+    if pages.numel() and (int(pages.min()) < 0 or int(pages.max()) >= cache.shape[0]):
         raise ValueError(f"block_table: names pages {int(pages.min())} to {int(pages.max())} to be written but the "
                          f"cache has {cache.shape[0]}")
-    return pages, places % size
 
 
 class Rotary(NamedTuple):
@@ -126,41 +125,18 @@ def check_rotary(x: Tensor, rotary: Rotary) -> None:
                          f"[positions, dims], with at most {x.shape[-1] // 2} dims")
 
 
-def _rotate(x: Tensor, rotary: Rotary, seqused: Tensor, ordered: bool) -> Tensor:
-    """[B,n,H,D], in f32, by PyTorch."""
-    places = seqused.long()[:, None] + torch.arange(x.shape[1], device=x.device) * int(ordered)
-    c, s = (t[places].float()[:, :, None] for t in (rotary.cos, rotary.sin))  # [B,n,1,half]
-    half = c.shape[-1]
-    turned = x[..., :2 * half].float()
-    a, b = turned.unflatten(-1, (half, 2)).unbind(-1) if rotary.interleaved else turned.split(half, -1)
-    pair = a * c - b * s, a * s + b * c
-    turned = torch.stack(pair, -1).flatten(-2) if rotary.interleaved else torch.cat(pair, -1)
-    return torch.cat((turned.to(x.dtype), x[..., 2 * half:]), -1)
-
-
-def append_by_torch(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, seqused: Tensor,
-                    table: Optional[Tensor], rotary: Optional[Rotary]) -> Tensor:
-    """What the library does for tensors on the CPU, for those on a GPU."""
-    where = _new_places(k, k_cache, seqused, table)
-    if rotary is not None:
-        q, k = _rotate(q, rotary, seqused, rotary.ordered), _rotate(k, rotary, seqused, True)
-    k_cache[where], v_cache[where] = k.to(k_cache.dtype), v.to(v_cache.dtype)
-    return q
-
-
 def append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, seqused: Tensor, used: Tensor,
            table: Optional[Tensor], leftpad: Optional[Tensor], rotary: Optional[Rotary], by_index: bool,
            **scales: Optional[Tensor]) -> Tensor:
     """k, rotated, and v go to the places behind those in use, in the caches' types; returns q, rotated.
 
-    Checks the numbers of lengths and tables before it writes; the rest has been checked.
+    Checks the numbers of lengths and tables on the CPU before it writes; the rest has been checked. Those on a GPU are not
+    read: there the library writes to no place outside of the cache.
     """
-    if q.is_cuda:
-        return append_by_torch(q, k_cache, v_cache, k, v, seqused, table, rotary)
-    if not torch.compiler.is_compiling():  # what they say of numbers; the library checks them again
+    if not q.is_cuda and not torch.compiler.is_compiling():  # what they say of numbers; the library checks them again
         if leftpad is not None:
             _check_leftpad(leftpad, used)
-        _new_places(k, k_cache, seqused, table)
+        _check_places(k, k_cache, seqused, table)
     options: dict[str, Any] = {}
     if rotary is not None:
         options = {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "interleaved": rotary.interleaved, "q": q}
