@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# tools/gpu_tests.py on a folder of small programs in the place of GPU tests: some pass, fail, hang, are skipped, or do
+# not begin in time. Registered in tests/tree/tests.cmake; Python's standard library only.
+import contextlib
+import importlib.util
+import io
+import json
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("gpu_tests", ROOT / "tools/gpu_tests.py")
+gpu_tests = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(gpu_tests)
+
+LIST = 'if [ "$1" = --gtest_list_tests ]; then echo Suite.; for n in $(seq {}); do echo "  Test$n"; done; exit 0; fi'
+
+
+class Runs(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.build = Path(folder.name)
+
+    def write(self, name, commands, tests=2, place="tests"):
+        """A program of so many tests, that runs shell commands; None: one that finds no GPU."""
+        program = self.build / place / name
+        program.parent.mkdir(exist_ok=True)
+        lines = "exit 77" if tests is None else LIST.format(tests) + "\n" + commands
+        program.write_text(f"#!/bin/sh\n{lines}\n")
+        program.chmod(0o755)
+
+    def run_tool(self, *words):
+        """Status, rows by name, and what was printed."""
+        report = self.build / "rows.json"
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            status = gpu_tests.main([str(self.build), "--json", str(report), "--jobs", "2", *words])
+        return status, {row["name"]: row for row in json.loads(report.read_text())}, text.getvalue()
+
+    def test_every_test_runs_in_one_shard(self):
+        self.write("gpu_a_test", 'echo "$GTEST_SHARD_INDEX of $GTEST_TOTAL_SHARDS" >> "$0.ran"', tests=9)
+        self.write("gpu_b_test", 'echo "$GTEST_SHARD_INDEX of $GTEST_TOTAL_SHARDS" >> "$0.ran"', tests=1)
+        status, rows, text = self.run_tool("--without", "benches")
+        self.assertEqual((status, rows["gpu_a_test"]["ok"], rows["gpu_b_test"]["ok"]), (0, 4, 1))
+        ran = lambda name: sorted((self.build / "tests" / (name + ".ran")).read_text().splitlines())
+        self.assertEqual(ran("gpu_a_test"), [f"{n} of 4" for n in range(4)])
+        self.assertEqual(ran("gpu_b_test"), ["0 of 1"])
+        self.assertRegex(text, r"gpu_a_test +4 +4 +0 +0 +0 +0 ")
+
+    def test_failures_are_named(self):
+        self.write("gpu_a_test", 'if [ $GTEST_SHARD_INDEX = 1 ]; then echo "[  FAILED  ] Suite.Test2, where 3"; exit 1; fi')
+        self.write("gpu_b_test", "exit 0")
+        status, rows, text = self.run_tool("--without", "benches")
+        self.assertEqual((status, rows["gpu_a_test"]["ok"], rows["gpu_a_test"]["failed"]), (1, 1, 1))
+        self.assertEqual(rows["gpu_a_test"]["failures"], ["Suite.Test2"])
+        self.assertIn("    failed: Suite.Test2", text)
+        self.assertIn("Suite.Test2", (self.build / "gpu_tests/gpu_a_test.1.log").read_text())
+
+    def test_what_hangs_is_stopped_with_its_children(self):
+        self.write("gpu_a_test", "(sleep 2; touch $0.child) & sleep 60", tests=1)
+        self.write("gpu_b_test", "exit 0", tests=1)
+        begin = time.monotonic()
+        status, rows, _ = self.run_tool("--without", "benches", "--shard-timeout", "0.5")
+        self.assertLess(time.monotonic() - begin, 30)
+        self.assertEqual((status, rows["gpu_a_test"]["stopped"], rows["gpu_b_test"]["ok"]), (1, 1, 1))
+        time.sleep(2)
+        self.assertFalse((self.build / "tests/gpu_a_test.child").exists())
+
+    def test_the_limit_leaves_the_less_important(self):
+        self.write("gpu_cases_test", "touch $0.ran", tests=4)
+        self.write("gpu_decode_test", "sleep 60", tests=2)
+        status, rows, text = self.run_tool("--limit", "1", "--without", "benches")
+        self.assertEqual((rows["gpu_decode_test"]["stopped"], rows["gpu_cases_test"]["not begun"]), (2, 4))
+        self.assertFalse((self.build / "tests/gpu_cases_test.ran").exists())
+        self.assertEqual((status, list(rows)), (1, ["gpu_decode_test", "gpu_cases_test"]))
+
+    def test_without_a_gpu_nothing_runs(self):
+        self.write("gpu_a_test", "", tests=None)
+        self.write("tessera", "touch $0.ran", place="cli")
+        status, rows, _ = self.run_tool()
+        self.assertEqual((status, list(rows), rows["gpu_a_test"]["skipped"]), (77, ["gpu_a_test"], 1))
+        self.assertFalse((self.build / "cli/tessera.ran").exists())
+
+    def test_benchmarks_come_alone_and_last(self):
+        self.write("gpu_a_test", "exit 0", tests=3)
+        self.write("tessera", 'echo "$2 $3" >> $0.ran; ls "$(dirname $0)/../gpu_tests" >> $0.ran', place="cli")
+        status, rows, _ = self.run_tool("--without", "peers,ladder")
+        self.assertEqual((status, list(rows)), (0, ["gpu_a_test", "bench decode", "bench gpu"]))
+        ran = (self.build / "cli/tessera.ran").read_text()
+        self.assertEqual([line for line in ran.splitlines() if line.startswith("--suite")], ["--suite decode", "--suite gpu"])
+        self.assertIn("gpu_a_test.2.log", ran.partition("--suite gpu")[0])
+
+    def test_only(self):
+        self.write("gpu_a_test", "exit 0")
+        self.write("gpu_decode_test", "exit 0")
+        self.assertEqual(list(self.run_tool("--only", "gpu_decode")[1]), ["gpu_decode_test"])
+        with self.assertRaisesRegex(SystemExit, "there is no program"):
+            self.run_tool("--only", "none")
+
+
+if __name__ == "__main__":
+    unittest.main()
