@@ -21,6 +21,22 @@ def find_browser():
     return named or next((path for path in map(shutil.which, NAMES) if path), None)
 
 
+DIFFERENCE = """(async (one, other) => {
+  const pixels = async (png) => {
+    const image = new Image();
+    image.src = `data:image/png;base64,${png}`;
+    await image.decode();
+    const canvas = new OffscreenCanvas(image.width, image.height).getContext("2d");
+    canvas.drawImage(image, 0, 0);
+    return canvas.getImageData(0, 0, image.width, image.height).data;
+  };
+  const [a, b] = [await pixels(one), await pixels(other)];
+  let count = 0;
+  for (let k = 0; k < a.length; k += 4) count += [0, 1, 2].some((c) => Math.abs(a[k + c] - b[k + c]) > 64);
+  return count;
+})("%s", "%s")"""
+
+
 class Browser:
     """One page at a time. Everything that the page complains about is collected in `complaints`."""
 
@@ -111,6 +127,18 @@ class Browser:
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", expression))
         return answer["result"].get("value")
+
+    def ask_until(self, expression, wanted, patience=10):
+        """The same, asked again for some seconds where it is not yet what is wanted."""
+        deadline = time.monotonic() + patience
+        while (answer := self.ask(expression)) != wanted and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return answer
+
+    def difference(self, one, other):
+        """How many pixels of two screenshots of one size differ. Edges may, a little: Chromium paints parts anew."""
+        self.open("about:blank")
+        return self.ask(DIFFERENCE % tuple(base64.b64encode(picture).decode() for picture in (one, other)))
 
     def press(self, key, shift=False):
         codes = {"ArrowRight": 39, "ArrowLeft": 37, "Home": 36, "End": 35, "Tab": 9, " ": 32}

@@ -180,6 +180,27 @@ def check_looks(browser):
     expect(browser.ask("document.documentElement.dataset.theme") == "dark", "d should say so")
 
 
+def check_pictures(browser):
+    """A state looks the same however it was reached, and unlike its neighbours."""
+    for problem in ["pass=forward", "pass=backward", "pass=forward&n=20&causal=1&heads=4%2F2&lengths=5+15"]:
+        def picture(step, key=None, slider=None, address=f"{ADDRESS}#{problem}"):
+            browser.open(f"{address}&step={step}")
+            if key:
+                browser.press(key)
+            if slider:
+                browser.ask(f"{{ const s = document.getElementById('step'); s.value = {slider};"
+                            " s.dispatchEvent(new Event('input')); }")
+            return browser.screenshot()
+
+        wanted = picture(30)
+        for way in [(29, "ArrowRight"), (31, "ArrowLeft"), (1, None, 29)]:
+            differs = browser.difference(wanted, picture(*way))
+            expect(differs < 20, f"{problem}: step 30 has {differs} other pixels when reached by {way}")
+        for step in [29, 31]:
+            differs = browser.difference(wanted, picture(step))
+            expect(differs > 200, f"{problem}: step {step} has only {differs} other pixels than step 30")
+
+
 def main():
     program = find_browser()
     if not program:
@@ -187,7 +208,7 @@ def main():
         return 77
     browser = Browser(program)
     try:
-        for check in [check_numbers, check_keys, check_settings, check_looks]:
+        for check in [check_numbers, check_keys, check_settings, check_looks, check_pictures]:
             before = len(failures)
             check(browser)
             found = len(failures) - before

@@ -132,8 +132,8 @@ def check_browser(program):
             for width, dark in [(1400, False), (375, True)]:
                 browser.open(f"{address}/{page}", width, 900, dark, phone=width < 500)
                 kind = f"{page.removesuffix('.html').replace('/', '-')}-{'dark' if dark else 'light'}"
+                bright = browser.ask_until(BRIGHT, not dark)  # the theme's script may come after the page
                 browser.screenshot(SCREENSHOTS / f"site-{kind}.png")
-                bright = browser.ask(BRIGHT)
                 if bright != (not dark):
                     failures.append(f"{page} is {'bright' if bright else 'dark'} where {kind} was asked for")
                 wide = browser.ask("document.documentElement.scrollWidth")
