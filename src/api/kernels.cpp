@@ -19,11 +19,11 @@ namespace tessera::api {
 std::span<const gpu::Algorithm> gpu_algorithms() {
   static constinit Once<const std::vector<gpu::Algorithm>> list;
   return list.get([] {
-    std::vector<gpu::Algorithm> all = sm90::algorithms(ladder::add_bias_gradient);
+    std::vector<gpu::Algorithm> all = decode::algorithms();  // first: few rows over pages are its own
     const auto append = [&](std::vector<gpu::Algorithm> family) {
       for (gpu::Algorithm& algorithm : family) all.push_back(std::move(algorithm));
     };
-    append(decode::algorithms());
+    append(sm90::algorithms(ladder::add_bias_gradient, decode::add_few_rows));
     append(mma::algorithms(ladder::add_bias_gradient, decode::add_few_rows));
     append(ladder::algorithms());
     return all;

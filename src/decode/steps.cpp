@@ -130,7 +130,7 @@ Draft draft_of(const Problem& p, const Inputs& in) {
 
 // `taken`: the problem as if no sequence had more queries than are taken here.
 Params params_of(const Problem& p, const Problem& taken, const cuda::Target& target, const Config& c,
-                 const Given& given) {
+                 std::int64_t own_at, const Given& given) {
   const Inputs& in = given.call.inputs;
   Params out{.call = given.forward(),
              .qv = p.qv ? gpu::token_ref(in.qv, p) : gpu::TokenRef{},
@@ -138,7 +138,7 @@ Params params_of(const Problem& p, const Problem& taken, const cuda::Target& tar
              .k_scale = gpu::scale_ref(in.k_scale),
              .v_scale = gpu::scale_ref(in.v_scale),
              .draft = draft_of(p, in),
-             .memory = carve(taken, target, c, given.own).memory,
+             .memory = carve(taken, target, c, given.own + own_at).memory,
              .most = {.queries = p.longest_q(), .keys = p.longest_k()},
              .D = static_cast<Int32>(p.D),
              .Dv = static_cast<Int32>(p.Dv),
@@ -153,8 +153,9 @@ Params params_of(const Problem& p, const Problem& taken, const cuda::Target& tar
 
 void add_launches(Steps& steps, const Problem& p, const Problem& taken, const cuda::Target& target, const Config& c) {
   const Carved carved = carve(taken, target, c, nullptr);
-  steps.own_bytes = carved.bytes;
-  const auto params = [p, taken, target, c](const Given& given) { return params_of(p, taken, target, c, given); };
+  const std::int64_t own_at = rounded_up(steps.own_bytes, 16);  // behind what is other launches'
+  steps.own_bytes = sum({own_at, carved.bytes});
+  const auto params = [=](const Given& given) { return params_of(p, taken, target, c, own_at, given); };
   Step schedule{.name = "decode_schedule",
                 .unit = schedule_unit_text(),
                 .blocks = 1,

@@ -40,6 +40,16 @@ struct RowConfig {
   constexpr bool operator==(const RowConfig&) const = default;
 };
 
+// One of two types.
+template <bool first, class A, class B>
+struct Chosen {
+  using Type = A;
+};
+template <class A, class B>
+struct Chosen<false, A, B> {
+  using Type = B;
+};
+
 constexpr int padded_to_4(int width) { return int(round_up(width, 4)); }
 
 }  // namespace tessera::gpu

@@ -63,6 +63,18 @@ void add_passed_states(Steps& steps, const Problem& p) {
   steps.add(std::move(step));
 }
 
+Steps mixed_steps(const Problem& p, const cuda::Target& target, const char* name, ManyRows many, AddSteps few_rows_of) {
+  if (p.pass != Pass::forward) return Steps::refused("pass is backward; this kernel is for the forward pass");
+  if (!p.pages) return Steps::refused(text("k and v are in no pages; ", name, " takes padded and packed ones"));
+  if (!p.packed && !p.seqused_q)
+    return Steps::refused(text("every sequence has ", p.Nq, " queries; this is for batches of many and of few"));
+  if (p.longest_q() * p.heads_per_kv() <= few_rows)
+    return Steps::refused(text("no sequence has more than ", few_rows, " rows of queries for each KV head"));
+  Steps steps = many(p, target, few_rows / p.heads_per_kv() + 1);
+  few_rows_of(steps, p, target);
+  return steps;
+}
+
 void add_backward_start(Steps& steps, const Problem& p, bool with_delta) {
   if (workspace_bytes(p, steps.accumulators) > most_bytes && steps.reason.empty())
     steps.reason = "the workspace would take more than 2^56 bytes, which no process can have";

@@ -99,6 +99,13 @@ struct Algorithm {
 // Where one family fills a gap with another's kernel: adds launches, or sets the reason why it cannot.
 using AddSteps = void (*)(Steps& steps, const Problem& problem, const cuda::Target& target);
 
+// Batches of prompts and of decoding sequences over pages, in one call: the launches of `many` take the sequences of so
+// many queries or more, those of `few_rows` the others. Which is which is found out on the device. `name`: of the
+// family's kernel for batches without such a difference.
+using ManyRows = Steps (*)(const Problem& problem, const cuda::Target& target, std::int64_t least_queries);
+Steps mixed_steps(const Problem& problem, const cuda::Target& target, const char* name, ManyRows many,
+                  AddSteps few_rows);
+
 // --- the launches around a family's own (row_steps.cpp)
 
 // A carried forward pass without keys: rows keep their state, or are finished.

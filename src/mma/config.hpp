@@ -9,7 +9,7 @@
 
 namespace tessera::mma {
 
-using gpu::Element;
+using gpu::Chosen, gpu::Element;
 
 inline constexpr int most_tile_dims = 256;  // D and Dv of the largest tile
 
@@ -35,16 +35,6 @@ struct Config {
   gpu::ScoreConfig options{};
 
   constexpr bool operator==(const Config&) const = default;
-};
-
-// One of two types.
-template <bool first, class A, class B>
-struct Chosen {
-  using Type = A;
-};
-template <class A, class B>
-struct Chosen<false, A, B> {
-  using Type = B;
 };
 
 constexpr int rows_of(const Config& c) { return 16 * c.row_tiles * c.warps; }

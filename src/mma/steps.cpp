@@ -71,8 +71,6 @@ int section_of(std::int64_t heads, std::int64_t most) {
 
 namespace {
 
-constexpr const char* not_forward = "pass is backward; this kernel is for the forward pass";
-
 // No more than the cache holds K and V of, but some, so that their blocks are equally long when causal.
 std::int64_t most_heads(const Problem& p) {
   constexpr std::int64_t cache = 32 << 20, few = 4;
@@ -125,7 +123,7 @@ std::string refused_keys(const Problem& p) {
 
 // Sequences with fewer queries are left to other launches.
 Steps forward_steps(const Problem& p, const cuda::Target& target, std::int64_t least_queries) {
-  if (p.pass != Pass::forward) return Steps::refused(not_forward);
+  if (p.pass != Pass::forward) return Steps::refused("pass is backward; this kernel is for the forward pass");
   const TileClass* of = class_of(target);
   if (std::string reason = refusal(p, target, of); !reason.empty()) return Steps::refused(std::move(reason));
   if (std::string reason = refused_keys(p); !reason.empty()) return Steps::refused(std::move(reason));
@@ -150,19 +148,6 @@ Steps forward_steps(const Problem& p, const cuda::Target& target, std::int64_t l
   else
     step.gives<ForwardParams>(plain);
   steps.add(std::move(step));
-  return steps;
-}
-
-// Sequences of few rows go to `decode`, the others to `mma`, in one call: which is which is found out on the device.
-Steps mixed_steps(const Problem& p, const cuda::Target& target, gpu::AddSteps few_rows) {
-  if (p.pass != Pass::forward) return Steps::refused(not_forward);
-  if (!p.pages) return Steps::refused("k and v are in no pages; mma takes padded and packed ones");
-  if (!p.packed && !p.seqused_q)
-    return Steps::refused(text("every sequence has ", p.Nq, " queries; this is for batches of many and of few"));
-  if (p.longest_q() * p.heads_per_kv() <= gpu::few_rows)
-    return Steps::refused(text("no sequence has more than ", gpu::few_rows, " rows of queries for each KV head"));
-  Steps steps = forward_steps(p, target, gpu::few_rows / p.heads_per_kv() + 1);
-  few_rows(steps, p, target);
   return steps;
 }
 
@@ -249,7 +234,7 @@ std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient, gpu::AddStep
       "this kernel has not passed all of its tests on a GPU yet; a call gets it if it asks for it by name";
   const auto forward = [](const Problem& p, const cuda::Target& target) { return forward_steps(p, target, 1); };
   const auto mixed = [few_rows](const Problem& p, const cuda::Target& target) {
-    return mixed_steps(p, target, few_rows);
+    return gpu::mixed_steps(p, target, "mma", forward_steps, few_rows);
   };
   const auto backward = [bias_gradient](const Problem& p, const cuda::Target& target) {
     return backward_steps(p, target, bias_gradient);

@@ -21,6 +21,7 @@ struct Config {
   // Registers of P: with two, softmax writes one while the tensor cores read the other, and needs no maximum of its
   // tile. With one, it works in the scores' place, and leaves more registers to O.
   int p_buffers = 2;
+  bool paged = false;    // keys are found by a page table
   bool stages_O = true;  // O leaves by way of shared memory and a tensor copy; otherwise from registers
   // Rows may begin and end with a state, and every tile of keys leaves in m and l all that decides about their bits.
   bool carried = false;
@@ -49,12 +50,22 @@ constexpr bool registers_suffice(int warpgroups, int producer, int consumer) {
   return producer + warpgroups * consumer <= (warpgroups + 1) * launched;
 }
 
-// Tiles of queries that are described in shared memory: in work, and to come.
-inline constexpr int work_slots = 4, work_bytes = 128;
+// Tiles of queries that are described in shared memory: in work, and to come; and where their keys are listed, if they
+// lie in pages.
+inline constexpr int work_slots = 4, work_bytes = 128, listing_bytes = 32;
+
+// Keys in pages: the rows of a tile that lie in one page are a piece, which comes in boxes of 1, 2, 4, ... rows, a
+// tensor map each. A lane copies a piece, and small boxes make many copies, so pages are not too small.
+inline constexpr int box_sizes = 8, least_page_size = 16;
+constexpr int most_pieces(const Config& c) { return (c.block_keys - 2) / least_page_size + 2; }
+constexpr bool boxes_suffice(const Config& c) { return c.block_keys < 2 << (box_sizes - 1) && most_pieces(c) <= 32; }
+
+// Who reads a description besides the consumers: with pages, a warp copies K and another one V.
+constexpr int loaders_of(const Config& c) { return c.paged ? 2 : 1; }
 
 // Byte offsets. Tiles begin at multiples of 1024, as the 128-byte swizzle demands.
 struct Layout {
-  int Q, K, V, O, work, barriers, bytes;  // Q, O: tiles of 64 rows, one per (stage and) warpgroup
+  int Q, K, V, O, work, listings, barriers, bytes;  // Q, O: tiles of 64 rows, one per (stage and) warpgroup
   int q_bytes, k_bytes, v_bytes, o_bytes;
 };
 
@@ -67,7 +78,8 @@ constexpr Layout layout_of(const Config& c) {
   l.V = l.K + c.stages * l.k_bytes;
   l.O = l.V + c.stages * l.v_bytes;
   l.work = l.O + c.warpgroups * l.o_bytes;
-  l.barriers = l.work + work_slots * work_bytes;
+  l.listings = l.work + work_slots * work_bytes;
+  l.barriers = l.listings + (c.paged ? work_slots * listing_bytes : 0);
   const int slots = c.q_stages * c.warpgroups + 2 * c.stages + work_slots;  // each with a full and an empty barrier
   l.bytes = l.barriers + 8 * (2 * slots + work_slots * (c.warpgroups - 1));
   return l;

@@ -11,6 +11,7 @@ namespace tessera::sm90 {
 
 using gpu::accumulator_column;
 using gpu::accumulator_row;
+using gpu::chunk_bytes;
 using gpu::chunk_columns;
 using gpu::panel_columns;
 using gpu::panel_row_bytes;

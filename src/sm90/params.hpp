@@ -3,8 +3,9 @@
 // Shared by host and device code.
 #pragma once
 
-#include "gpu/params.hpp"
+#include "gpu/pages.hpp"
 #include "gpu/state.hpp"
+#include "sm90/config.hpp"
 #include "sm90/work_order.hpp"
 
 namespace tessera::sm90 {
@@ -29,6 +30,15 @@ struct ForwardParams {
 // The same for rows that begin or end with a state.
 struct CarriedParams : ForwardParams {
   gpu::States states;
+};
+
+// Keys in pages. K and V have no map of whole tiles, but one for each size of a box: 1 << n rows, of those that occur.
+// The batch stride of k and v is that of pages.
+struct PagedParams : ForwardParams {
+  TensorMap k_boxes[box_sizes], v_boxes[box_sizes];
+  gpu::PageTables pages;
+  gpu::LengthBounds most;
+  Int32 least_queries;  // of a sequence; those with fewer are another launch's
 };
 
 // Sets the count to 0 before (sm90/kernel/restart.cuh).

@@ -3,6 +3,8 @@
 #include "sm90/plan.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <numeric>
 
 #include "core/failure.hpp"
 #include "core/limits.hpp"
@@ -31,6 +33,21 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
   return "";
 }
 
+std::string refused_keys(const Problem& p) {
+  if (!has_plain_keys(p)) return "k or v has another type than q, or scales; this kernel takes neither";
+  if (p.pages && p.carried()) return "k and v are paged in a part of a problem; this kernel takes one or the other";
+  if (p.pages && p.pages->size < least_page_size)
+    return text("pages hold ", p.pages->size, " keys; tensor copies of them are too small below ", least_page_size);
+  return "";
+}
+
+Boxes boxes_of(const Config& c, const Pages& pages) {
+  const auto size = static_cast<std::uint64_t>(pages.size), keys = static_cast<std::uint64_t>(c.block_keys);
+  // Without left padding, pieces begin and end at multiples of what divides both.
+  const std::uint64_t step = pages.leftpad ? 1 : std::gcd(size, keys);
+  return {.first = std::countr_zero(step), .last = std::bit_width(std::min(size, keys)) - 1};
+}
+
 std::string tiles_refusal(const Problem& p, std::int64_t tiles) {
   if (tiles <= most_tiles) return "";
   return text("B is ", p.B, ", Hq is ", p.Hq, ", Hk is ", p.Hk, ", Nq is ", p.Nq, " and Nk is ", p.Nk, ", in ", tiles,
@@ -47,6 +64,7 @@ double score_scale(const Problem& p) { return gpu::corrected_scale(p, halves_S(p
 ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
   ForwardPlan plan;
   plan.reason = refusal(p, target);
+  if (plan.reason.empty()) plan.reason = refused_keys(p);
   if (!plan.reason.empty()) return plan;
   const std::optional<Config> tile = forward_tile(p);
   if (!tile) {
@@ -62,7 +80,7 @@ ForwardPlan plan_forward(const Problem& p, const cuda::Target& target) {
   plan.reason = tiles_refusal(p, plan.tiles);
   if (!plan.reason.empty()) return plan;
   plan.tiles_per_head = static_cast<int>(per_head);
-  plan.varied = p.packed || p.seqused_q || p.seqused_k || p.options.causal || p.options.window_left >= 0 ||
+  plan.varied = p.packed || p.pages || p.seqused_q || p.seqused_k || p.options.causal || p.options.window_left >= 0 ||
                 p.options.window_right >= 0;
   // Heads that are worked on at the same time, a power of two that divides their number: no more than the cache holds K
   // and V of. Where all tiles are equal and large, one: neighbouring blocks stay in step, ask for the same keys at the

@@ -23,6 +23,15 @@ struct ForwardPlan {
 // Why these kernels can take the problem in neither pass, by option, value and rule; empty: they may.
 std::string refusal(const Problem& problem, const cuda::Target& target);
 
+// What of a cache's keys the forward kernel does not take; empty: nothing.
+std::string refused_keys(const Problem& problem);
+
+// The boxes that pieces of tiles are copied in: of 1 << first to 1 << last rows (sm90/config.hpp).
+struct Boxes {
+  int first, last;
+};
+Boxes boxes_of(const Config& config, const Pages& pages);
+
 // Tiles over all heads and sequences are numbered in 32 bits, with room for those who ask for one more than there are.
 inline constexpr std::int64_t most_tiles = std::int64_t{1} << 30;
 std::string tiles_refusal(const Problem& problem, std::int64_t tiles);  // empty: they are few enough

@@ -22,7 +22,42 @@ float factor_of(double score_scale) { return static_cast<float>(score_scale * st
 
 // --- forward
 
-Steps forward_steps(const Problem& p, const cuda::Target& target) {
+ForwardParams forward_params(const Problem& p, const ForwardPlan& plan, double scale, UInt32* taken,
+                             const Given& given) {
+  const Tensor& o = given.call.outputs.o;
+  const bool copies_O = plan.config.stages_O && copyable(o);
+  const auto keys_map = [&](const Tensor& t) {
+    return plan.config.paged ? TensorMap{} : tensor_map(t, plan.config.block_keys);
+  };
+  return {.q = tensor_map(given.call.inputs.q, 64),
+          .k = keys_map(given.call.inputs.k),
+          .v = keys_map(given.call.inputs.v),
+          .o = copies_O ? tensor_map(o, 64) : TensorMap{},
+          .call = given.forward(),
+          .Dv = static_cast<Int32>(p.Dv),
+          .copies_O = copies_O,
+          .factor = factor_of(scale),
+          .tiles = static_cast<Int32>(plan.tiles),
+          .tiles_per_head = plan.tiles_per_head,
+          .section = plan.section,
+          .taken = taken};
+}
+
+// Of sequences with so many queries, or more.
+PagedParams paged_params(const Problem& p, const ForwardPlan& plan, std::int64_t least_queries,
+                         const ForwardParams& plain, const Call& call) {
+  const Inputs& in = call.inputs;
+  PagedParams out{
+      plain, {}, {}, gpu::page_tables(p, call), {p.longest_q(), p.longest_k()}, static_cast<Int32>(least_queries)};
+  out.call.x.k = gpu::page_ref(in.k), out.call.x.v = gpu::page_ref(in.v);
+  const Boxes boxes = boxes_of(plan.config, *p.pages);
+  for (int n = boxes.first; n <= boxes.last; ++n)
+    out.k_boxes[n] = tensor_map(in.k, 1 << n), out.v_boxes[n] = tensor_map(in.v, 1 << n);
+  return out;
+}
+
+// Sequences with fewer queries are left to other launches.
+Steps forward_steps(const Problem& p, const cuda::Target& target, std::int64_t least_queries) {
   if (p.pass != Pass::forward) return Steps::refused("pass is backward; this kernel is for the forward pass");
   const ForwardPlan plan = plan_forward(p, target);
   if (!plan.reason.empty()) return Steps::refused(plan.reason);
@@ -51,25 +86,15 @@ Steps forward_steps(const Problem& p, const cuda::Target& target) {
             .threads = threads_of(c),
             .shared_bytes = layout_of(c).bytes,
             .programmatic = counts,
-            .tiles = text(plan.tiles, " tiles of ", rows_of(c), " queries x ", c.block_keys, " keys, ", c.warpgroups,
-                          " warpgroups")};
-  const auto plain = [plan, counts, Dv = p.Dv, scale = steps.score_scale](const Given& given) {
-    const Tensor& o = given.call.outputs.o;
-    const bool copies_O = plan.config.stages_O && copyable(o);
-    return ForwardParams{.q = tensor_map(given.call.inputs.q, 64),
-                         .k = tensor_map(given.call.inputs.k, plan.config.block_keys),
-                         .v = tensor_map(given.call.inputs.v, plan.config.block_keys),
-                         .o = copies_O ? tensor_map(o, 64) : TensorMap{},
-                         .call = given.forward(),
-                         .Dv = static_cast<Int32>(Dv),
-                         .copies_O = copies_O,
-                         .factor = factor_of(scale),
-                         .tiles = static_cast<Int32>(plan.tiles),
-                         .tiles_per_head = plan.tiles_per_head,
-                         .section = plan.section,
-                         .taken = counts ? reinterpret_cast<UInt32*>(given.own) : nullptr};
+            .tiles = text(plan.tiles, " tiles of ", rows_of(c), " queries x ", c.block_keys, " keys",
+                          c.paged ? " in pages, " : ", ", c.warpgroups, " warpgroups")};
+  const auto plain = [p, plan, counts, scale = steps.score_scale](const Given& given) {
+    return forward_params(p, plan, scale, counts ? reinterpret_cast<UInt32*>(given.own) : nullptr, given);
   };
-  if (c.carried)
+  if (c.paged)
+    main.gives<PagedParams>(
+        [=](const Given& given) { return paged_params(p, plan, least_queries, plain(given), given.call); });
+  else if (c.carried)
     main.gives<CarriedParams>([p, plain](const Given& given) {
       return CarriedParams{plain(given), gpu::states_of(p, given.call)};
     });
@@ -190,11 +215,21 @@ Steps one_pass_steps(const Problem& p, const cuda::Target& target) {
 
 }  // namespace
 
-std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient) {
+std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient, gpu::AddSteps few_rows) {
+  const auto forward = [](const Problem& p, const cuda::Target& target) { return forward_steps(p, target, 1); };
+  const auto mixed = [few_rows](const Problem& p, const cuda::Target& target) {
+    return gpu::mixed_steps(p, target, "hopper", forward_steps, few_rows);
+  };
   const auto two_pass = [bias_gradient](const Problem& p, const cuda::Target& target) {
     return two_pass_steps(p, target, bias_gradient);
   };
-  return {{.name = "hopper", .family = "hopper", .plan = forward_steps, .persistent = true, .carries = true},
+  return {{.name = "hopper_mixed", .family = "hopper", .plan = mixed, .caches = gpu::Caches::keys},
+          {.name = "hopper",
+           .family = "hopper",
+           .plan = forward,
+           .persistent = true,
+           .caches = gpu::Caches::keys,
+           .carries = true},
           {.name = "hopper_one_pass", .family = "hopper", .plan = one_pass_steps, .persistent = true},
           {.name = "hopper_two_pass", .family = "hopper", .plan = two_pass}};
 }

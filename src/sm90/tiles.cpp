@@ -90,6 +90,7 @@ std::optional<Config> forward_tile(const Problem& p) {
   if (!row) return {};
   Config c = *row;
   c.element = gpu::element_of(p.q_type), c.o = gpu::element_of(p.o_type);
+  c.paged = p.pages.has_value();
   c.carried = p.carried();
   if (c.carried && p.state_out) c.o = c.element;  // there is none
   // Calls with O of one type or another, or with none, must agree about a row's bits.

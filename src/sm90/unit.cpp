@@ -25,9 +25,9 @@ std::string config_text(const Config& c) {
   return text("tessera::sm90::Config config{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
               ", .o = ", spelled(c.o), ", .warpgroups = ", c.warpgroups, ", .block_keys = ", c.block_keys,
               ", .stages = ", c.stages, ", .q_stages = ", c.q_stages, ", .p_buffers = ", c.p_buffers,
-              ", .stages_O = ", spelled(c.stages_O), ", .carried = ", spelled(c.carried),
-              ", .halves_S = ", spelled(c.halves_S), ", .general = ", spelled(c.general),
-              ", .options = ", spelled(c.options), "}");
+              ", .paged = ", spelled(c.paged), ", .stages_O = ", spelled(c.stages_O),
+              ", .carried = ", spelled(c.carried), ", .halves_S = ", spelled(c.halves_S),
+              ", .general = ", spelled(c.general), ", .options = ", spelled(c.options), "}");
 }
 std::string config_text(const BackwardConfig& c) {
   return text("tessera::sm90::BackwardConfig config{.side = tessera::gpu::Side::", owns_queries(c) ? "queries" : "keys",
@@ -50,7 +50,9 @@ constexpr const char* one_block = "tessera::sm90::threads_of(config), 1";  // on
 std::string forward_unit_text(const Config& c) {
   return UnitText{.file = "sm90/kernel/forward.cuh",
                   .function = "tessera::sm90::forward<config>",
-                  .parameters = c.carried ? "tessera::sm90::CarriedParams" : "tessera::sm90::ForwardParams",
+                  .parameters = c.paged     ? "tessera::sm90::PagedParams"
+                                : c.carried ? "tessera::sm90::CarriedParams"
+                                            : "tessera::sm90::ForwardParams",
                   .config = config_text(c),
                   .launch_bounds = one_block,
                   .preamble = preamble()}

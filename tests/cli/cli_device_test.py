@@ -157,7 +157,7 @@ class Without(Case):
 
     def test_a_plan_says_it_once_for_all_kernels(self):
         result = tessera("plan", "--device", "cuda")
-        self.assert_sentence(result, 1, "no kernel can run this: hopper, ")
+        self.assert_sentence(result, 1, "no kernel can run this: decode, ")
         self.assertEqual(result.stderr.count(DRIVER_MISSING), 1, result.stderr)
         self.assertEqual(result.stderr.count("this kernel runs on cpu"), 1, result.stderr)
 

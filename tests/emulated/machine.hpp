@@ -406,6 +406,7 @@ inline Number __shfl_xor_sync(unsigned, Number x, int distance) {
   return shuffled(x, threadIdx.x % 32 ^ distance);
 }
 
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 
 inline void __syncwarp() {

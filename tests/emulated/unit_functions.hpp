@@ -24,10 +24,13 @@ inline bool write_unit_functions(const char* path, const char* variable, const s
   out << "// Units as functions. Written by a program of tests/emulated/unit_functions.hpp.\n";
   for (const std::string& file : files) out << "#include \"" << file << "\"\n";
   out << "inline const std::map<std::string, void (*)(const void*)> " << variable << "{\n";
-  for (const std::string& unit : units)
-    out << "{R\"(" << unit << ")\", [](const void* p) {\n  static constexpr " << between(unit, "constexpr ", ";\n")
-        << ";\n  " << between(unit, " p) { ", "(p); }") << "(*static_cast<const "
-        << between(unit, "__grid_constant__ ", " p)") << "*>(p));\n}},\n";
+  for (const std::string& unit : units) {
+    out << "{R\"(" << unit << ")\", [](const void* p) {\n  ";
+    if (unit.find("constexpr ") != std::string::npos)
+      out << "static constexpr " << between(unit, "constexpr ", ";\n") << ";\n  ";
+    out << between(unit, " p) { ", "(p); }") << "(*static_cast<const " << between(unit, "__grid_constant__ ", " p)")
+        << "*>(p));\n}},\n";
+  }
   out << "};\n";
   return out.good();
 }

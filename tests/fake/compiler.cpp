@@ -65,6 +65,7 @@ std::size_t bytes_of(const std::string& type) {
   if (type == "tessera::sm90::ForwardParams") return sizeof(sm90::ForwardParams);
   if (type == "tessera::sm90::CarriedParams") return sizeof(sm90::CarriedParams);
   if (type == "tessera::gpu::StateParams") return sizeof(gpu::StateParams);
+  if (type == "tessera::sm90::PagedParams") return sizeof(sm90::PagedParams);
   if (type == "tessera::sm90::BackwardParams") return sizeof(sm90::BackwardParams);
   if (type == "tessera::sm90::OnePassParams") return sizeof(sm90::OnePassParams);
   if (type == "tessera::sm90::PrepareParams") return sizeof(sm90::PrepareParams);

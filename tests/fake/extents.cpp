@@ -1,24 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launches address; see extents.hpp.
+// What launches address; see extents.hpp. Those of Hopper's own kernels: extents_hopper.cpp.
 #include "tests/fake/extents.hpp"
 
 #include <algorithm>
 #include <cstring>
-#include <sstream>
 
 #include "cases/buffer.hpp"
 #include "decode/config.hpp"
-#include "sm90/one_pass_config.hpp"
 
 namespace tessera::test {
 namespace {
-
-template <class... Parts>
-std::string text(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
-}
 
 template <class Params>
 Params params_of(const fake::Launch& launch) {
@@ -353,40 +344,8 @@ void Addressed::decode(const decode::Params& p) {
   part("states", m.states, m.most_slots * state);
 }
 
-void Addressed::hopper_forward(const sm90::ForwardParams& p) {
-  forward(p.call);
-  map("q", p.q, call.in.q), map("k", p.k, call.in.k), map("v", p.v, call.in.v);
-  if (p.copies_O) map("o", p.o, call.out.o);
-  const std::int64_t heads = std::int64_t{p.call.x.Hq} * (call.packed() ? 1 : p.call.x.B);
-  if (p.tiles != heads * p.tiles_per_head || p.section < 1 || heads % p.section != 0)
-    fault(text(p.tiles, " tiles for ", heads, " heads of ", p.tiles_per_head, " in sections of ", p.section));
-  if (launch->grid[0] > static_cast<unsigned>(p.tiles)) fault(text(launch->grid[0], " blocks for ", p.tiles, " tiles"));
-  if (p.taken) part("taken", p.taken, sizeof(UInt32));
-}
-
-void Addressed::hopper_backward(const sm90::BackwardParams& p) {
-  backward(p.call);
-  const bool queries = launch->kernel->unit.find("Side::queries") != std::string::npos;
-  const Tensor &q = call.in.q, &k = call.in.k, &v = call.in.v, &d_o = call.saved.d_o;
-  map("row_QK", p.row_QK, queries ? q : k), map("row_VO", p.row_VO, queries ? d_o : v);
-  map("column_QK", p.column_QK, queries ? k : q), map("column_VO", p.column_VO, queries ? v : d_o);
-}
-
 std::int64_t Addressed::tiles_of(const gpu::Question& x, std::int64_t queries) const {
   return call.packed() ? x.Nq / queries + x.B : x.B * ceil_div_of(x.Nq, queries);
-}
-
-void Addressed::one_pass(const sm90::OnePassMemory& memory, const gpu::BackwardParams& p) {
-  backward(p);
-  const sm90::OnePassConfig c{.D = setting("D"), .Dv = setting("Dv"), .block_queries = setting("block_queries")};
-  const std::int64_t per_head = tiles_of(p.x, c.block_queries);
-  if (memory.tiles_per_head != per_head) fault(text(memory.tiles_per_head, " tiles per head; there are ", per_head));
-  const std::int64_t tiles = p.x.Hq * per_head;
-  part("sums", memory.sums, tiles * sm90::parts_of(c) * sm90::part_bytes);
-  part("numbers", memory.numbers, 4 * tiles * sm90::numbers_of(c));
-  if (is_set("ordered")) part("counts", memory.counts, 4 * tiles);
-  part("taken", memory.taken, sizeof(UInt32));
-  part("works", memory.works, std::int64_t{memory.blocks} * sm90::one_pass_work_bytes);
 }
 
 void Addressed::check(const fake::Launch& given) {
@@ -419,6 +378,7 @@ void Addressed::check(const fake::Launch& given) {
     forward(p);
     return states(p.states, p.x);
   }
+  if (type == "tessera::sm90::PagedParams") return hopper_paged(params_of<sm90::PagedParams>(given));
   if (type == "tessera::sm90::BackwardParams") return hopper_backward(params_of<sm90::BackwardParams>(given));
   if (type == "tessera::sm90::RestartParams")
     return part("taken", params_of<sm90::RestartParams>(given).taken, sizeof(UInt32));

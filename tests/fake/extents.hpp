@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,13 @@
 #include "tests/fake/machine.hpp"
 
 namespace tessera::test {
+
+template <class... Parts>
+inline std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
 
 struct Extent {
   std::uintptr_t begin = 0, end = 0;
@@ -96,6 +104,7 @@ class Addressed {
   void pages(const gpu::PageTables& p, const gpu::Question& x, const gpu::LengthBounds& most);
   void decode(const decode::Params& p);
   void hopper_forward(const sm90::ForwardParams& p);
+  void hopper_paged(const sm90::PagedParams& p);
   void hopper_backward(const sm90::BackwardParams& p);
   void one_pass(const sm90::OnePassMemory& memory, const gpu::BackwardParams& p);
 

@@ -213,33 +213,75 @@ TEST_F(FakeDecode, IsForThoseWhoAskForItAndForCaches) {
   EXPECT_NE(other.find("not decode     refused: this kernel has not run on a GPU yet"), std::string::npos) << other;
 }
 
-// Long queries over pages are `mma`'s; together with short ones, which `decode` takes, `mma_mixed`'s.
-TEST_F(FakeDecode, LeavesLongQueriesToMma) {
-  const auto lines_of = [](const Paged& like, const char* kernel) {
+// Long queries over pages are `hopper`'s where it can, else `mma`'s; together with short ones, which `decode` takes,
+// `hopper_mixed`'s or `mma_mixed`'s.
+TEST_F(FakeDecode, LeavesLongQueriesToOthers) {
+  const auto expect_lines = [](const Paged& like, std::initializer_list<const char*> lines) {
     Paged paged;
-    paged.Nq = like.Nq, paged.packed_tokens = like.packed_tokens, paged.D = like.D, paged.device = like.device;
-    paged.kernel = kernel;
-    return planned(paged.call()).describe();
-  };
-  const auto expect_lines = [](const std::string& plan, std::initializer_list<const char*> lines) {
+    paged.Nq = like.Nq, paged.packed_tokens = like.packed_tokens, paged.D = like.D, paged.P = like.P;
+    paged.cached = like.cached, paged.device = like.device, paged.kernel = like.kernel;
+    const std::string plan = planned(paged.call()).describe();
     for (const char* line : lines) EXPECT_NE(plan.find(line), std::string::npos) << line << " in\n" << plan;
   };
   Paged prompts;
-  prompts.device = fake::machine().device_of(9, 0), prompts.Nq = 300;
-  expect_lines(lines_of(prompts, nullptr),
-               {"kernel         mma\n", "1 launches", "tiles of 128 queries x 64 keys in pages",
+  prompts.Nq = 300;
+  const auto on = [&](int major) { prompts.device = fake::machine().device_of(major, 0), prompts.packed_tokens = 0; };
+
+  on(8);
+  expect_lines(prompts,
+               {"kernel         mma\n", "1 launches", "tiles of 128 queries x 48 keys in pages",
                 "not decode     refused: Nq is 300 and 4 heads share a KV head; this kernel takes at most 64 rows",
-                "not hopper     refused: k and v are paged; this kernel takes padded and packed ones"});
+                "not hopper     refused: the GPU is sm_80; this kernel needs sm_90a",
+                "not vector     refused: k and v are paged; this kernel takes padded and packed ones"});
   prompts.packed_tokens = 700;
-  for (const char* kernel : {static_cast<const char*>(nullptr), "mma", "mma_mixed"})
-    expect_lines(lines_of(prompts, kernel), {"kernel         mma_mixed\n", "3 launches",
-                                             "mma_forward: ", "decode_schedule: 1 blocks", "decode_attend: "});
-  // Where `decode` cannot take the short ones, `mma` takes all.
-  prompts.D = 60;
-  expect_lines(lines_of(prompts, nullptr),
-               {"kernel         mma\n",
+  for (const char* kernel : {static_cast<const char*>(nullptr), "mma", "mma_mixed"}) {
+    prompts.kernel = kernel;
+    expect_lines(prompts, {"kernel         mma_mixed\n", "3 launches", "mma_forward: ", "decode_schedule: 1 blocks",
+                           "decode_attend: "});
+  }
+
+  on(9);
+  for (const char* kernel : {static_cast<const char*>(nullptr), "hopper"}) {
+    prompts.kernel = kernel;
+    expect_lines(prompts, {"kernel         hopper\n", "1 launches",
+                           "hopper_forward: ", "72 tiles of 128 queries x 128 keys in pages, 2 warpgroups",
+                           "not hopper_mixed refused: every sequence has 300 queries"});
+  }
+  prompts.packed_tokens = 700;
+  for (const char* kernel : {static_cast<const char*>(nullptr), "hopper", "hopper_mixed"}) {
+    prompts.kernel = kernel;
+    expect_lines(prompts, {"kernel         hopper_mixed\n", "3 launches",
+                           "hopper_forward: ", "decode_schedule: 1 blocks", "decode_attend: "});
+  }
+  prompts.kernel = nullptr;
+  // Pages that are too small for tensor copies, and 8 bits.
+  prompts.P = 15;
+  expect_lines(prompts, {"kernel         mma_mixed\n",
+                         "not hopper     refused: pages hold 15 keys; tensor copies of them are too small below 16",
+                         "not hopper_mixed refused: pages hold 15 keys; tensor copies"});
+  prompts.P = 16, prompts.cached = Type::e4m3;
+  expect_lines(prompts,
+               {"kernel         mma_mixed\n",
+                "not hopper     refused: k or v has another type than q, or scales; this kernel takes neither"});
+  // Where `decode` cannot take the short ones, one kernel takes all.
+  prompts.cached = Type::bf16, prompts.D = 60;
+  expect_lines(prompts,
+               {"kernel         mma\n", "not hopper     refused: pointers and strides are aligned to 8 bytes",
                 "not mma_mixed  refused: decode, for sequences of at most 64 rows: q, k and v are aligned to 8 bytes; "
                 "this kernel copies 16 at a time"});
+}
+
+// Blocks of `hopper` take tiles as they come to them where there are more tiles than blocks: a launch, and a count in
+// the workspace beside what `decode` keeps there.
+TEST_F(FakeDecode, HopperCountsItsTilesBesideDecode) {
+  for (const bool leftpad : {false, true}) {
+    Paged paged;
+    paged.device = fake::machine().device_of(9, 0), paged.Nq = 3000, paged.packed_tokens = 8000;
+    paged.leftpad = leftpad, paged.P = 48, paged.entries = 100;
+    std::size_t launches = 0;
+    EXPECT_TRUE(keeps_promises(paged.call(), 0, launches));
+    EXPECT_EQ(launches, 4);
+  }
 }
 
 }  // namespace

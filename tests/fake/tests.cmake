@@ -17,7 +17,8 @@ fake_library(fake_compiler libnvrtc.so.13 fake/compiler.cpp)
 # Kernels come from the fake compiler, never from the pack of the build: the empty one takes its place. Nor from what the
 # user's environment names (fake/environment.hpp).
 function(fake_test name)
-  tessera_test(NAME ${name} SOURCES ${ARGN} fake/extents.cpp ${PROJECT_SOURCE_DIR}/src/cuda/jit/no_pack.cpp
+  tessera_test(NAME ${name} SOURCES ${ARGN} fake/extents.cpp fake/extents_hopper.cpp
+               ${PROJECT_SOURCE_DIR}/src/cuda/jit/no_pack.cpp
                LIBRARIES fake_driver fake_compiler
                ENVIRONMENT "TESSERA_NVRTC=/nowhere/libnvrtc.so;TESSERA_PACK=/nowhere/kernels.pack")
 endfunction()

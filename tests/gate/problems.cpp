@@ -134,8 +134,8 @@ const Option* option_named(const std::string& name) {
 }
 
 // What changes the code of `hopper`, besides head dims and types. A bias is of one type or the other.
-const char* const hopper_options[] = {"scale", "softcap",  "alibi", "mask",   "dropout",
-                                      "bias",  "f32 bias", "parts", "finish", "f32 out"};
+const char* const hopper_options[] = {"scale",    "softcap", "alibi",  "mask",    "dropout", "bias",
+                                      "f32 bias", "parts",   "finish", "f32 out", "pages"};
 const HeadDims hopper_dims[] = {{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};  // its tiles
 const Type hopper_types[] = {Type::f16, Type::bf16};
 

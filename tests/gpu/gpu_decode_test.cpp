@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `decode` kernels on a GPU: tables and random configurations with few queries against float64; the same bits 100
 // times, in any company, in pages as on contiguous keys, on a stream and in a graph; entries outside of the pool. And
-// what calls with pages get besides: `mma` for prompts, `mma_mixed` for both. Links tessera_cases. tests/decode runs
-// the kernels' text without a GPU; between blocks only a GPU can show what holds.
+// what calls with pages get besides: `hopper` or `mma` for prompts, `hopper_mixed` or `mma_mixed` for both. Links
+// tessera_cases. tests/decode runs the kernels' text without a GPU; between blocks only a GPU can show what holds.
 #include <cstring>
 
 #include "cases/random.hpp"
+#include "sm90/config.hpp"
 #include "tests/gpu/support.hpp"
 #include "tests/support/pages.hpp"
 
@@ -247,43 +248,67 @@ TEST_P(GpuDecodePages, OfBytesHaveTheBitsOfContiguousKeys) {
   }
 }
 
-// A chunk of a prompt behind keys that are cached: `mma`, which is chosen without asking.
-TEST_P(GpuDecodePages, OfPromptsHaveTheBitsOfContiguousKeys) {
+// Families that take prompts over pages of so many keys, the one that is chosen without asking first.
+std::vector<std::string> prefill_families(std::int64_t page_size) {
+  if (cuda::properties(gpu.id).major == 9 && page_size >= sm90::least_page_size) return {"hopper", "mma"};
+  return {"mma"};
+}
+
+// A chunk of a prompt behind keys that are cached. Left padding puts pieces of pages at any row of a tile.
+void expect_prompts_as_contiguous(const std::string& family, bool chosen, std::int64_t page_size) {
   for (const std::int64_t D : {64, 128, 256}) {
     Case spec{.name = "prompt", .B = 4, .Nq = 300, .Nk = 3000, .Hq = 8, .Hk = 2, .D = D, .type = Type::bf16};
     spec.backward = false, spec.options.causal = true, spec.used_k = {0, 299, 2049, 3000};
     CaseData expected = build(spec);
     const cases::Expectation exact = cases::expect(expected);
-    OnGpu on(expected, "mma");
+    OnGpu on(expected, family);
     on.forward(), on.finish();
     const cases::OutputReport report = cases::compare("o", expected.o, exact.o);
     EXPECT_TRUE(report.ok) << report.detail;
     for (const Table table : tables) {
       CaseData data = build(spec);
-      const PagedCase paged(expected, {.page_size = GetParam(), .table = table, .leftpad = {0, 3, 1, 40}});
-      PagedOnGpu on_pages(data, paged, nullptr);
+      const PagedCase paged(expected, {.page_size = page_size, .table = table, .leftpad = {0, 3, 1, 40}});
+      PagedOnGpu on_pages(data, paged, chosen ? nullptr : family.c_str());
       EXPECT_EQ(on_pages.run(), 4);
       expect_same_bits(expected.o, data.o, "o"), expect_same_bits(expected.lse, data.lse, "lse");
-      if (HasFatalFailure()) return;
+      if (testing::Test::HasFailure()) return;
     }
   }
 }
 
-// Prompts and decoding sequences in one call, which `mma_mixed` divides. Page sizes change no bit.
-TEST_P(GpuDecodePages, OfMixedBatchesAgreeWithFloat64) {
+TEST_P(GpuDecodePages, OfPromptsHaveTheBitsOfContiguousKeys) {
+  bool chosen = true;
+  for (const std::string& family : prefill_families(GetParam())) {
+    SCOPED_TRACE(family);
+    expect_prompts_as_contiguous(family, chosen, GetParam());
+    if (HasFailure()) return;
+    chosen = false;
+  }
+}
+
+// Prompts and decoding sequences in one call. Page sizes change no bit.
+void expect_mixed_batches_agree(const std::string& family, std::int64_t page_size) {
   Case spec{.name = "mixed", .Hq = 8, .Hk = 2, .D = 128, .type = Type::bf16};
   spec.packed_q = {1, 300, 16, 0, 17, 1, 2}, spec.packed_k = {4097, 300, 1000, 9, 65, 1, 8193};
   spec.backward = false, spec.options.causal = true, spec.options.max_seqlen_q = 300;
   CaseData data = build(spec), again = build(spec);
   const cases::Expectation exact = cases::expect(data);
-  const PagedCase paged(data, {.page_size = GetParam()}), other(data, {.page_size = 32, .table = Table::indptr});
-  PagedOnGpu on_pages(data, paged, nullptr), on_others(again, other, nullptr);
+  const PagedCase paged(data, {.page_size = page_size}), other(data, {.page_size = 32, .table = Table::indptr});
+  const std::string mixed = family + "_mixed";
+  PagedOnGpu on_pages(data, paged, mixed.c_str()), on_others(again, other, mixed.c_str());
   EXPECT_EQ(on_pages.run(), 4);
   EXPECT_EQ(on_others.run(), 4);
   for (const cases::OutputReport& report :
        {cases::compare("o", data.o, exact.o), cases::compare_lse(data.lse, exact.lse)})
     EXPECT_TRUE(report.ok) << report.name << " " << report.detail;
   expect_same_bits(data.o, again.o, "o"), expect_same_bits(data.lse, again.lse, "lse");
+}
+
+TEST_P(GpuDecodePages, OfMixedBatchesAgreeWithFloat64) {
+  for (const std::string& family : prefill_families(GetParam())) {
+    SCOPED_TRACE(family);
+    expect_mixed_batches_agree(family, GetParam());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, GpuDecodePages, testing::Values(1, 3, 16, 48, 64, 256, 528));

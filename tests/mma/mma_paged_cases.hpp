@@ -6,6 +6,7 @@
 
 #include "decode/algorithms.hpp"
 #include "tests/mma/mma_cases.hpp"
+#include "tests/support/prompts.hpp"
 
 namespace tessera::mma {
 
@@ -14,13 +15,7 @@ struct PagedSpec {
   const char* architecture;
 };
 
-// Prompts of several lengths, a chunk of each, in a padded batch.
-inline cases::Case chunks(std::int64_t D, std::int64_t Dv = 0) {
-  cases::Case c{.name = "chunks", .B = 4, .Nq = 70, .Nk = 300, .Hq = 2, .Hk = 1, .D = D, .Dv = Dv};
-  c.type = Type::bf16, c.backward = false, c.options.causal = true;
-  c.used_q = {70, 1, 33, 5}, c.used_k = {300, 257, 33, 0};
-  return c;
-}
+using test::chunks;
 
 inline std::vector<PagedSpec> paged_specs() {
   std::vector<PagedSpec> all;
@@ -75,17 +70,9 @@ inline cases::Case without_cache(cases::Case c) {
   return c;
 }
 
-// A batch of prompts and of sequences that decode, in one call: rows, queries times three heads, around the 64 that
-// divide them.
-inline cases::Case mixed_batch(Type type, std::int64_t D) {
-  cases::Case c{.name = "mixed", .Hq = 3, .Hk = 1, .D = D, .type = type};
-  c.packed_q = {1, 90, 21, 0, 22, 4}, c.packed_k = {257, 300, 21, 9, 65, 1};
-  c.options.causal = true, c.options.max_seqlen_q = 90, c.backward = false, c.seed = 5;
-  return c;
-}
-inline const std::vector<PagedSpec> mixed_specs{{mixed_batch(Type::bf16, 64), "sm_90a"},
-                                                {mixed_batch(Type::f16, 192), "sm_90a"},
-                                                {mixed_batch(Type::bf16, 64), "sm_89"}};
+inline const std::vector<PagedSpec> mixed_specs{{test::mixed_batch(Type::bf16, 64), "sm_90a"},
+                                                {test::mixed_batch(Type::f16, 192), "sm_90a"},
+                                                {test::mixed_batch(Type::bf16, 64), "sm_89"}};
 
 // `mma_mixed` and `decode`, as src/api/kernels.cpp joins them.
 inline gpu::Steps serving_steps(const Problem& problem, const char* architecture, const std::string& name) {

@@ -5,9 +5,6 @@
 // tests/emulated before src.
 #include "tests/emulated/steps.hpp"
 #include "tests/mma/mma_paged_cases.hpp"
-#include "tests/support/pages.hpp"
-#include "tests/support/senseless.hpp"
-#include "tests/support/support.hpp"
 
 namespace tessera::mma {
 alignas(1024) unsigned char memory[emulated::Machine::memory_bytes];
@@ -43,33 +40,9 @@ void run(const Call& call, const char* architecture, const std::string& kernel) 
   }
 }
 
-void expect_same(const CaseData& expected, const CaseData& data) {
-  test::expect_same_bits(expected.o, data.o, "o");
-  test::expect_same_bits(expected.lse, data.lse, "lse");
-}
-
-// Keys in one piece, judged by float64.
-CaseData judged(const Case& spec, const char* architecture, const std::string& kernel = "mma") {
-  CaseData data = cases::build(spec);
-  const cases::Expectation expected = cases::expect(data);
-  run(call_of(data), architecture, kernel);
-  for (const cases::OutputReport& report :
-       {cases::compare("o", data.o, expected.o), cases::compare_lse(data.lse, expected.lse)})
-    EXPECT_TRUE(report.ok) << report.name << " " << report.detail;
-  return data;
-}
-
-// The paged call has these bits, and sets these of the status word.
-void expect_paged(const CaseData& expected, const test::PagedCase& paged, const char* architecture, std::int32_t bits,
-                  const std::string& kernel = "mma") {
-  CaseData data = cases::build(expected.spec);
-  std::int32_t status = 4;  // somebody else's bit
-  Call call = call_of(data);
-  call.inputs = paged.in, call.outputs.status = Tensor(&status, Type::i32, {1});
-  run(call, architecture, kernel);
-  expect_same(expected, data);
-  EXPECT_EQ(status, 4 | bits);
-  EXPECT_TRUE(data.o.margins_intact() && data.lse.margins_intact());
+// The kernels on a GPU of this architecture.
+test::Prefill on(const char* architecture) {
+  return {[architecture](const Call& call, const std::string& kernel) { run(call, architecture, kernel); }, "mma"};
 }
 
 // --- prefill
@@ -79,7 +52,7 @@ TEST(MmaPages, AgreeWithTheReferenceAndWithKeysInOnePiece) {
   std::size_t turn = 0;
   for (const PagedSpec& c : paged_specs()) {
     SCOPED_TRACE(cases::describe(c.spec) + " on " + c.architecture);
-    const CaseData expected = judged(c.spec, c.architecture);
+    const CaseData expected = on(c.architecture).judged(c.spec);
     const test::Paging paging{
         .page_size = turn % 2 ? 1 : 16,
         .cache = test::caches[turn % std::size(test::caches)],
@@ -87,7 +60,7 @@ TEST(MmaPages, AgreeWithTheReferenceAndWithKeysInOnePiece) {
         .leftpad = turn % 4 > 1 ? std::vector<std::int32_t>{3, 0, 17, 100} : std::vector<std::int32_t>{},
         .seed = ++turn};
     SCOPED_TRACE(describe(paging));
-    expect_paged(expected, test::PagedCase(expected, paging), c.architecture, 0);
+    on(c.architecture).expect_paged(expected, test::PagedCase(expected, paging), 0);
     if (HasFailure()) return;
   }
 }
@@ -97,76 +70,22 @@ class MmaPageSizes : public testing::TestWithParam<std::int64_t> {};
 TEST_P(MmaPageSizes, EveryLayoutAndTableGivesTheBitsOfContiguousKeys) {
   const std::int64_t P = GetParam();
   const PagedSpec c = paged_specs().front();
-  const CaseData expected = judged(c.spec, c.architecture);
+  const CaseData expected = on(c.architecture).judged(c.spec);
   std::size_t turn = static_cast<std::size_t>(P);
   for (const test::Cache cache : test::caches) {
     test::Paging paging{.page_size = P, .cache = cache, .table = test::tables[++turn % 3], .seed = turn};
     if (turn % 4 > 0) paging.leftpad.assign(4, static_cast<std::int32_t>(P - 2 + turn % 4));
     SCOPED_TRACE(describe(paging));
-    expect_paged(expected, test::PagedCase(expected, paging), c.architecture, 0);
+    on(c.architecture).expect_paged(expected, test::PagedCase(expected, paging), 0);
     if (HasFailure()) return;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, MmaPageSizes, testing::Values(1, 3, 64, 528));
 
-// Pages behind a window have been given back: their entries say anything, and nobody reads them.
-TEST(MmaPages, WhatNobodySeesIsNotRead) {
-  Case spec = chunks(64);
-  spec.options.window_left = 100, spec.B = 1, spec.used_q = {}, spec.used_k = {};
-  const CaseData expected = judged(spec, "sm_90a");
-  for (const std::int64_t P : {1, 16}) {
-    test::PagedCase paged(expected, {.page_size = P, .leftpad = {40}});
-    // Query 0 stands at key 230 and sees no key before 130.
-    for (std::int64_t j = 0; j + P <= 130; ++j) paged.entry(0, j) = test::PagedCase::never_read;
-    expect_paged(expected, paged, "sm_90a", 0);
-  }
-}
-
-// A used entry outside of the pool reads as zeros and sets the bit; other sequences keep theirs.
-TEST(MmaPages, EntriesOutsideThePoolReadAsZeros) {
-  constexpr std::int64_t P = 16;
-  for (const test::Table table : test::tables)
-    for (const std::int32_t bad : {std::numeric_limits<std::int32_t>::min(), 0}) {
-      const Case spec = chunks(64);
-      CaseData data = cases::build(spec);
-      test::PagedCase paged(data, {.page_size = P, .table = table});
-      const std::int32_t entry = bad == 0 ? static_cast<std::int32_t>(paged.pages) : bad;
-      for (const std::int64_t j : {std::int64_t{0}, 5 * P, std::int64_t{256}}) {
-        paged.entry(1, j) = entry;
-        for (const bool side : {false, true}) {
-          if (table == test::Table::apart && side) continue;  // the other table is as it was
-          cases::Buffer& rows = side ? data.v : data.k;
-          for (std::int64_t key = j / P * P; key < std::min<std::int64_t>(257, j / P * P + P); ++key)
-            for (std::int64_t e = 0; e < 64; ++e) rows.set((data.sequences[1].row_k + key) * 64 + e, 0);
-        }
-      }
-      run(call_of(data), "sm_90a", "mma");
-      expect_paged(data, paged, "sm_90a", gpu::page_outside_pool);
-      if (HasFailure()) return;
-    }
-}
-
-// A length beyond what the table holds, or a negative one, is cut and told; the other sequences keep their bits.
-TEST(MmaPages, LengthsBeyondTheTableAreCut) {
-  const Case spec = chunks(64);
-  const CaseData expected = judged(spec, "sm_90a");
-  for (const auto& [b, length] : {std::pair<std::size_t, std::int32_t>{3, 1 << 30}, {3, -7}, {1, 1 << 30}}) {
-    test::PagedCase paged(expected, {.page_size = 16});
-    paged.lengths[b] = length;
-    CaseData data = cases::build(spec);
-    std::int32_t status = 0;
-    Call call = call_of(data);
-    call.inputs = paged.in, call.outputs.status = Tensor(&status, Type::i32, {1});
-    run(call, "sm_90a", "mma");
-    EXPECT_TRUE(status & gpu::beyond_bounds);
-    for (std::size_t other = 0; other < 4; ++other) {
-      if (other == b) continue;
-      EXPECT_EQ(test::bits_of_sequence(data, other, false), test::bits_of_sequence(expected, other, false)) << other;
-    }
-    EXPECT_TRUE(data.o.margins_intact() && data.lse.margins_intact());
-  }
-}
+TEST(MmaPages, WhatNobodySeesIsNotRead) { on("sm_90a").expect_unseen_pages_unread({1, 16}); }
+TEST(MmaPages, EntriesOutsideThePoolReadAsZeros) { on("sm_90a").expect_bad_entries_read_as_zeros(); }
+TEST(MmaPages, LengthsBeyondTheTableAreCut) { on("sm_90a").expect_lengths_beyond_the_table_cut(); }
 
 // Pages of 8 bits: against float64, in pages of two sizes; without scales they have the bits of the same numbers in 16.
 TEST(MmaPages, Of8BitsAreConvertedExactly) {
@@ -179,17 +98,16 @@ TEST(MmaPages, Of8BitsAreConvertedExactly) {
     Call call = call_of(data);
     call.inputs = paged.in;
     run(call, c.architecture, "mma");
-    for (const cases::OutputReport& report :
-         {cases::compare("o", data.o, reference.o), cases::compare_lse(data.lse, reference.lse)})
-      EXPECT_TRUE(report.ok) << report.name << " " << report.detail;
-    expect_paged(data, test::PagedCase(data, {.page_size = 3, .table = test::Table::apart}), c.architecture, 0);
+    test::Prefill::judge(data, reference);
+    on(c.architecture).expect_paged(data, test::PagedCase(data, {.page_size = 3, .table = test::Table::apart}), 0);
     if (c.spec.cached_k.scales == cases::Scales::none && c.spec.cached_v.scales == cases::Scales::none) {
       CaseData wide = cases::build(without_cache(c.spec));
       for (std::int64_t e = 0; e < data.q.elements(); ++e) wide.q.set(e, data.q.get(e));
       for (std::int64_t e = 0; e < data.k.elements(); ++e) wide.k.set(e, data.k.get(e));
       for (std::int64_t e = 0; e < data.v.elements(); ++e) wide.v.set(e, data.v.get(e));
       run(call_of(wide), c.architecture, "mma");
-      expect_same(wide, data);
+      test::expect_same_bits(wide.o, data.o, "o");
+      test::expect_same_bits(wide.lse, data.lse, "lse");
       ++exact;
     }
     if (HasFailure()) return;
@@ -199,48 +117,10 @@ TEST(MmaPages, Of8BitsAreConvertedExactly) {
 
 // --- prompts and decoding sequences in one call
 
-// The sequences of a packed case, alone: their own call, whose kernel their own number of rows chooses.
-CaseData alone(const CaseData& batch, std::size_t b, const char* architecture) {
-  const cases::Sequence& s = batch.sequences[b];
-  Case spec = batch.spec;
-  const bool few = s.Nq * spec.Hq / spec.Hk <= gpu::few_rows;
-  spec.packed_q = {static_cast<std::int32_t>(s.Nq)}, spec.packed_k = {static_cast<std::int32_t>(s.Nk)};
-  spec.options.max_seqlen_q = few ? s.Nq : 90;
-  CaseData data = cases::build(spec);
-  const auto copy = [](const cases::Buffer& from, cases::Buffer& to, std::int64_t row, std::int64_t count,
-                       std::int64_t width) {
-    for (std::int64_t e = 0; e < count * width; ++e) to.set(e, from.get(row * width + e));
-  };
-  copy(batch.q, data.q, s.row_q, s.Nq, spec.Hq * spec.D);
-  copy(batch.k, data.k, s.row_k, s.Nk, spec.Hk * spec.D), copy(batch.v, data.v, s.row_k, s.Nk, spec.Hk * spec.dim_v());
-  const test::PagedCase paged(data, {.page_size = 3, .seed = b + 1});
-  Call call = call_of(data);
-  call.inputs = paged.in;
-  run(call, architecture, few ? "decode" : "mma");
-  return data;
-}
-
-// One call is right, and each of its sequences has the bits that it has alone: few rows those of `decode`, many those
-// of `mma`.
 TEST(MmaMixed, EverySequenceHasTheBitsThatItHasAlone) {
   for (const PagedSpec& c : mixed_specs) {
     SCOPED_TRACE(cases::describe(c.spec) + " on " + c.architecture);
-    CaseData data = cases::build(c.spec);
-    const cases::Expectation expected = cases::expect(data);
-    const test::PagedCase paged(data, {.page_size = 16, .leftpad = {0, 5, 16, 0, 1, 3}});
-    std::int32_t status = 0;
-    Call call = call_of(data);
-    call.inputs = paged.in, call.outputs.status = Tensor(&status, Type::i32, {1});
-    run(call, c.architecture, "mma_mixed");
-    EXPECT_EQ(status, 0);
-    for (const cases::OutputReport& report :
-         {cases::compare("o", data.o, expected.o), cases::compare_lse(data.lse, expected.lse)})
-      EXPECT_TRUE(report.ok) << report.name << " " << report.detail;
-    for (std::size_t b = 0; b < data.sequences.size(); ++b) {
-      if (data.sequences[b].Nq == 0) continue;
-      const CaseData lone = alone(data, b, c.architecture);
-      EXPECT_EQ(test::bits_of_sequence(data, b, false), test::bits_of_sequence(lone, 0, false)) << "sequence " << b;
-    }
+    on(c.architecture).expect_sequences_as_alone(c.spec, "mma_mixed", 3);
     if (HasFailure()) return;
   }
 }

@@ -19,7 +19,9 @@ using test::Program, test::Ring, test::Slot;
 struct Rings {
   int warpgroups, keys, stages, q_stages;
   bool overlaps = true;  // the next queries' first S with these queries' last PV; not with options
+  bool paged = false;    // one loads Q and K, another one V
   auto operator<=>(const Rings&) const = default;
+  int loaders() const { return loaders_of(Config{.paged = paged}); }
   // Tiles of keys that one warpgroup may pass over at either end of its own.
   int passed() const { return most_passed(Config{.warpgroups = warpgroups, .stages = stages}); }
 };
@@ -69,7 +71,8 @@ struct Model : test::ProtocolModel {
     for (Slot& s : q) s.full.count = 1, s.empty.count = 1;
     for (auto* ring : {&k, &v})
       for (Slot& s : *ring) s.full.count = 1, s.empty.count = rings.warpgroups;
-    for (Slot& s : work) s.full.count = 1, s.empty.count = 1 + rings.warpgroups;  // a warpgroup's threads as one
+    for (Slot& s : work)
+      s.full.count = 1, s.empty.count = rings.loaders() + rings.warpgroups;  // a warpgroup's threads as one
   }
 
   Program scheduler() {
@@ -81,6 +84,39 @@ struct Model : test::ProtocolModel {
 
   // Tile j of the keys of work `number`.
   static int name_of(int number, int j) { return 1000 * number + j; }
+
+  // Keys in pages, in the words of paged_loader.cuh.
+  Program key_loader() {
+    Program program;
+    Ring qs{q, 0, rings.warpgroups}, ks{k}, slots{work};
+    for (; slots.use < int(works.size()); ++slots.use) {
+      const int number = slots.use;
+      const auto load_q = [&] {
+        for (int w = 0; w < rings.warpgroups; ++w) program.push_back(fill(qs.slot(w), qs.round(), number));
+        ++qs.use;
+      };
+      program.push_back(take(slots.slot(), slots.round(), number));
+      for (int j = 0; j < works[std::size_t(number)].tiles; ++j) {
+        if (j == 0 && rings.q_stages > 1) load_q();
+        program.push_back(fill(ks.slot(), ks.round(), name_of(number, j))), ++ks.use;
+        if (j == 0 && rings.q_stages == 1) load_q();
+      }
+      program.push_back(give(slots.slot()));
+    }
+    return program;
+  }
+  Program value_loader() {
+    Program program;
+    Ring vs{v}, slots{work};
+    for (; slots.use < int(works.size()); ++slots.use) {
+      const int number = slots.use;
+      program.push_back(take(slots.slot(), slots.round(), number));
+      for (int j = 0; j < works[std::size_t(number)].tiles; ++j)
+        program.push_back(fill(vs.slot(), vs.round(), name_of(number, j))), ++vs.use;
+      program.push_back(give(slots.slot()));
+    }
+    return program;
+  }
 
   Program loader() {
     Program program;
@@ -211,7 +247,9 @@ struct Model : test::ProtocolModel {
   };
 
   bool run(std::mt19937& random) {
-    std::vector<Program> roles{scheduler(), loader()};
+    std::vector<Program> roles{scheduler()};
+    roles.push_back(rings.paged ? key_loader() : loader());
+    if (rings.paged) roles.push_back(value_loader());
     for (int w = 0; w < rings.warpgroups; ++w) {
       Consumer consumer{*this, w};
       consumer.consume();
@@ -234,14 +272,16 @@ std::set<Rings> planned_rings() {
         if (options > 1) p.slopes = 1;
         if (options > 2) p.options.dropout = 0.5;
         const Config c = forward_tile(p).value();
-        all.insert({c.warpgroups, c.block_keys, c.stages, c.q_stages, !c.general});
+        for (const bool paged : {false, true})
+          all.insert({c.warpgroups, c.block_keys, c.stages, c.q_stages, !c.general, paged});
       }
   return all;
 }
 
 testing::Message named(const Rings& r) {
   return testing::Message() << r.warpgroups << " warpgroups, " << r.keys << " keys, " << r.stages << " stages, "
-                            << r.q_stages << " of Q" << (r.overlaps ? ", overlapping" : "");
+                            << r.q_stages << " of Q" << (r.overlaps ? ", overlapping" : "")
+                            << (r.paged ? ", paged" : "");
 }
 
 // Full, causal and windowed tiles of long and short sequences, and tiles in which some warpgroups see nothing.

@@ -269,6 +269,10 @@ TEST(Plan, RefusalsNameWhatIsInTheWay) {
   EXPECT_NE(reason([](Problem& p) { p.B = 0; }), "");
   EXPECT_EQ(reason([](Problem& p) { p.Hq = p.Hk = 0; }),
             "B is 2, Nq is 4096, Nk is 4096, Hq is 0 and Hk is 0; tensor copies need at least one of each");
+  EXPECT_EQ(reason([](Problem& p) { p.k_type = Type::e4m3; }),
+            "k or v has another type than q, or scales; this kernel takes neither");
+  EXPECT_EQ(reason([](Problem& p) { p.pages = Pages{.count = 9, .v_count = 9, .size = 15, .entries = 256}; }),
+            "pages hold 15 keys; tensor copies of them are too small below 16");
   EXPECT_EQ(reason([](Problem& p) { p.far_strides = true; }),
             "a stride is negative, or 2^40 bytes or more; tensor copies take strides from 0 to below that");
   EXPECT_EQ(reason([](Problem& p) { p.B = 1 << 27; }),

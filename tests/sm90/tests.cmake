@@ -14,3 +14,9 @@ emulated_test(NAME sm90_parts_test SOURCES sm90/sm90_parts_test.cpp HEADER hoppe
 emulated_test(NAME sm90_backward_test SHARDS 2 SOURCES sm90/sm90_backward_test.cpp
               HEADER hopper_backward_tiles.hpp PLANNED_BY hopper_tiles)
 emulated_test(NAME sm90_one_pass_test SHARDS 2 SOURCES sm90/sm90_one_pass_test.cpp)
+
+# Keys in pages: parameters are written as for a GPU, tensor maps encoded by the fake driver.
+planned_headers(hopper_units sm90/units_main.cpp hopper_paged_units.hpp)
+emulated_test(NAME sm90_paged_test SOURCES sm90/sm90_paged_test.cpp
+              HEADER hopper_paged_units.hpp PLANNED_BY hopper_units)
+target_link_libraries(sm90_paged_test PRIVATE fake_driver)

@@ -7,6 +7,7 @@
 #include "gpu/kernel/scores.cuh"
 #include "sm90/kernel/epilogue.cuh"
 #include "sm90/kernel/loader.cuh"
+#include "sm90/kernel/paged_loader.cuh"
 #include "sm90/kernel/scheduler.cuh"
 
 namespace tessera::sm90 {
@@ -316,12 +317,13 @@ struct Consumer {
 };
 
 template <Config config>
-__device__ void forward(const ForwardParams& p) {
+__device__ void forward(const Params<config>& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared<config> shared{memory};
   if (threadIdx.x == 0) {
     shared.init_barriers();
-    prefetch(p.q), prefetch(p.k), prefetch(p.v);
+    prefetch(p.q);
+    if constexpr (!config.paged) prefetch(p.k), prefetch(p.v);
     if constexpr (config.stages_O) prefetch(p.o);
   }
   __syncthreads();
@@ -329,7 +331,13 @@ __device__ void forward(const ForwardParams& p) {
   if (role == 0) {
     static_assert(registers_suffice(config.warpgroups, producer_registers(config), consumer_registers(config)));
     give_registers<producer_registers(config)>();
-    if (threadIdx.x == 0) Loader<config>(p, shared).load();
+    if constexpr (config.paged) {
+      // They return: a warp that asked for its next role would keep its number in a register.
+      if (threadIdx.x < 32) return PagedLoader<config>(p, shared).load_keys();
+      if (threadIdx.x >= 64 && threadIdx.x < 96) return PagedLoader<config>(p, shared).load_values();
+    } else {
+      if (threadIdx.x == 0) Loader<config>(p, shared).load();
+    }
     if (threadIdx.x == 32) schedule<config>(p, shared);
   } else {
     take_registers<consumer_registers(config)>();

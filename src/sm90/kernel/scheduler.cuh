@@ -8,12 +8,12 @@
 namespace tessera::sm90 {
 
 template <Config config>
-__device__ void schedule(const ForwardParams& p, const Shared<config>& shared) {
+__device__ void schedule(const Params<config>& p, const Shared<config>& shared) {
   for (Int32 round = 0;; ++round) {
     if (round == 1) wait_for_kernel_before();  // it sets p.taken to 0
     const int slot = round % work_slots;
     shared.work_empty(slot).wait(UInt32(round / work_slots % 2) ^ 1);
-    describe_work(p, number_in_round(p, round), shared.work(slot));
+    describe_work(p, number_in_round(p, round), shared.work(slot), shared.listing(slot));
     shared.work_full(slot).arrive();
     if (shared.work(slot).none()) return;
   }

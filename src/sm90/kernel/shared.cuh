@@ -26,6 +26,9 @@ struct Shared {
   __device__ Work<config>& work(int slot) const {
     return *reinterpret_cast<Work<config>*>(base + layout.work + slot * work_bytes);
   }
+  __device__ Listing& listing(int slot) const {
+    return *reinterpret_cast<Listing*>(base + layout.listings + slot * listing_bytes);
+  }
   __device__ int slot_of(const Work<config>& w) const {
     return int(reinterpret_cast<const unsigned char*>(&w) - base - layout.work) / work_bytes;
   }
@@ -44,7 +47,8 @@ struct Shared {
   __device__ void init_barriers() const {
     for (int n = 0; n < q_tiles; ++n) barrier(n).init(1), barrier(q_tiles + n).init(1);
     K().init(1, config.warpgroups), V().init(1, config.warpgroups);
-    for (int s = 0; s < work_slots; ++s) work_full(s).init(1), work_empty(s).init(1 + config.warpgroups);
+    for (int s = 0; s < work_slots; ++s)
+      work_full(s).init(1), work_empty(s).init(loaders_of(config) + config.warpgroups);
     for (int g = 0; g + 1 < config.warpgroups; ++g)
       for (int s = 0; s < work_slots; ++s) first_S(s, g).init(1);
     publish_barriers();

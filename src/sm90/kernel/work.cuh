@@ -4,7 +4,7 @@
 // consumers alike: they cannot disagree, and none of them waits for the arithmetic. Device code.
 #pragma once
 
-#include "gpu/kernel/common.cuh"
+#include "gpu/kernel/pages.cuh"
 #include "sm90/config.hpp"
 #include "sm90/params.hpp"
 #include "sm90/ptx/tma.cuh"
@@ -35,10 +35,40 @@ struct Work {
 };
 static_assert(sizeof(Work<Config{.warpgroups = 3}>) <= work_bytes);
 
+// Where the keys of a tile are listed, if they lie in pages.
+struct alignas(16) Listing {
+  Int64 k_entry, v_entry;  // the sequence's first entry of each table
+  Int32 leftpad;
+  Int32 begin, end;  // keys that some query of the tile sees: of pages without any, entries are not read
+};
+static_assert(sizeof(Listing) == listing_bytes);
+
+template <Config config>
+using Params = typename gpu::Chosen<config.paged, PagedParams, ForwardParams>::Type;
+
+// The sequence of tile `number`.
+template <Config config>
+__device__ inline gpu::DeviceSequence sequence_of(const Params<config>& p, Int32 number, Int32 b, Listing& listing) {
+  const gpu::Question& x = p.call.x;
+  if constexpr (config.paged) {
+    // There are at least as many tiles as sequences: with each, one is looked at.
+    if (p.pages.status && number < x.B && gpu::is_cut(x, p.pages, p.most, number))
+      atomicOr(p.pages.status, gpu::beyond_bounds);
+    gpu::PagedSequence of = gpu::paged_sequence(x, p.pages, p.most, b);
+    if (of.s.nq < p.least_queries) of.s.nq = 0;
+    listing.k_entry = gpu::first_entry(p.pages, of, p.pages.k, b);
+    listing.v_entry = gpu::first_entry(p.pages, of, p.pages.v, b);
+    listing.leftpad = Int32(of.leftpad);
+    return of.s;
+  } else {
+    return gpu::sequence_of(x, b);
+  }
+}
+
 // Describes tile `number`, or that there is none, where `w` lies: kept in registers, it would be more than the
 // scheduler has.
 template <Config config>
-__device__ inline void describe_work(const ForwardParams& p, Int32 number, Work<config>& w) {
+__device__ inline void describe_work(const Params<config>& p, Int32 number, Work<config>& w, Listing& listing) {
   w.begin = w.end = -1;
   if (number >= p.tiles) return;
   const gpu::Question& x = p.call.x;
@@ -55,7 +85,7 @@ __device__ inline void describe_work(const ForwardParams& p, Int32 number, Work<
   }
   w.tensor_b = packed ? 0 : w.b;
   w.kv = w.h / (x.Hq / x.Hk);
-  const gpu::DeviceSequence s = gpu::sequence_of(x, w.b);
+  const gpu::DeviceSequence s = sequence_of<config>(p, number, w.b, listing);
   w.queries = Int32(s.nq), w.q_begin = Int32(s.q_begin), w.keys = Int32(s.nk), w.k_begin = Int32(s.k_begin);
 
   w.shift = s.shift;
@@ -65,12 +95,14 @@ __device__ inline void describe_work(const ForwardParams& p, Int32 number, Work<
   // From here on the mask is the tile's own: its first query is query 0. What is known is read again where it lies: the
   // scheduler has few registers.
   asm volatile("" ::: "memory");
-  const bool others_follow = Int64(w.k_begin) + w.keys < x.Nk;
+  // A page may be filled with anything behind the sequence's last key.
+  const bool others_follow = config.paged || Int64(w.k_begin) + w.keys < x.Nk;
   constexpr Int32 block = config.block_keys;
   const auto seen_by = [&](Int32 begin, Int32 end) {
     return visible_keys({.low = w.low, .high = w.high, .keys = w.keys}, {begin, lesser(end, w.queries - w.first)});
   };
   const Range seen = seen_by(0, rows_of(config));
+  if constexpr (config.paged) listing.begin = Int32(seen.begin), listing.end = Int32(seen.end);
   w.begin = Int32(seen.begin) / block;
   w.end = seen.empty() ? w.begin : (Int32(seen.end) + block - 1) / block;
   w.used = others_follow ? Int32(lesser(w.keys - (w.end - 1) * block, block)) : block;

@@ -32,6 +32,14 @@ __device__ inline void load_tile(UInt32 to, const TensorMap& map, const Barrier&
         : "memory");
 }
 
+// A piece of such a tile, of as many rows as the map's box has, to whichever row of the tile: hardware swizzles by the
+// address in shared memory. A page outside of the map is a piece of zeros.
+template <int rows, int panels>
+__device__ inline void load_piece(UInt32 to, const TensorMap& map, const Barrier& barrier, const TilePlace& at,
+                                  [[maybe_unused]] int piece_rows, UInt64 cache) {
+  load_tile<rows, panels>(to, map, barrier, at, cache);
+}
+
 // "cp.async.bulk": so many bytes, a multiple of 16, as they are.
 template <int bytes>
 __device__ inline void load_bytes(UInt32 to, const void* from, const Barrier& barrier) {
