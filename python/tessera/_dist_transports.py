@@ -15,19 +15,26 @@ _OPEN: list[Any] = []  # requests that a failure left open, with their memory: M
 
 
 class _Waiting:
-    """A message of gloo's, whose completion can only be waited for: a thread does."""
+    """A message of gloo's, whose completion can only be waited for: a thread does.
+
+    The thread lets go of gloo's object before it says so. That object takes Python's lock back when it dies, and a process
+    that is about to end, having heard that all is done, would be aborted for it.
+    """
 
     def __init__(self, work: Any) -> None:
         self.done = False
         self.error: Optional[BaseException] = None
-        threading.Thread(target=self._wait, args=(work,), daemon=True).start()
+        self._work: Any = work
+        threading.Thread(target=self._wait, daemon=True).start()
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self) -> None:
+        error: Optional[BaseException] = None
         try:
-            work.wait()
-            self.done = True
-        except BaseException as error:
-            self.error = error
+            self._work.wait()
+        except BaseException as raised:
+            error = raised.with_traceback(None)  # which has the object, too
+        self._work = None
+        self.error, self.done = error, error is None
 
 
 class TorchTransport:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -282,6 +283,29 @@ def judge(results, ranks):
             for x, expected in zip(got, one):
                 np.testing.assert_array_equal(x, expected)
     return len(results)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_message_is_let_go_before_it_is_done(fails):
+    """Else gloo's object dies in a thread while the process ends, which aborts it."""
+    from tessera._dist_transports import _Waiting
+    gone = []
+
+    class Work:
+        def wait(self):
+            time.sleep(0.02)
+            if fails:
+                raise RuntimeError("no such peer")
+
+        def __del__(self):
+            time.sleep(0.05)
+            gone.append(True)
+
+    waiting = _Waiting(Work())
+    while not waiting.done and waiting.error is None:
+        time.sleep(1e-3)
+    assert gone == [True] and waiting.done != fails
+    assert str(waiting.error) == ("no such peer" if fails else "None")
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
