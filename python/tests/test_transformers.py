@@ -80,12 +80,37 @@ def test_generation(make_model, device, cache):
     assert torch.equal(*generated)
 
 
+def test_layers_that_do_not_say_that_they_are_causal():
+    """Where SDPA is refused to a decoder beside an encoder, its layers may not: its mask must not be left out."""
+    results = []
+    for implementation in ("eager", "tessera"):
+        torch.manual_seed(5)
+        config = transformers.PegasusXConfig(vocab_size=97, d_model=64, encoder_layers=1, decoder_layers=1,
+                                             encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96,
+                                             decoder_ffn_dim=96, max_position_embeddings=128, block_size=8)
+        model = transformers.AutoModelForSeq2SeqLM.from_config(config, attn_implementation=implementation).eval()
+        tokens, _ = padded_batch("cpu")
+        results.append(model(input_ids=tokens, decoder_input_ids=tokens[:, :9]).logits)
+    torch.testing.assert_close(*results, atol=2e-5, rtol=2e-4)
+
+
+def test_no_mask_where_layers_say_it_all(make_model, monkeypatch):
+    calls = []
+    attention = tessera.transformers.attention
+    monkeypatch.setattr(tessera.transformers, "attention", lambda *x, **o: calls.append(o) or attention(*x, **o))
+    tokens, _ = padded_batch("cpu")
+    make_model("tessera", "cpu")(tokens)
+    assert any(o.get("causal") and "mask" not in o for o in calls)
+
+
 def test_refusals(make_model):
     model = make_model("tessera", "cpu")
     tokens, _ = padded_batch("cpu")
     x = torch.randn(1, 4, 3, 16)
     with pytest.raises(ValueError, match="output_attentions: is True"):
         tessera.transformers.attention_forward(model, x, x, x, None, output_attentions=True)
+    with pytest.raises(NotImplementedError, match=r"sinks: has shape \[1, 4, 3, 1\]; a sink for each query is not there"):
+        tessera.transformers.attention_forward(model, x, x, x, None, sinks=x[..., :1])
     with pytest.raises(NotImplementedError, match="cache: is a object, as continuous batching passes; dynamic and "
                        "static caches work, pages only in tessera.attention and tessera.flash_attn"):
         tessera.transformers.attention_forward(model, x, x, x, None, cache=object())
