@@ -6,10 +6,11 @@ Only views are made, but where a batch of several dimensions is broadcast. Used 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 if TYPE_CHECKING:
     from ._options import AttentionOptions
@@ -80,6 +81,16 @@ def autocast_type(q: Tensor) -> Optional[torch.dtype]:
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
     return None
+
+
+def diagonal_of(bias: CausalBias, query: Tensor, key: Tensor) -> Literal["bottom_right", "top_left"]:
+    """Where it lies. Such a bias has no numbers: PyTorch's own function looks at what it says, and so does ours."""
+    require_tensors({"query": query, "key": key})
+    for name, t, count in (("query", query, bias.seq_len_q), ("key", key, bias.seq_len_kv)):
+        if t.dim() > 1 and t.shape[-2] != count:
+            raise ValueError(f"attn_mask: is a causal bias of {bias.seq_len_q} queries and {bias.seq_len_kv} keys but "
+                             f"{name} has shape {_shape(t)}")
+    return "top_left" if bias.variant == CausalVariant.UPPER_LEFT else "bottom_right"
 
 
 def _check_types(q: Tensor, others: dict[str, Tensor], attn_mask: Optional[Tensor]) -> None:

@@ -17,7 +17,7 @@ from ._abi import renamed
 from ._convert import optional, type_name
 from ._options import KEYWORDS, flag, number, sort, swaps_heads
 from ._torch_append import append  # noqa: F401  a function to call
-from ._torch_shapes import Arranged, autocast_type, pack, require_tensors, unpack
+from ._torch_shapes import Arranged, CausalBias, autocast_type, diagonal_of, pack, require_tensors, unpack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -125,7 +125,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     """torch.nn.functional.scaled_dot_product_attention, with its arguments, shapes and meaning, by `attention`.
 
     query [...,H,L,E], key [...,H,S,E], value [...,H,S,Ev]; batches and heads broadcast. attn_mask, bool (True: visible)
-    or float (added), broadcasts to [...,H,L,S] and is differentiable. is_causal: query i sees the keys up to i.
+    or float (added), broadcasts to [...,H,L,S] and is differentiable; or one of torch.nn.attention.bias. is_causal: query
+    i sees the keys up to i.
     """
     causal, grouped = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
     if causal and attn_mask is not None:
@@ -136,6 +137,9 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     options: AttentionOptions = {"scale": scale, "dropout_p": dropout}
     if causal:
         options.update({"causal": True, "alignment": "top_left"})
+    elif isinstance(attn_mask, CausalBias):
+        options.update({"causal": True, "alignment": diagonal_of(attn_mask, query, key)})
+        attn_mask = None
     try:
         if any(isinstance(t, Tensor) and t.is_nested for t in (query, key, value)):
             if attn_mask is not None:

@@ -10,6 +10,7 @@ from conftest import assert_close
 torch = pytest.importorskip("torch")
 
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as theirs  # noqa: E402
 
 import tessera  # noqa: E402
@@ -256,6 +257,30 @@ def test_layout():
             attention(q, k, v, layout=layout)
     with pytest.raises(TypeError, match="k: is a list; must be a PyTorch tensor"):
         attention(q, [1], v, layout="bhnd")
+
+
+# --- biases of torch.nn.attention.bias
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("counts", [(5, 9), (6, 6)])
+def test_causal_biases(make, counts, compiled):
+    """They are tensors without numbers: what they say counts."""
+    q, k, v = torch.randn(2, 4, counts[0], 16), *torch.randn(2, 2, 4, counts[1], 16)
+    function = torch.compile(ours, backend="aot_eager") if compiled else ours
+    rows, columns = torch.arange(counts[0])[:, None], torch.arange(counts[1])
+    keep = columns <= rows + (counts[1] - counts[0] if make is causal_lower_right else 0)
+    expected = theirs(q, k, v, keep)
+    torch.testing.assert_close(function(q, k, v, make(*counts)), expected, atol=2e-6, rtol=2e-5)
+    torch.testing.assert_close(function(q, k, v, attn_mask=make(*counts)), expected, atol=2e-6, rtol=2e-5)
+
+
+def test_causal_biases_that_are_refused():
+    q = torch.randn(2, 4, 5, 16)
+    with pytest.raises(ValueError, match=r"attn_mask: is a causal bias of 5 queries and 6 keys but key has shape \[2, 4"):
+        ours(q, q, q, causal_upper_left(5, 6))
+    with pytest.raises(ValueError, match="attn_mask: is given while is_causal is True; use one or the other"):
+        ours(q, q, q, causal_upper_left(5, 5), is_causal=True)
 
 
 # --- jagged nested tensors
