@@ -105,7 +105,8 @@ struct Paged {
   }
 };
 
-// Every form of table; few queries, many, and some of each.
+// Every form of table; few queries, many, and some of each; on GPUs in turn, and on Hopper, which has kernels of its
+// own.
 TEST_F(FakeDecode, PagesAndTablesAreInBounds) {
   struct Shape {
     std::int64_t Nq, tokens;
@@ -116,9 +117,10 @@ TEST_F(FakeDecode, PagesAndTablesAreInBounds) {
   for (const Shape& shape :
        {Shape{2, 0, false, 2}, {2, 5, false, 2}, {300, 0, false, 1}, {300, 0, true, 3}, {300, 700, false, 3}})
     for (const int bits : {0, 1, 2, 4, 8, 16, 31 - 2, 31 - 1})
-      for (const std::int64_t P : {1, 16, 528}) {
+      for (const std::int64_t P : {1, 1, 16, 16, 528, 528}) {
         Paged paged;
-        paged.P = P, paged.device = device_of_turn(static_cast<std::size_t>(ran));
+        paged.P = P;
+        paged.device = ran % 2 ? fake::machine().device_of(9, 0) : device_of_turn(static_cast<std::size_t>(ran / 2));
         paged.Nq = shape.Nq, paged.packed_tokens = shape.tokens, paged.used_q = shape.used_q;
         paged.indptr = bits & 1, paged.apart = bits & 2, paged.leftpad = bits & 4, paged.status = bits & 8;
         paged.heads_first = bits & 16;
@@ -129,7 +131,7 @@ TEST_F(FakeDecode, PagesAndTablesAreInBounds) {
         EXPECT_EQ(launches, shape.launches);
         ++ran;
       }
-  EXPECT_EQ(ran, 5 * 24);
+  EXPECT_EQ(ran, 5 * 48);
 }
 
 // A table or lengths on the host, where the kernel would read them: refused by name, and nothing is launched.

@@ -95,8 +95,8 @@ __device__ inline void describe_work(const Params<config>& p, Int32 number, Work
   // From here on the mask is the tile's own: its first query is query 0. What is known is read again where it lies: the
   // scheduler has few registers.
   asm volatile("" ::: "memory");
-  // A page may be filled with anything behind the sequence's last key.
-  const bool others_follow = config.paged || Int64(w.k_begin) + w.keys < x.Nk;
+  // In pages, anything does where the last one is not full; then the table has room for more keys.
+  const bool others_follow = Int64(w.k_begin) + w.keys < x.Nk;
   constexpr Int32 block = config.block_keys;
   const auto seen_by = [&](Int32 begin, Int32 end) {
     return visible_keys({.low = w.low, .high = w.high, .keys = w.keys}, {begin, lesser(end, w.queries - w.first)});
