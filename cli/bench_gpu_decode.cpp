@@ -28,7 +28,8 @@ constexpr Decoding rows[] = {{1, 1024, 6.5},   {1, 4096, 9.5}, {1, 8192, 13},   
                              {1, 131072, 126}, {8, 4096, 35},  {16, 8192, 121}, {64, 8192, 482}};
 constexpr std::int64_t cold_bytes = 200 << 20;
 constexpr std::size_t least_calls = 48;  // of a graph, so that the gap between two does not count
-constexpr int host_calls = 100;
+constexpr int host_calls = 50;
+constexpr std::size_t host_bursts = 7;
 
 const Table table({{"B", 3},
                    {"keys", 6},
@@ -98,7 +99,7 @@ class Row {
   // Prints the contenders, in the end the one that only reads.
   void measure(int rounds, Json& json) const {
     std::vector<std::unique_ptr<GpuGraph>> graphs;
-    const std::size_t calls = std::max(least_calls / caches.size(), std::size_t{1}) * caches.size();
+    const std::size_t calls = (least_calls + caches.size() - 1) / caches.size() * caches.size();
     for (const Contender& c : contenders)
       graphs.push_back(std::make_unique<GpuGraph>([&](cuda::StreamHandle stream) {
         for (std::size_t call = 0; call < calls; ++call) c.enqueue(call % caches.size(), stream);
@@ -134,12 +135,16 @@ class Row {
 
   // Microseconds of the host for a call, which only enqueues.
   double host_microseconds(const Contender& c) const {
+    std::vector<double> bursts;
+    while (bursts.size() < host_bursts) {
+      wait_for_gpu();
+      bursts.push_back(seconds_of([&] {
+        for (int call = 0; call < host_calls; ++call)
+          c.enqueue(static_cast<std::size_t>(call) % caches.size(), nullptr);
+      }));
+    }
     wait_for_gpu();
-    const double seconds = seconds_of([&] {
-      for (int call = 0; call < host_calls; ++call) c.enqueue(static_cast<std::size_t>(call) % caches.size(), nullptr);
-    });
-    wait_for_gpu();
-    return seconds / host_calls * 1e6;
+    return median(bursts) / host_calls * 1e6;
   }
 
   void report(const Contender& c, double seconds, double reading, bool ours, Json& json) const {
