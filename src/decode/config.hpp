@@ -30,6 +30,8 @@ struct Config {
   bool whole = true;      // D and Dv are the tensors' own: no column of a tile needs a check
   bool paged = false;     // keys are found by a page table
   bool scaled = false;    // keys, or values, have scales
+  int k_groups = 1;       // scales of a key: one, or one for each 128 dims
+  int v_groups = 1;       // of a value
   bool qv = false;        // scores are products with values, too
   bool draft = false;     // rows have places of their own, or bits of a tree
   // S is the sum of two products, of half the dims each: what tensor cores cut off a sum grows with its length.
@@ -54,12 +56,15 @@ constexpr int units_of(int dims, Element type) {
   return eight_bits(type) ? int(round_up(dims / 2, gpu::panel_columns)) : dims;
 }
 
+// Dims that have a scale of their own, where a key or a value has several.
+inline constexpr int group_dims = 128;
+
 // Byte offsets in shared memory. Tiles begin at multiples of 1024, so that a row's number mod 8 is in its address.
 struct Layout {
   int K, V, k_bytes, v_bytes;  // of stage 0, and from stage to stage
   int Q, Qv, P;
   int places, scale_places;   // of the rows of each stage's tile in memory: K's, then V's; of their scales
-  int scales;                 // of each stage's tile: K's, then V's
+  int scales;                 // of each stage's tile: K's, then V's; of each, those of the first dims come first
   int maxima, sums, columns;  // of rows: by warp, of scores and of what V is multiplied by; what is known of each
   int work, stack, bytes;
   int out, weights;  // at the end of a work item, where K and V were
@@ -80,12 +85,12 @@ constexpr Layout layout_of(const Config& c) {
   l.Q = ring > at_the_end ? ring : int(round_up(at_the_end, 1024));
   l.Qv = l.Q + c.rows * c.D * 2;
   l.P = l.Qv + (c.qv ? c.rows * c.Dv * 2 : 0);
-  l.places = l.P + c.tile_keys * c.rows * 2;
+  l.places = l.P + c.v_groups * c.tile_keys * c.rows * 2;
   const int tile_rows = c.stages * 2 * c.tile_keys, scaled_rows = c.scaled ? tile_rows : 0;
   l.scale_places = l.places + tile_rows * int(sizeof(Int64));
   l.scales = l.scale_places + scaled_rows * int(sizeof(Int64));
-  l.maxima = l.scales + scaled_rows * 4;
-  l.sums = l.maxima + (c.scaled ? 2 : 1) * warps * c.rows * 4;
+  l.maxima = l.scales + scaled_rows * 2 * (c.k_groups + c.v_groups);
+  l.sums = l.maxima + (c.scaled ? 1 + c.v_groups : 1) * warps * c.rows * 4;
   l.columns = l.sums + warps * c.rows * 4;
   l.work = l.columns + c.rows * column_bytes;
   l.stack = l.work + work_bytes;

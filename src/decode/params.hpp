@@ -49,6 +49,7 @@ struct Params {
   gpu::TokenRef qv;         // data null: none
   gpu::PageTables pages;
   gpu::ScaleRef k_scale, v_scale;
+  Int64 k_scale_group, v_scale_group;  // from the scale of 128 dims to that of the next
   Draft draft;
   Memory memory;
   gpu::LengthBounds most;

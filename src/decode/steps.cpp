@@ -26,8 +26,9 @@ std::string config_text(const Config& c) {
               ", .q = ", spelled(c.q), ", .k = ", spelled(c.k), ", .v = ", spelled(c.v), ", .o = ", spelled(c.o),
               ", .rows = ", c.rows, ", .tile_keys = ", c.tile_keys, ", .stages = ", c.stages, ", .levels = ", c.levels,
               ", .blocks_per_sm = ", c.blocks_per_sm, ", .whole = ", spelled(c.whole), ", .paged = ", spelled(c.paged),
-              ", .scaled = ", spelled(c.scaled), ", .qv = ", spelled(c.qv), ", .draft = ", spelled(c.draft),
-              ", .halves_S = ", spelled(c.halves_S), ", .options = ", spelled(c.options), "}");
+              ", .scaled = ", spelled(c.scaled), ", .k_groups = ", c.k_groups, ", .v_groups = ", c.v_groups,
+              ", .qv = ", spelled(c.qv), ", .draft = ", spelled(c.draft), ", .halves_S = ", spelled(c.halves_S),
+              ", .options = ", spelled(c.options), "}");
 }
 
 std::string schedule_unit_text() {
@@ -54,9 +55,6 @@ std::string refused_types(const Problem& p) {
       return text(name, " has type ", name_of(type),
                   "; beside these types of q, k and v this kernel takes e4m3, i8 and ",
                   products == Element::f16 ? "f16" : "bf16");
-  for (const auto& [name, dims] : {std::pair{"k_scale", p.k_scale}, {"v_scale", p.v_scale}})
-    if (dims > 3)
-      return text(name, " has ", dims, " dimensions; this kernel takes one for each key and head, or fewer");
   return "";
 }
 
@@ -80,12 +78,14 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
 }
 
 // As many rows as the problem has, in 8, 16, 32 or 64; fewer if shared memory demands it, or registers: beyond 128 dims
-// 64 rows spill, with scales or qv beyond 64; beyond 256 more than 16 do.
+// 64 rows spill, with scales or qv beyond 64; beyond 256 more than 16 do. Where values have a maximum for each 128
+// dims, half as many do (by 8 to 96 bytes, of 255 registers).
 int rows_wanted(const Problem& p) {
   const std::int64_t dims = std::max(p.D, p.Dv), narrow = p.k_scale > 0 || p.v_scale > 0 || p.qv ? 64 : 128;
+  int most = dims > 256 ? most_rows / 4 : dims > narrow ? most_rows / 2 : most_rows;
+  if (p.v_scale == 4 && p.Dv > group_dims) most /= 2;
   int rows = 8;
-  while (rows < rows_of(p) && rows < (dims > 256 ? most_rows / 4 : dims > narrow ? most_rows / 2 : most_rows))
-    rows *= 2;
+  while (rows < rows_of(p) && rows < most) rows *= 2;
   return rows;
 }
 
@@ -128,6 +128,8 @@ Draft draft_of(const Problem& p, const Inputs& in) {
   return out;
 }
 
+Int64 group_stride(const Tensor& scale) { return scale.ndim == 4 ? stride(scale, 3) : 0; }
+
 // `taken`: the problem as if no sequence had more queries than are taken here.
 Params params_of(const Problem& p, const Problem& taken, const cuda::Target& target, const Config& c,
                  std::int64_t own_at, const Given& given) {
@@ -137,6 +139,8 @@ Params params_of(const Problem& p, const Problem& taken, const cuda::Target& tar
              .pages = gpu::page_tables(p, given.call),
              .k_scale = gpu::scale_ref(in.k_scale),
              .v_scale = gpu::scale_ref(in.v_scale),
+             .k_scale_group = group_stride(in.k_scale),
+             .v_scale_group = group_stride(in.v_scale),
              .draft = draft_of(p, in),
              .memory = carve(taken, target, c, given.own + own_at).memory,
              .most = {.queries = p.longest_q(), .keys = p.longest_k()},
@@ -179,7 +183,7 @@ Steps decode_steps(const Problem& p, const cuda::Target& target) {
   if (!c) return Steps::refused(no_tile(target));
   Steps steps(p);
   // What other GPUs' tensor cores lose has not been measured.
-  if (target.major == 9) steps.score_scale = gpu::corrected_scale(p, c->halves_S);
+  if (target.major == 9) steps.score_scale = gpu::corrected_scale(p, c->halves_S || c->k_groups > 1);
   if (p.has_queries()) add_launches(steps, p, p, target, *c);
   return steps;
 }
@@ -218,6 +222,8 @@ std::optional<Config> tile_of(const Problem& p, const cuda::Target& target) {
   c.whole = c.D == p.D && c.Dv == p.Dv && fills(c.D, c.k) && fills(c.Dv, c.v);
   c.paged = p.pages.has_value();
   c.scaled = p.k_scale > 0 || p.v_scale > 0;
+  const auto groups = [](int scale, std::int64_t dims) { return scale == 4 ? int(ceil_div(dims, group_dims)) : 1; };
+  c.k_groups = groups(p.k_scale, p.D), c.v_groups = groups(p.v_scale, p.Dv);
   c.qv = p.qv;
   c.draft = p.tree_words > 0 || p.positions;
   c.halves_S = p.q_type == Type::f16 && (p.D > 128 || (p.qv && p.Dv > 128));

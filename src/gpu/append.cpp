@@ -48,7 +48,9 @@ AppendSide side_of(const Appending& c, const Tensor& from, const Tensor& to, con
   return {.from = rows_of(from, c.packed),
           .to = rows_of(to, false),
           .scale = scale_ref(scale),
-          .computes_scale = scale.ndim == 3,
+          .scale_group = scale.ndim == 4 ? stride(scale, 3) : 0,
+          .group_dims = scale.ndim == 4 ? append_group_dims : std::max<Int32>(static_cast<Int32>(to.shape[3]), 1),
+          .computes_scale = scale.ndim > 2,
           .width = static_cast<Int32>(to.shape[3])};
 }
 
@@ -65,9 +67,6 @@ std::string append_refusal(const Appending& c) {
                                 {"q", &a.q}})
     if (*t && t->type == Type::f64)
       return text(name, ": has type f64; append on GPUs takes f32, f16 and bf16, and caches of 8 bits");
-  for (const auto& [name, t] : {std::pair{"k_scale", &a.k_scale}, {"v_scale", &a.v_scale}})
-    if (t->ndim > 3)
-      return text(name, ": has ", t->ndim, " dimensions; on GPUs a scale is of all keys, a head, a sequence or a key");
   return "";
 }
 

@@ -10,7 +10,7 @@
 
 namespace tessera::gpu {
 
-// Enqueues, and returns. What GPUs do not take is refused: f64, scales of parts of a row.
+// Enqueues, and returns. What GPUs do not take is refused: f64.
 void append(const Appending& call, const Execution& execution);
 
 // --- its parts

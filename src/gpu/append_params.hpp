@@ -39,6 +39,8 @@ struct Rotary {
 struct AppendSide {
   TypedRows from, to;  // to: the batch stride is that of pages, or of sequences
   ScaleRef scale;
+  Int64 scale_group;  // from the scale of one group of dims to that of the next
+  Int32 group_dims;   // that have a scale of their own: all, or append_group_dims
   Int32 computes_scale, width;
 };
 
@@ -59,5 +61,6 @@ struct AppendParams {
 };
 
 inline constexpr int append_threads = 128;
+inline constexpr int append_group_dims = 128;  // where every so many dims of a row have a scale
 
 }  // namespace tessera::gpu

@@ -137,9 +137,9 @@ PageTables page_tables(const Problem& p, const Call& call) {
 ScaleRef scale_ref(const Tensor& t) {
   if (!t) return {};
   ScaleRef out{.data = static_cast<float*>(t.data), .sequence = 0, .page = 0, .place = 0, .head = 0};
-  out.head = stride(t, t.ndim - 1);
+  out.head = stride(t, t.ndim == 4 ? 2 : t.ndim - 1);  // with four dimensions, of the first 128 dims
   if (t.ndim == 2) out.sequence = stride(t, 0);
-  if (t.ndim == 3) out.page = stride(t, 0), out.place = stride(t, 1);
+  if (t.ndim > 2) out.page = stride(t, 0), out.place = stride(t, 1);
   return out;
 }
 

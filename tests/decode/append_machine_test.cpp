@@ -48,7 +48,7 @@ void compare(const Trial& trial) {
 
 TEST(AppendMachine, RandomConfigurationsHaveTheCpusBits) {
   for (std::uint64_t seed = 1; seed <= 250; ++seed) {
-    compare(random_trial(seed, false));
+    compare(random_trial(seed));
     if (HasFailure()) return;
   }
 }

@@ -55,7 +55,7 @@ TEST_P(DecodeCaches, AgreeWithTheReference) {
   EXPECT_GT(ran, 0) << "there is no such group";
 }
 
-INSTANTIATE_TEST_SUITE_P(Groups, DecodeCaches, testing::Values("Scales", "EightBits", "Trees", "Qv"),
+INSTANTIATE_TEST_SUITE_P(Groups, DecodeCaches, testing::Values("Scales", "Groups", "EightBits", "Trees", "Qv"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(DecodeScales, FormsThatSayTheSameGiveTheSameBits) {
@@ -100,6 +100,39 @@ TEST(DecodeScales, NaNReachesTheRowsThatSeeIt) {
         const double x = data.o.get((query * 4 + h) * 64 + d);
         EXPECT_EQ(x != x, query < 2 && h < 2 && d == 5) << query << " " << h << " " << d;
       }
+}
+
+// However different the scales of the others are.
+TEST(DecodeScales, OfAGroupConcernNoOtherDims) {
+  const Case spec = grouped_sequence(256);
+  CaseData whole = cases::build(spec);
+  const CaseData one_by_one = cases::build(grouped_sequence(128));
+  for (std::int64_t key = 0; key < spec.Nk; ++key)
+    for (const auto& [group, factor] : {std::pair{0, 0x1p-50}, {1, 0x1p50}})
+      whole.v_scale.set(2 * key + group, whole.v_scale.get(2 * key + group) * factor);
+  run(call_of(whole));
+  for (std::int64_t group = 0; group < 2; ++group) {
+    Call call = call_of(one_by_one);
+    call.inputs = whole.inputs();
+    call.inputs.v.data = static_cast<std::byte*>(call.inputs.v.data) + 128 * group, call.inputs.v.shape[3] = 128;
+    call.inputs.v_scale.data = static_cast<float*>(call.inputs.v_scale.data) + group;
+    call.inputs.v_scale.shape[3] = 1;
+    run(call);
+    for (std::int64_t e = 0; e < one_by_one.o.elements(); ++e)
+      ASSERT_EQ(one_by_one.o.get(e), whole.o.get(e / 128 * 256 + 128 * group + e % 128)) << "group " << group;
+    test::expect_same_bits(whole.lse, one_by_one.lse, "lse");
+    ASSERT_NE(one_by_one.o.get(0), 0);
+  }
+}
+
+TEST(DecodeScales, OfGroupsLieInPages) {
+  const Case spec = grouped_sequence(256);
+  const CaseData expected = attended(spec), data = cases::build(spec);
+  const test::PagedCase paged(expected, {.page_size = 16, .leftpad = {5}});
+  Call call = call_of(data);
+  call.inputs = paged.in;
+  run(call);
+  expect_same(expected, data);
 }
 
 TEST(DecodePages, OfBytesHaveTheBitsOfContiguousKeys) {

@@ -158,6 +158,32 @@ inline void add_scores(DecodeCases& c) {
   for (const double growth : {0.1, 3.0}) c.add(few("ExtremeNumbers"), "sm_90a", growth);
 }
 
+// Scales of 128 dims: of one group, of two, of keys or values alone; with all that products with values need.
+inline void add_groups(DecodeCases& c) {
+  using cases::Scales;
+  const auto grouped = [](std::int64_t D, std::int64_t Dv, cases::Cached k, cases::Cached v) {
+    cases::Case spec{.name = "Groups", .B = 2, .Nq = 2, .Nk = 270, .Hq = 4, .Hk = 2, .D = D, .Dv = Dv};
+    spec.used_k = {270, 65}, spec.cached_k = k, spec.cached_v = v;
+    return spec;
+  };
+  const cases::Cached bytes{Type::e4m3, Scales::per_group}, integers{Type::i8, Scales::per_group};
+  c.add(grouped(64, 64, bytes, bytes));
+  c.add(grouped(256, 256, bytes, bytes));
+  c.add(grouped(192, 128, integers, {Type::i8, Scales::per_key}));
+  c.add(grouped(128, 208, {Type::e4m3, Scales::per_head}, bytes));
+  cases::Case wide = grouped(256, 256, {.scales = Scales::per_group}, {.scales = Scales::per_group});
+  c.add(wide), wide.type = Type::f16, wide.Nq = 9, wide.options.causal = true;
+  c.add(wide, "sm_89");
+  for (const double size : {0x1p-60, 0x1p60}) {
+    cases::Case spec = grouped(192, 192, bytes, {Type::e4m3, Scales::per_group, size});
+    spec.B = 1, spec.Hk = 1, spec.used_k.clear(), spec.cached_k.size = size == 0x1p60 ? 1 : size;
+    c.add(spec);
+  }
+  cases::Case latent = grouped(64, 512, bytes, bytes);
+  latent.qv = true, latent.Hk = 1, latent.B = 1, latent.used_k.clear(), latent.Nk = 140;
+  c.add(latent);
+}
+
 // Keys and values of 8 bits, and scales of every form and size.
 inline void add_eight_bits(DecodeCases& c) {
   using cases::Scales;
@@ -197,6 +223,7 @@ inline void add_eight_bits(DecodeCases& c) {
     wide.distribution = distribution, wide.options.softcap = 0;
     c.add(wide);
   }
+  add_groups(c);
   cases::Case large = cached("EightBits", 256, {.type = Type::i8}, {.type = Type::i8});
   large.Nq = 9, large.options.causal = true, large.cached_k.scales = large.cached_v.scales = Scales::per_key;
   c.add(large, "sm_89");
@@ -261,6 +288,14 @@ inline cases::Case lone_sequence(std::int64_t Nq, std::int64_t group, bool optio
   cases::Case spec = with_rows("lone", Nq, group, 1111);
   spec.type = Type::bf16, spec.backward = false, spec.seed = 99, spec.options.causal = true;
   if (options) spec.options.softcap = 3, spec.sinks = cases::Sinks::finite, spec.options.window_left = 700;
+  return spec;
+}
+
+// Values of so many dims, with scales of 128 of them.
+inline cases::Case grouped_sequence(std::int64_t Dv) {
+  cases::Case spec = lone_sequence(1, 3, false);
+  spec.D = 64, spec.Dv = Dv, spec.Nk = 600;
+  spec.cached_k = {.type = Type::e4m3}, spec.cached_v = {Type::e4m3, cases::Scales::per_group};
   return spec;
 }
 

@@ -239,7 +239,28 @@ TEST(Tiles, HaveAsManyRowsAsThereAre) {
     scaled.k_scale = 1, latent.qv = true;
     EXPECT_EQ(tile_of(scaled, target)->rows, std::min(tile, 32));
     EXPECT_EQ(tile_of(latent, target)->rows, std::min(tile, 16));
+    Problem grouped = problem(rows, 1, {256, 256});
+    grouped.v_scale = latent.v_scale = scaled.v_scale = 4;
+    EXPECT_EQ(tile_of(scaled, target)->rows, std::min(tile, 32));
+    EXPECT_EQ(tile_of(grouped, target)->rows, std::min(tile, 16));
+    EXPECT_EQ(tile_of(latent, target)->rows, 8);
   }
+}
+
+// Scales of 128 dims: of dims that one covers, and of keys alone, too.
+TEST(Tiles, HaveGroupsOfDims) {
+  const cuda::Target target = cuda::target_named("sm_90a");
+  const auto groups = [&](api::HeadDims dims, int k_scale, int v_scale) {
+    Problem p = problem(1, 1, dims);
+    p.k_scale = k_scale, p.v_scale = v_scale;
+    const Config c = *tile_of(p, target);
+    return std::pair{c.k_groups, c.v_groups};
+  };
+  EXPECT_EQ(groups({128, 128}, 4, 4), (std::pair{1, 1}));
+  EXPECT_EQ(groups({192, 128}, 4, 4), (std::pair{2, 1}));
+  EXPECT_EQ(groups({256, 256}, 4, 3), (std::pair{2, 1}));
+  EXPECT_EQ(groups({256, 256}, 0, 4), (std::pair{1, 2}));
+  EXPECT_EQ(groups({576, 512}, 4, 4), (std::pair{5, 4}));
 }
 
 TEST(Plans, AreTwoLaunches) {
@@ -277,8 +298,6 @@ TEST(Plans, SayWhatTheyRefuse) {
   EXPECT_EQ(reason(p), "v has type bf16; beside these types of q, k and v this kernel takes e4m3, i8 and f16");
   p.k_type = Type::f16;
   EXPECT_EQ(reason(p), "k has type f16; beside these types of q, k and v this kernel takes e4m3, i8 and bf16");
-  p.k_type = Type::bf16, p.k_scale = 4;
-  EXPECT_EQ(reason(p), "k_scale has 4 dimensions; this kernel takes one for each key and head, or fewer");
   p = problem(1, 4, {64, 64}), p.alignment = 8;
   EXPECT_EQ(reason(p), "q, k and v are aligned to 8 bytes; this kernel copies 16 at a time");
   p = problem(1, 4, {64, 64}), p.bias = Broadcast{Type::bf16, {1, 1, 1, 1}};

@@ -37,6 +37,9 @@ int main(int argc, char** argv) {
     good = good && add(cache_units, decode::lone_sequence(1, 3, false), "sm_90a", paged);
     good = good && add(cache_units, decode::lone_sequence_of_bytes(), "sm_90a", paged);
   }
+  for (const std::int64_t Dv : {128, 256})
+    good = good && add(cache_units, decode::grouped_sequence(Dv), "sm_90a", Dv == 256);
+  good = good && add(cache_units, decode::grouped_sequence(256), "sm_90a", false);
   for (const decode::DecodeCase& c : decode::decode_cache_cases())
     good = good && add(cache_units, c.spec, c.architecture, false);
   good = good && emulated::write_unit_functions(argv[1], "decode_units", units);

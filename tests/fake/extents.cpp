@@ -287,11 +287,15 @@ void Addressed::pool(const char* name, const gpu::TokenRef& ref, const gpu::Page
 }
 
 void Addressed::scale(const char* name, const gpu::ScaleRef& ref, const Tensor& of, const Tensor& keys,
-                      const gpu::Question& x) {
+                      const gpu::Question& x, Int64 group) {
   const std::int64_t pages = keys.ndim == 4 ? keys.shape[0] : 1, places = keys.shape[keys.ndim == 4 ? 1 : 0];
   tensor(name, ref.data,
          extent_of(ref.data, sizeof(float),
-                   {{x.B, ref.sequence}, {pages, ref.page}, {places, ref.place}, {x.Hk, ref.head}}),
+                   {{x.B, ref.sequence},
+                    {pages, ref.page},
+                    {places, ref.place},
+                    {x.Hk, ref.head},
+                    {of.ndim == 4 ? ceil_div(width_of(keys), 128) : 1, group}}),
          of);
 }
 
@@ -317,8 +321,8 @@ void Addressed::decode(const decode::Params& p) {
   const gpu::Question& x = p.call.x;
   pages(p.pages, x, p.most);
   tokens("qv", p.qv, call.in.qv, x.B, x.Nq, x.Hq);
-  scale("k_scale", p.k_scale, call.in.k_scale, call.in.k, x);
-  scale("v_scale", p.v_scale, call.in.v_scale, call.in.v, x);
+  scale("k_scale", p.k_scale, call.in.k_scale, call.in.k, x, p.k_scale_group);
+  scale("v_scale", p.v_scale, call.in.v_scale, call.in.v, x, p.v_scale_group);
   const decode::Draft& draft = p.draft;
   const std::int64_t batches = call.packed() ? 1 : x.B;
   tensor("tree_mask", draft.tree,

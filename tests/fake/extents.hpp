@@ -100,7 +100,8 @@ class Addressed {
   void mma_one_pass(const mma::OnePassParams& p);
   void pool(const char* name, const gpu::TokenRef& ref, const gpu::PageTable& table, const Tensor& of,
             const Tensor& of_table);
-  void scale(const char* name, const gpu::ScaleRef& ref, const Tensor& of, const Tensor& keys, const gpu::Question& x);
+  void scale(const char* name, const gpu::ScaleRef& ref, const Tensor& of, const Tensor& keys, const gpu::Question& x,
+             Int64 group = 0);
   void pages(const gpu::PageTables& p, const gpu::Question& x, const gpu::LengthBounds& most);
   void decode(const decode::Params& p);
   void hopper_forward(const sm90::ForwardParams& p);

@@ -90,8 +90,13 @@ void expect_in_bounds(const AppendArgs& a, const gpu::AppendParams& p) {
   for (const auto& [side, of] : {std::pair{&p.k, &a.k_scale}, {&p.v, &a.v_scale}}) {
     const gpu::ScaleRef& s = side->scale;
     expect_inside("scale", s.data, *of,
-                  {{p.B, s.sequence}, {a.k.shape[0], s.page}, {a.k.shape[1], s.place}, {p.Hk, s.head}});
-    EXPECT_EQ(side->computes_scale != 0, of->ndim == 3);
+                  {{p.B, s.sequence},
+                   {a.k.shape[0], s.page},
+                   {a.k.shape[1], s.place},
+                   {p.Hk, s.head},
+                   {ceil_div(side->width, side->group_dims), side->scale_group}});
+    EXPECT_EQ(side->computes_scale != 0, of->ndim >= 3);
+    EXPECT_EQ(side->group_dims, of->ndim == 4 ? 128 : side->width);
   }
 }
 
@@ -101,7 +106,7 @@ TEST_F(FakeAppend, IsOneLaunchInBounds) {
   fake::Machine& m = fake::machine();
   int launched = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
-    const Trial trial = random_trial(seed, false);
+    const Trial trial = random_trial(seed);
     SCOPED_TRACE(describe(trial));
     const Prepared host(trial);
     Moved moved{static_cast<int>(seed % m.gpus.size())};

@@ -64,6 +64,7 @@ struct Paged {
   std::int64_t packed_tokens = 0;  // queries of all sequences, of Nq each at most; 0: padded
   bool indptr = false, apart = false, leftpad = false, status = false, heads_first = false, used_q = false;
   Type cached = Type::bf16;  // 8 bits: with a scale for each head
+  bool grouped = false;      // with one for each 128 dims
   std::vector<std::unique_ptr<DeviceMemory>> held{};
 
   Tensor tensor(Type type, std::initializer_list<std::int64_t> shape) {
@@ -91,6 +92,10 @@ struct Paged {
     if (leftpad) c.in.leftpad_k = tensor(Type::i32, {B});
     if (status) c.out.status = tensor(Type::i32, {1});
     if (cached != Type::bf16) c.in.k_scale = tensor(Type::f32, {Hk}), c.in.v_scale = tensor(Type::f32, {B, Hk});
+    if (grouped) {
+      c.in.k_scale = tensor(Type::f32, {c.in.k.shape[0], P, Hk, (D + 127) / 128});
+      c.in.v_scale = tensor(Type::f32, {c.in.v.shape[0], P, Hk, (Dv + 127) / 128});
+    }
     if (used_q) c.in.seqused_q = tensor(Type::i32, {B});
     const std::int64_t T = packed_tokens;
     if (T > 0) {
@@ -132,6 +137,14 @@ TEST_F(FakeDecode, PagesAndTablesAreInBounds) {
         ++ran;
       }
   EXPECT_EQ(ran, 5 * 48);
+  for (const std::int64_t D : {64, 192}) {
+    Paged paged;
+    paged.device = fake::machine().device_of(9, 0), paged.grouped = true, paged.D = D, paged.Dv = 256;
+    paged.cached = Type::e4m3;
+    std::size_t launches = 0;
+    EXPECT_TRUE(keeps_promises(paged.call(), 0, launches));
+    EXPECT_EQ(launches, 2U);
+  }
 }
 
 // A table or lengths on the host, where the kernel would read them: refused by name, and nothing is launched.

@@ -112,6 +112,7 @@ const Option options[] = {
      [](Problem& p) { p.pages = Pages{.count = 1000, .v_count = 1000, .size = 16, .entries = 256, .status = true}; }},
     {"scales", Concerns::forward, false, [](Problem& p) { p.k_scale = p.v_scale = 3; }},
     {"head scales", Concerns::forward, false, [](Problem& p) { p.k_scale = p.v_scale = 1; }},
+    {"dim scales", Concerns::forward, false, [](Problem& p) { p.k_scale = p.v_scale = 4; }},
     {"tree", Concerns::forward, false, [](Problem& p) { p.tree_words = 2, p.positions = true; }},
     {"e4m3", Concerns::forward, false, [](Problem& p) { p.k_type = p.v_type = Type::e4m3; }},
     {"i8", Concerns::forward, false, [](Problem& p) { p.k_type = p.v_type = Type::i8; }},
@@ -150,7 +151,8 @@ const char* const mma_classes[] = {"sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a
 
 // What changes the code of `decode`, besides head dims and types: how many rows there are, and options.
 const char* const decode_rows[] = {"one query", "16 rows", "32 rows", "64 rows"};
-const char* const decode_options[] = {"softcap", "alibi", "pages", "f32 out", "scales", "tree", "e4m3", "i8"};
+const char* const decode_options[] = {"softcap",    "alibi", "pages", "f32 out", "scales",
+                                      "dim scales", "tree",  "e4m3",  "i8"};
 const HeadDims latent_dims[] = {{64, 512}, {64, 128}};  // of K, which V belongs to
 const HeadDims decode_dims[] = {{40, 40}, {64, 64}, {128, 128}, {192, 128}, {256, 256}};
 const char* const decode_architectures[] = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};

@@ -100,7 +100,7 @@ class GpuAppend : public Gpu {};
 
 TEST_F(GpuAppend, RandomTrialsHaveTheCpusBits) {
   for (std::uint64_t seed = 1; seed <= 400; ++seed) {
-    expect_cpus_bits(random_trial(seed, false));
+    expect_cpus_bits(random_trial(seed));
     if (HasFailure()) return;
   }
 }

@@ -41,8 +41,8 @@ inline std::string describe(const Trial& t) {
 
 inline constexpr Where wheres[] = {Where::table, Where::indptr, Where::apart, Where::piece, Where::slots};
 
-// Anything, without f64. `groups`: scales of 128 dims are among it, which GPUs refuse.
-inline Trial random_trial(std::uint64_t seed, bool groups = true) {
+// Anything, without f64.
+inline Trial random_trial(std::uint64_t seed) {
   constexpr Scaled forms[] = {Scaled::by_head, Scaled::by_token, Scaled::by_group};
   constexpr std::int64_t pages[] = {1, 2, 3, 5, 16};
   constexpr Type types[] = {Type::f32, Type::f16, Type::bf16};
@@ -59,7 +59,7 @@ inline Trial random_trial(std::uint64_t seed, bool groups = true) {
     t.counts.push_back(g.between(0, 12)), t.before.push_back(g.between(0, 20));
   t.cache = caches[g.between(0, 4)], t.seed = seed;
   if (g.chance(0.3)) t.to = Type::e4m3, t.v_to = g.chance(0.5) ? Type::i8 : Type::e4m3;
-  if (t.to == Type::e4m3 && g.chance(0.7)) t.scaled = forms[g.between(0, groups ? 2 : 1)];
+  if (t.to == Type::e4m3 && g.chance(0.7)) t.scaled = forms[g.between(0, 2)];
   if (t.scaled == Scaled::by_group) t.D += 120, t.Dv += 240;
   return t;
 }

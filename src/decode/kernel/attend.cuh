@@ -20,9 +20,11 @@ struct Attend : Products<config> {
   using ColumnNumbers = float[columns][2];
 
   State<config> state{};
-  // With scales, P times the scale of a value is relative to a maximum of its own: what V's products are small or large
-  // by must not be lost in 16 bits. A state's O is relative to m, from the end of its leaf on.
-  ColumnNumbers v_top;
+  // With scales, P times the scale of a value is relative to a maximum of its own, of each group of dims: what V's
+  // products are small or large by must not be lost in 16 bits. A state's O is relative to m, from the end of its leaf
+  // on.
+  static constexpr int groups = config.v_groups;
+  ColumnNumbers v_top[groups];
 
   using Base::Base;
   template <class Thing>
@@ -81,13 +83,13 @@ struct Attend : Products<config> {
   struct ValueScale {
     float exponent[2] = {0, 0}, factor[2] = {1, 1};  // of the lane's two keys
   };
-  __device__ ValueScale value_scales(int stage) const {
+  __device__ ValueScale value_scales(int stage, int group) const {
     ValueScale out;
     if constexpr (config.scaled) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int exponent;
-        out.factor[half] = 2 * frexpf(this->scale_of(stage, 1, half), &exponent);
+        out.factor[half] = 2 * frexpf(this->scale_of(stage, 1, group, half), &exponent);
         out.exponent[half] = out.factor[half] == 0 ? minus_infinity<float> : float(exponent - 1);
       }
     }
@@ -107,7 +109,7 @@ struct Attend : Products<config> {
         if (lane < 4) shared<float>(layout.maxima)[place + warp * R + State<config>::column(c, e)] = top;
       }
   }
-  static constexpr int value_maxima = warps * R;  // behind those of scores
+  static constexpr int value_maxima(int group) { return (1 + group) * warps * R; }  // behind those of scores
   // A maximum, what exponents are relative to, and what sums must be multiplied by. True: some of them are changed.
   __device__ bool raise(ColumnNumbers& top, int place, ColumnNumbers& base, ColumnNumbers& alpha) const {
     bool changes = false;
@@ -126,9 +128,9 @@ struct Attend : Products<config> {
     return __any_sync(0xffffffffu, changes);
   }
   // P of a warp's 16 keys, in 16 bits, a row for each key; l of what it was before it was rounded. With scales, what is
-  // stored is P times the value's scale, relative to v_base.
+  // stored is P times the value's scale, relative to v_base: once for each group of dims.
   __device__ void store_P(const Scores& S, const ColumnNumbers& base, const ColumnNumbers& alpha,
-                          const ColumnNumbers& v_base, const ValueScale& scale) {
+                          const ColumnNumbers (&v_base)[groups], const ValueScale (&scale)[groups]) {
     const int key = 16 * warp + lane / 4;
     const UInt32 p_lane = this->address(layout.P) + p_byte(R, key, lane % 4 * 2);
 #pragma unroll
@@ -139,16 +141,18 @@ struct Attend : Products<config> {
 #pragma unroll
       for (int e = 0; e < 2; ++e) state.l[c][e] = fmaf(state.l[c][e], alpha[c][e], P[e] + P[2 + e]);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if constexpr (config.scaled) {
+      for (int g = 0; g < groups; ++g)
 #pragma unroll
-          for (int e = 0; e < 2; ++e)
-            P[2 * half + e] =
-                gpu::exp2_of(S[c][2 * half + e] + scale.exponent[half] - v_base[c][e]) * scale.factor[half];
+        for (int half = 0; half < 2; ++half) {
+          if constexpr (config.scaled) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+              P[2 * half + e] =
+                  gpu::exp2_of(S[c][2 * half + e] + scale[g].exponent[half] - v_base[g][c][e]) * scale[g].factor[half];
+          }
+          gpu::store_pair(gpu::turned(p_lane, p_turn(c)) + (g * T + half * 8) * R * 2,
+                          gpu::packed<config.element>(P[2 * half], P[2 * half + 1]));
         }
-        gpu::store_pair(gpu::turned(p_lane, p_turn(c)) + half * 8 * R * 2,
-                        gpu::packed<config.element>(P[2 * half], P[2 * half + 1]));
-      }
     }
   }
 
@@ -163,22 +167,29 @@ struct Attend : Products<config> {
     const auto place = this->find_row(tile + config.stages);
     const int stage = tile % config.stages;
     Scores S;
-    ValueScale scale;
+    ValueScale scale[groups];
     if (warp < key_warps) {
       this->multiply_KQ(S, stage);
       score(S, tile);
       share_maxima(S, {0, 0}, 0);
       if constexpr (config.scaled) {
-        scale = value_scales(stage);
-        share_maxima(S, scale.exponent, value_maxima);
+#pragma unroll
+        for (int g = 0; g < groups; ++g) {
+          scale[g] = value_scales(stage, g);
+          share_maxima(S, scale[g].exponent, value_maxima(g));
+        }
       }
     }
     this->keep_row(tile + config.stages, place);
     __syncthreads();  // maxima
-    ColumnNumbers base, alpha, v_base, v_alpha;
+    ColumnNumbers base, alpha, v_base[groups];
     const bool changes = raise(state.m, 0, base, alpha);
     if constexpr (config.scaled) {
-      if (raise(v_top, value_maxima, v_base, v_alpha)) state.scale(v_alpha);
+#pragma unroll
+      for (int g = 0; g < groups; ++g) {
+        ColumnNumbers v_alpha;
+        if (raise(v_top[g], value_maxima(g), v_base[g], v_alpha)) state.scale(v_alpha, g);
+      }
     } else {
       if (changes) state.scale(alpha);
     }
@@ -210,15 +221,23 @@ struct Attend : Products<config> {
 
   // O of a leaf with scales, relative to m from now on.
   __device__ void rebase_O() {
-    ColumnNumbers factor;
 #pragma unroll
-    for (int c = 0; c < columns; ++c)
+    for (int g = 0; g < groups; ++g) {
+      ColumnNumbers factor;
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        factor[c][e] = state.m[c][e] == minus_infinity<float> ? 1 : gpu::exp2_of(v_top[c][e] - state.m[c][e]);
-        v_top[c][e] = minus_infinity<float>;
-      }
-    state.scale(factor);
+      for (int c = 0; c < columns; ++c)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          factor[c][e] = state.m[c][e] == minus_infinity<float> ? 1 : gpu::exp2_of(v_top[g][c][e] - state.m[c][e]);
+      state.scale(factor, g);
+    }
+    clear_v_top();
+  }
+  __device__ void clear_v_top() {
+#pragma unroll
+    for (int g = 0; g < groups; ++g)
+#pragma unroll
+      for (int c = 0; c < columns; ++c) v_top[g][c][0] = v_top[g][c][1] = minus_infinity<float>;
   }
 
   __device__ float* stack_at(int level) const {
@@ -240,8 +259,7 @@ struct Attend : Products<config> {
       if (tile + n < end) this->copy_tile(tile + n);
       gpu::commit_copies();
     }
-#pragma unroll
-    for (int c = 0; c < columns; ++c) v_top[c][0] = v_top[c][1] = minus_infinity<float>;
+    clear_v_top();
     UInt32 held = 0;  // levels of the stack that hold a state
     for (Int32 leaf = w.leaves.first; leaf < w.leaves.end; ++leaf) {
       state.clear();

@@ -67,13 +67,17 @@ struct Products : Rows<config> {
       }
     }
   }
+  __device__ UInt32 key_lane(int tile) const {
+    return this->address(tile) + warp * gpu::bytes_of_16_rows + gpu::lane_byte(gpu::a_row(lane), gpu::a_column(lane));
+  }
+  __device__ UInt32 query_lane(int query) const {
+    return this->address(query) + gpu::tile_byte(R, q_row(lane), q_dim(lane));
+  }
   // The keys of a tile at `tile` times the rows of Q at `query`, of so many dims.
   template <Element type, int dims>
   __device__ void multiply_tile(Scores& S, int tile, int query) const {
     constexpr int steps = dims / 32;
-    const UInt32 k_lane =
-        this->address(tile) + warp * gpu::bytes_of_16_rows + gpu::lane_byte(gpu::a_row(lane), gpu::a_column(lane));
-    const UInt32 q_lane = this->address(query) + gpu::tile_byte(R, q_row(lane), q_dim(lane));
+    const UInt32 k_lane = key_lane(tile), q_lane = query_lane(query);
     if constexpr (config.halves_S && steps > 1) {
       Scores rest;
       multiply_dims<type, 0, steps / 2>(S, k_lane, q_lane);
@@ -86,27 +90,51 @@ struct Products : Rows<config> {
       multiply_dims<type, 0, steps>(S, k_lane, q_lane);
     }
   }
-  // The scale of a key (side 0) or of a value: of the first of the lane's two, or of the second.
-  __device__ float scale_of(int stage, int side, int half) const {
-    return shared<const float>(layout.scales)[(stage * 2 + side) * T + 16 * warp + lane / 4 + 8 * half];
+  // The scale of a group of a key's dims (side 0) or of a value's: of the first of the lane's two, or of the second.
+  __device__ float scale_of(int stage, int side, int group, int half) const {
+    return shared<const float>(layout.scales)[Base::scales_at(stage, side, group) + 16 * warp + lane / 4 + 8 * half];
   }
-  __device__ void scale_keys(Scores& S, int stage, int side) const {
+  __device__ void scale_keys(Scores& S, int stage, int side, int group) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float scale = scale_of(stage, side, half);
+      const float scale = scale_of(stage, side, group, half);
 #pragma unroll
       for (int c = 0; c < columns; ++c)
 #pragma unroll
         for (int e = 0; e < 2; ++e) S[c][2 * half + e] *= scale;
     }
   }
+  // Products of 128 dims after another: each has its own scales.
+  template <int side, int group = 0>
+  __device__ void add_groups(Scores& S, int stage, UInt32 k_lane, UInt32 q_lane) const {
+    constexpr int dims = side ? config.Dv : config.D, steps = dims / 32, of_group = group_dims / 32;
+    constexpr int first = group * of_group, end = first + of_group < steps ? first + of_group : steps;
+    Scores part;
+    multiply_dims<side ? config.v : config.k, first, end>(part, k_lane, q_lane);
+    scale_keys(part, stage, side, group);
+#pragma unroll
+    for (int c = 0; c < columns; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[c][e] = group == 0 ? part[c][e] : S[c][e] + part[c][e];
+    if constexpr (end < steps) add_groups<side, group + 1>(S, stage, k_lane, q_lane);
+  }
+  // The products of keys (side 0), or of values, with the rows of Q, or of Qv.
+  template <int side>
+  __device__ void multiply_side(Scores& S, int stage) const {
+    const int tile = side ? layout.V + stage * layout.v_bytes : layout.K + stage * layout.k_bytes;
+    const int query = side ? layout.Qv : layout.Q;
+    if constexpr ((side ? config.v_groups : config.k_groups) > 1) {
+      add_groups<side>(S, stage, key_lane(tile), query_lane(query));
+    } else {
+      multiply_tile<side ? config.v : config.k, side ? config.Dv : config.D>(S, tile, query);
+      if constexpr (config.scaled) scale_keys(S, stage, side, 0);
+    }
+  }
   __device__ void multiply_KQ(Scores& S, int stage) const {
-    multiply_tile<config.k, config.D>(S, layout.K + stage * layout.k_bytes, layout.Q);
-    if constexpr (config.scaled) scale_keys(S, stage, 0);
+    multiply_side<0>(S, stage);
     if constexpr (config.qv) {
       Scores more;
-      multiply_tile<config.v, config.Dv>(more, layout.V + stage * layout.v_bytes, layout.Qv);
-      if constexpr (config.scaled) scale_keys(more, stage, 1);
+      multiply_side<1>(more, stage);
 #pragma unroll
       for (int c = 0; c < columns; ++c)
 #pragma unroll
@@ -116,20 +144,27 @@ struct Products : Rows<config> {
 
   // --- step 3: O^T += V^T P^T, of a warp's 16 dims of every 64
 
+  // P of 32 keys, as it is for one group of the values' dims.
+  __device__ void load_P(UInt32 (&b)[columns][4], int j, int group) const {
+    const UInt32 p_lane = this->address(layout.P) + p_byte(R, p_key(lane), 0);
+#pragma unroll
+    for (int c = 0; c < columns; ++c)
+      gpu::load_matrices<true>(b[c], gpu::turned(p_lane, p_turn(c)) + (group * T + j * 32) * R * 2);
+  }
   __device__ void multiply_VP(State<config>& state, int stage) const {
     if constexpr (eight_bits(config.v)) return multiply_VP_of_bytes(state, stage);
     const UInt32 v_lane = this->address(layout.V + stage * layout.v_bytes) +
                           gpu::turned(gpu::lane_byte(v_key(lane), v_dim(lane)), gpu::column_turn(warp));
-    const UInt32 p_lane = this->address(layout.P) + p_byte(R, p_key(lane), 0);
 #pragma unroll
-    for (int j = 0; j < T / 32; ++j) {  // 32 keys
+    for (int n = 0; n < config.v_groups * (T / 32); ++n) {  // 32 keys
+      const int j = n / config.v_groups, g = n % config.v_groups;
       UInt32 b[columns][4];
-#pragma unroll
-      for (int c = 0; c < columns; ++c) gpu::load_matrices<true>(b[c], gpu::turned(p_lane, p_turn(c)) + j * 32 * R * 2);
+      load_P(b, j, g);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int v = 0; v < values; ++v) {
+          if (State<config>::group_of(v) != g) continue;
           UInt32 a[4];
           gpu::load_matrices<true>(a, v_lane + v * T * gpu::panel_row_bytes + (2 * j + half) * gpu::bytes_of_16_rows);
 #pragma unroll
@@ -143,14 +178,14 @@ struct Products : Rows<config> {
   __device__ void multiply_VP_of_bytes(State<config>& state, int stage) const {
     const UInt32 v_lane =
         this->address(layout.V + stage * layout.v_bytes) + gpu::tile_byte(T, v8_key(lane), warp * gpu::chunk_columns);
-    const UInt32 p_lane = this->address(layout.P) + p_byte(R, p_key(lane), 0);
 #pragma unroll
-    for (int j = 0; j < T / 32; ++j) {  // 32 keys
+    for (int n = 0; n < config.v_groups * (T / 32); ++n) {  // 32 keys
+      const int j = n / config.v_groups, g = n % config.v_groups;
       UInt32 b[columns][4];
-#pragma unroll
-      for (int c = 0; c < columns; ++c) gpu::load_matrices<true>(b[c], gpu::turned(p_lane, p_turn(c)) + j * 32 * R * 2);
+      load_P(b, j, g);
 #pragma unroll
       for (int v = 0; v < values; ++v) {
+        if (State<config>::group_of(v) != g) continue;
         UInt32 bytes[4];
         gpu::load_matrices<true>(bytes,
                                  gpu::turned(v_lane, v8_turn(v)) + v8_step(T, v) + 2 * j * gpu::bytes_of_16_rows);

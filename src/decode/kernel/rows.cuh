@@ -93,17 +93,27 @@ struct Rows {
                                         place != nowhere, width * element_bytes);
     }
   }
-  // A thread's scale of a tile: of a key, or of a value. One that nobody gave is 1.
+  // The first of a tile's scales of keys (side 0), or of values, of one group of dims.
+  __device__ static int scales_at(int stage, int side, int group) {
+    return (stage * (config.k_groups + config.v_groups) + (side ? config.k_groups : 0) + group) * T;
+  }
+  // A thread's scales of a tile: of a key, or of a value. Those that nobody gave are 1.
   __device__ void copy_scale(int stage) const {
     if (threadIdx.x >= 2 * T) return;
-    const int n = stage * 2 * T + threadIdx.x;
-    const gpu::ScaleRef& scale = threadIdx.x / T ? p.v_scale : p.k_scale;
+    const int n = stage * 2 * T + threadIdx.x, side = threadIdx.x / T;
+    const gpu::ScaleRef& scale = side ? p.v_scale : p.k_scale;
     const bool exists = shared<const Int64>(layout.places)[n] != nowhere;
-    if (scale.data)
-      gpu::copy_async<4>(address(layout.scales) + 4 * n,
-                         scale.data + (exists ? shared<const Int64>(layout.scale_places)[n] : 0), exists ? 4 : 0);
-    else
-      shared<float>(layout.scales)[n] = 1;
+    const float* from = scale.data + (exists ? shared<const Int64>(layout.scale_places)[n] : 0);
+    const Int64 step = exists ? side ? p.v_scale_group : p.k_scale_group : 0;
+#pragma unroll
+    for (int g = 0; g < (config.k_groups > config.v_groups ? config.k_groups : config.v_groups); ++g) {
+      if (g >= (side ? config.v_groups : config.k_groups)) break;
+      const int to = scales_at(stage, side, g) + threadIdx.x % T;
+      if (scale.data)
+        gpu::copy_async<4>(address(layout.scales) + 4 * to, from + g * step, exists ? 4 : 0);
+      else
+        shared<float>(layout.scales)[to] = 1;
+    }
   }
   // K and V of a tile whose rows are known.
   __device__ void copy_tile(Int32 tile) const {

@@ -41,13 +41,18 @@ struct State {
         for (int e = 0; e < 4; ++e) O[v][c][e] = 0;
   }
 
-  __device__ void scale(const float (&factor)[columns][2]) {
+  // Which of a value's scales the dims of value tile v have.
+  __device__ static constexpr int group_of(int v) { return config.v_groups == 1 ? 0 : v / (group_dims / 64); }
+
+  // All of O, or the dims of one group.
+  __device__ void scale(const float (&factor)[columns][2], int group = -1) {
 #pragma unroll
     for (int v = 0; v < values; ++v)
 #pragma unroll
       for (int c = 0; c < columns; ++c)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) O[v][c][e] *= factor[c][e % 2];
+        for (int e = 0; e < 4; ++e)
+          if (group < 0 || group_of(v) == group) O[v][c][e] *= factor[c][e % 2];
   }
 
   // --- memory

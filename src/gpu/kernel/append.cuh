@@ -71,6 +71,13 @@ struct RowMove {
   int width;
 };
 
+// Dims that are divided by one scale.
+struct Group {
+  int first, end;
+  __device__ bool has(int d) const { return d >= first && d < end; }
+};
+
+// A chunk is of one group: groups begin at multiples of it.
 template <int count>
 struct RowMover {
   const Rotary& rotary;
@@ -119,10 +126,11 @@ struct RowMover {
     }
   }
 
-  // The largest number of the row over the largest of the type; NaN and infinities aside.
-  __device__ float fitting_scale() const {
+  // The largest number of the group over the largest of the type; NaN and infinities aside.
+  __device__ float fitting_scale(const Group& group) const {
     float largest = 0;
-    const auto look = [&](int, const float(&x)[count]) {
+    const auto look = [&](int d, const float(&x)[count]) {
+      if (!group.has(d)) return;
 #pragma unroll
       for (int n = 0; n < count; ++n) {
         const float size = x[n] < 0 ? -x[n] : x[n];
@@ -133,9 +141,11 @@ struct RowMover {
     return max_over_lanes<32>(largest) / (row.to_type == Element::i8 ? 127.f : 448.f);
   }
 
-  // Divided by the scale, if there is one. What has a scale of 0 means 0, whatever is stored; NaN stays.
-  __device__ void move(bool divides, float scale) const {
+  // A group, divided by its scale; without scales, the row. What has a scale of 0 means 0, whatever is stored; NaN
+  // stays.
+  __device__ void move(const Group& group, bool divides, float scale) const {
     const auto store = [&](int d, const float(&x)[count]) {
+      if (!group.has(d)) return;
       float y[count];
 #pragma unroll
       for (int n = 0; n < count; ++n) y[n] = !divides ? x[n] : scale == 0 ? x[n] * 0 : x[n] / scale;
@@ -158,15 +168,21 @@ struct RowJob {
   Turn turn;
   float* scale;  // null: none
   bool computes_scale;
+  Int64 scale_group;
+  int group_dims;
 };
 
 template <int count>
 __device__ inline void move_row(const Rotary& rotary, const RowJob& job) {
   const RowMover<count> mover{rotary, job.row, job.turn};
-  float scale = 1;
-  if (job.scale) scale = job.computes_scale ? mover.fitting_scale() : *job.scale;
-  if (job.computes_scale && mover.lane == 0) *job.scale = scale;
-  mover.move(job.scale != nullptr, scale);
+  if (!job.scale) return mover.move({0, job.row.width}, false, 1);
+  float* at = job.scale;
+  for (int first = 0; first < job.row.width; first += job.group_dims, at += job.scale_group) {
+    const Group group{first, first + job.group_dims};
+    const float scale = job.computes_scale ? mover.fitting_scale(group) : *at;
+    if (job.computes_scale && mover.lane == 0) *at = scale;
+    mover.move(group, true, scale);
+  }
 }
 
 // --- where a row goes
@@ -256,6 +272,7 @@ struct Append {
                side.width};
     if (side.scale.data) job.scale = side.scale.at(token.b, place.page, place.row, h);
     job.computes_scale = side.computes_scale;
+    job.scale_group = side.scale_group, job.group_dims = side.group_dims;
     return true;
   }
 
