@@ -136,7 +136,8 @@ typedef struct tessera_dist_plan tessera_dist_plan;
 
 TESSERA_API void tessera_dist_args_init(tessera_dist_args* args);
 /* Together with all ranks: compares what they ask for before the first row travels. Of the execution (NULL: the
- * defaults), threads and sm_margin are used, in every call that a rank makes of the library. */
+ * defaults), threads and sm_margin are used, in every call that a rank makes of the library; and device and stream: on
+ * a CUDA device all of the rank's tensors lie there, work is in the order of that stream, and the plan keeps memory. */
 TESSERA_API tessera_status tessera_dist_plan_make(const tessera_dist_args* args, const tessera_options* options,
                                                   const tessera_execution* execution, tessera_dist_plan** plan);
 TESSERA_API void tessera_dist_plan_destroy(tessera_dist_plan* plan); /* NULL is allowed */

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/cuda_memory.hpp"
 #include "api/last_error.hpp"
 #include "api/structs.hpp"
 #include "core/limits.hpp"
@@ -129,7 +130,8 @@ struct Question {
 Question question(const tessera_dist_args& args, const tessera_options* o, const tessera_execution* e) {
   require("partition", args.partition);
   const Execution how = execution(e);
-  if (how.device.type == DeviceType::cuda) invalid("device: is a GPU; over several ranks rows are in the CPU's memory");
+  if (how.device.type == DeviceType::vulkan)
+    invalid("device: is Vulkan's; over several ranks rows are on CPUs or CUDA GPUs");
   if (how.kernel) invalid("kernel: is '", how.kernel, "'; over several ranks the library chooses it");
   if (args.scheme != TESSERA_RING && args.scheme != TESSERA_GATHER)
     invalid("scheme: is ", args.scheme, "; must be TESSERA_RING or TESSERA_GATHER");
@@ -140,7 +142,9 @@ Question question(const tessera_dist_args& args, const tessera_options* o, const
                       .segment = args.segment,
                       .timeout = args.timeout,
                       .threads = how.threads,
-                      .sm_margin = how.sm_margin}};
+                      .sm_margin = how.sm_margin,
+                      .memory = how.device.type == DeviceType::cuda ? cuda_memory(how.device, how.stream)
+                                                                    : std::make_shared<dist::Memory>()}};
 }
 
 std::string description(const dist::Plan& plan) {

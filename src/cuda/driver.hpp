@@ -71,6 +71,23 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 
+// CUDA_MEMCPY2D: rows of `width` bytes, `pitch` bytes apart, of the host or of a device.
+struct Copy2D {
+  static constexpr unsigned host = 1, device = 2;
+  std::size_t from_x, from_y;
+  unsigned from_type;
+  const void* from_host;
+  DevicePointer from_device;
+  void* from_array;
+  std::size_t from_pitch, to_x, to_y;
+  unsigned to_type;
+  void* to_host;
+  DevicePointer to_device;
+  void* to_array;
+  std::size_t to_pitch, width, height;
+};
+static_assert(sizeof(Copy2D) == 128);
+
 // One row per function: our name, the driver's symbol, the parameters. All return a Status.
 #define TESSERA_CUDA_DRIVER(X)                                                                                         \
   X(init, "cuInit", (unsigned flags))                                                                                  \
@@ -103,6 +120,7 @@ struct LaunchConfig {
   X(memcpy_to_device, "cuMemcpyHtoDAsync_v2",                                                                          \
     (DevicePointer to, const void* from, std::size_t bytes, StreamHandle stream))                                      \
   X(memcpy_to_host, "cuMemcpyDtoHAsync_v2", (void* to, DevicePointer from, std::size_t bytes, StreamHandle stream))    \
+  X(memcpy_rows, "cuMemcpy2DAsync_v2", (const Copy2D* copy, StreamHandle stream))                                      \
   X(memset_bytes, "cuMemsetD8Async", (DevicePointer to, unsigned char value, std::size_t bytes, StreamHandle stream))  \
   X(stream_create, "cuStreamCreate", (StreamHandle * stream, unsigned flags))                                          \
   X(stream_destroy, "cuStreamDestroy_v2", (StreamHandle stream))                                                       \

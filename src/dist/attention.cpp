@@ -72,38 +72,45 @@ std::vector<Question> questions(const Problem& p, const Sharing& s) {
 constexpr std::size_t complaint_bytes = 256;
 
 // Tensors of a rank.
-void check_shape(const char* name, const Tensor& t, const std::vector<Int64>& shape, std::vector<Type> types) {
-  const auto listed = [](const Int64* sizes, std::size_t count) {
-    std::string out;
-    for (std::size_t i = 0; i < count; ++i) out.append(i ? "," : "").append(text(sizes[i]));
-    return out;
-  };
-  const std::string wanted = listed(shape.data(), shape.size());
-  std::vector<Int64> sizes(t.shape.begin(), t.shape.begin() + std::clamp(t.ndim, 0, 4));
-  const std::string is = listed(sizes.data(), sizes.size());
-  if (is != wanted || t.ndim != static_cast<int>(shape.size()))
-    invalid(std::string(name) + ": has the shape [" + is + "]; must have [" + wanted + "], the rows of this rank");
-  if (t.device.type != DeviceType::cpu) invalid(std::string(name) + ": must be in the CPU's memory");
-  if (std::find(types.begin(), types.end(), t.type) == types.end())
-    invalid(std::string(name) + ": has another type than the problem");
-  if (t.elements() > 0 && t.data == nullptr) invalid(std::string(name) + ": has no data");
-}
-
 struct Checker {
   const Problem& p;
   Int64 rows;
+  Device device;
+
+  void shape(const char* name, const Tensor& t, const std::vector<Int64>& shape, std::vector<Type> types) const {
+    const auto listed = [](const Int64* sizes, std::size_t count) {
+      std::string out;
+      for (std::size_t i = 0; i < count; ++i) out.append(i ? "," : "").append(text(sizes[i]));
+      return out;
+    };
+    const std::string wanted = listed(shape.data(), shape.size());
+    std::vector<Int64> sizes(t.shape.begin(), t.shape.begin() + std::clamp(t.ndim, 0, 4));
+    const std::string is = listed(sizes.data(), sizes.size());
+    if (is != wanted || t.ndim != static_cast<int>(shape.size()))
+      invalid(std::string(name) + ": has the shape [" + is + "]; must have [" + wanted + "], the rows of this rank");
+    if (t.device != device)
+      invalid(std::string(name) + (device.type == DeviceType::cpu
+                                       ? ": must be in the CPU's memory"
+                                       : ": must be in the memory of cuda:" + text(device.id) + ", the plan's device"));
+    if (device.type != DeviceType::cpu && t.ndim > 2 && sizes.back() > 1 && t.strides[sizes.size() - 1] != 1)
+      invalid(std::string(name) + ": its last dimension has stride " + text(t.strides[sizes.size() - 1]) +
+              "; must be 1 on a device");
+    if (std::find(types.begin(), types.end(), t.type) == types.end())
+      invalid(std::string(name) + ": has another type than the problem");
+    if (t.elements() > 0 && t.data == nullptr) invalid(std::string(name) + ": has no data");
+  }
 
   void inputs(const Inputs& in) const {
-    check_shape("q", in.q, {rows, p.Hq, p.D}, {p.type});
-    check_shape("k", in.k, {rows, p.Hk, p.D}, {p.type});
-    check_shape("v", in.v, {rows, p.Hk, p.Dv}, {p.type});
+    shape("q", in.q, {rows, p.Hq, p.D}, {p.type});
+    shape("k", in.k, {rows, p.Hk, p.D}, {p.type});
+    shape("v", in.v, {rows, p.Hk, p.Dv}, {p.type});
     pairs("bias", in.bias, {p.type, Type::f32});
     pairs("mask", in.mask, {Type::u8});
     if (in.slopes && in.slopes.ndim == 2)
-      check_shape("slopes", in.slopes, {Int64(p.lengths.size()), p.Hq}, {Type::f32});
+      shape("slopes", in.slopes, {Int64(p.lengths.size()), p.Hq}, {Type::f32});
     else if (in.slopes)
-      check_shape("slopes", in.slopes, {p.Hq}, {Type::f32});
-    if (in.sinks) check_shape("sinks", in.sinks, {p.Hq}, {Type::f32});
+      shape("slopes", in.slopes, {p.Hq}, {Type::f32});
+    if (in.sinks) shape("sinks", in.sinks, {p.Hq}, {Type::f32});
     const std::pair<const char*, const Tensor*> others[] = {{"cu_seqlens_q", &in.cu_seqlens_q},
                                                             {"cu_seqlens_k", &in.cu_seqlens_k},
                                                             {"seqused_q", &in.seqused_q},
@@ -124,7 +131,7 @@ struct Checker {
     if (bias.shape[1] != p.Hq && slices > 1)
       invalid("dbias: is given, and bias is the same for all heads; where " + text(slices) +
               " slices share the heads it must have each of the " + text(p.Hq));
-    check_shape("dbias", dbias, {1, bias.shape[1], rows, bias.shape[3]}, {bias.type, Type::f32});
+    shape("dbias", dbias, {1, bias.shape[1], rows, bias.shape[3]}, {bias.type, Type::f32});
   }
 
   void pairs(const char* name, const Tensor& t, std::vector<Type> types) const {
@@ -133,7 +140,7 @@ struct Checker {
     for (const Int64 n : p.lengths) longest = greater(longest, n);
     const auto either = [&](std::size_t i, Int64 n) { return t.ndim == 4 && t.shape[i] == 1 ? 1 : n; };
     const Int64 keys = t.ndim == 4 ? greater(t.shape[3], longest) : longest;
-    check_shape(name, t, {1, either(1, p.Hq), either(2, rows), either(3, keys)}, std::move(types));
+    shape(name, t, {1, either(1, p.Hq), either(2, rows), either(3, keys)}, std::move(types));
   }
 };
 
@@ -188,9 +195,13 @@ std::string Plan::complaint() const {
     in.v = Tensor(nullptr, problem.type, {1, 1, kv.size(), problem.Dv});
     if (problem.Hq % problem.Hk != 0)
       invalid("Hq: is " + text(problem.Hq) + "; must be a multiple of Hk, " + text(problem.Hk));
+    const Int64 hq = problem.Hq / problem.Hk * kv.size();
+    const Device device = sharing.memory->device();
+    for (Tensor* t : {&in.q, &in.k, &in.v}) t->device = device;
     Outputs out;
-    out.o = Tensor(nullptr, problem.type, {1, 1, problem.Hq / problem.Hk * kv.size(), problem.Dv});
-    tessera::Plan::forward(in, out, o, sharing.execution());
+    out.state = {Tensor(nullptr, Type::f32, {1, 1, hq, problem.Dv}, device),
+                 Tensor(nullptr, Type::f32, {1, hq, 1}, device), Tensor(nullptr, Type::f64, {1, hq, 1}, device)};
+    sharing.memory->plan(in, out, o, sharing.execution());
     return {};
   } catch (const Error& error) {
     return error.what();
@@ -201,9 +212,8 @@ void Plan::agree() {
   const std::vector<Question> mine = questions(problem, sharing);
   Bytes record(mine.size() * sizeof(UInt64) + complaint_bytes);
   for (std::size_t i = 0; i < mine.size(); ++i) std::memcpy(record.data() + 8 * i, &mine[i].bits, 8);
-  std::string wrong = complaint();
-  wrong.resize(std::min(wrong.size(), complaint_bytes - 1));
-  std::memcpy(record.data() + 8 * mine.size(), wrong.c_str(), wrong.size() + 1);
+  const std::string wrong = complaint();  // the others hear its beginning
+  std::memcpy(record.data() + 8 * mine.size(), wrong.data(), std::min(wrong.size(), complaint_bytes - 1));
   std::vector<Bytes> all;
   line.together([&] { all = line.gather(record); });
 
@@ -255,9 +265,10 @@ void Plan::forward(const Inputs& in, const Outputs& out, std::optional<Seed> see
   line.together([&] {
     const Problem now = with(seed);
     const Int64 rows = sharing.partition.rows(line.rank());
-    Checker{problem, rows}.inputs(in);
-    check_shape("o", out.o, {rows, problem.Hq, problem.Dv}, {problem.type, Type::f32});
-    if (out.lse) check_shape("lse", out.lse, {problem.Hq, rows}, {Type::f32});
+    const Checker check{problem, rows, sharing.memory->device()};
+    check.inputs(in);
+    check.shape("o", out.o, {rows, problem.Hq, problem.Dv}, {problem.type, Type::f32});
+    if (out.lse) check.shape("lse", out.lse, {problem.Hq, rows}, {Type::f32});
     const UInt64 flags = UInt64(bool(out.lse)) | UInt64(bool(in.bias)) << 1 | UInt64(bool(in.mask)) << 2;
     Executor(line, now, sharing, forward_schedule, call_number(now, flags, out.o.type)).forward(in, out);
   });
@@ -267,18 +278,19 @@ void Plan::backward(const Inputs& in, const Saved& saved, const Gradients& g, st
   line.together([&] {
     const Problem now = with(seed);
     const Int64 rows = sharing.partition.rows(line.rank());
-    Checker{problem, rows}.inputs(in);
-    check_shape("o", saved.o, {rows, problem.Hq, problem.Dv}, {problem.type, Type::f32});
-    check_shape("d_o", saved.d_o, {rows, problem.Hq, problem.Dv}, {problem.type, Type::f32});
-    check_shape("lse", saved.lse, {problem.Hq, rows}, {Type::f32});
-    if (saved.d_lse) check_shape("d_lse", saved.d_lse, {problem.Hq, rows}, {Type::f32});
+    const Checker check{problem, rows, sharing.memory->device()};
+    check.inputs(in);
+    check.shape("o", saved.o, {rows, problem.Hq, problem.Dv}, {problem.type, Type::f32});
+    check.shape("d_o", saved.d_o, {rows, problem.Hq, problem.Dv}, {problem.type, Type::f32});
+    check.shape("lse", saved.lse, {problem.Hq, rows}, {Type::f32});
+    if (saved.d_lse) check.shape("d_lse", saved.d_lse, {problem.Hq, rows}, {Type::f32});
     if (!g.dq || !g.dk || !g.dv) invalid("dq, dk and dv: must all be given over several ranks");
-    if (g.dbias) Checker{problem, rows}.bias_gradient(in.bias, g.dbias, sharing.partition.slices);
-    check_shape("dq", g.dq, {rows, problem.Hq, problem.D}, {problem.type, Type::f32});
-    check_shape("dk", g.dk, {rows, problem.Hk, problem.D}, {problem.type, Type::f32});
-    check_shape("dv", g.dv, {rows, problem.Hk, problem.Dv}, {problem.type, Type::f32});
+    if (g.dbias) check.bias_gradient(in.bias, g.dbias, sharing.partition.slices);
+    check.shape("dq", g.dq, {rows, problem.Hq, problem.D}, {problem.type, Type::f32});
+    check.shape("dk", g.dk, {rows, problem.Hk, problem.D}, {problem.type, Type::f32});
+    check.shape("dv", g.dv, {rows, problem.Hk, problem.Dv}, {problem.type, Type::f32});
     if (g.dsinks && !in.sinks) invalid("dsinks: is given without sinks");
-    if (g.dsinks) check_shape("dsinks", g.dsinks, {problem.Hq}, {Type::f32});
+    if (g.dsinks) check.shape("dsinks", g.dsinks, {problem.Hq}, {Type::f32});
     const UInt64 flags = UInt64(bool(saved.d_lse)) | UInt64(bool(in.bias)) << 1 | UInt64(bool(in.mask)) << 2 |
                          UInt64(bool(g.dsinks)) << 3 | UInt64(1) << 4 | UInt64(bool(g.dbias)) << 5;
     Executor(line, now, sharing, backward_schedule, call_number(now, flags, g.dq.type)).backward(in, saved, g);

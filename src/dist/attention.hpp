@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dist/communicator.hpp"
+#include "dist/memory.hpp"
 #include "dist/schedule.hpp"
 #include "tessera/tessera.hpp"
 
@@ -33,8 +34,10 @@ struct Sharing {
   int threads = 0;       // of each rank; 0: all that the process may use
   int sm_margin = 0;     // multiprocessors of a GPU that a rank's calls leave to messages
 
+  std::shared_ptr<Memory> memory = std::make_shared<Memory>();  // where the rank's tensors lie
+
   // Of every call that a rank makes of the library.
-  Execution execution() const { return {.threads = threads, .sm_margin = sm_margin}; }
+  Execution execution() const { return {.device = memory->device(), .threads = threads, .sm_margin = sm_margin}; }
 };
 
 // Dropout's, of one call; the same on every rank.
@@ -50,7 +53,7 @@ Range key_heads(Int64 Hk, int slice, int slices);
 
 // Tensors of a rank hold its rows in the order of its spans: q [T,Hq,D], k [T,Hk,D], v [T,Hk,Dv], o [T,Hq,Dv], lse
 // [Hq,T]; bias and mask [1,Hq|1,T|1,M|1] with M at least the longest sequence; slopes [Hq] or [sequences,Hq]; sinks
-// [Hq]. dsinks is the sum over all ranks, on every rank. All in the CPU's memory. Outputs are written when all is done:
+// [Hq]. dsinks is the sum over all ranks, on every rank. All where `memory` says. Outputs are written when all is done:
 // a pass that fails has written nothing.
 class Plan {
  public:

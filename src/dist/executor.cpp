@@ -12,7 +12,7 @@ namespace {
 std::size_t index(Int64 x) { return static_cast<std::size_t>(x); }
 
 std::byte* put_floats(std::byte* to, const float* from, std::size_t count) {
-  std::memcpy(to, from, count * sizeof(float));
+  if (count > 0) std::memcpy(to, from, count * sizeof(float));
   return to + count * sizeof(float);
 }
 
@@ -22,8 +22,8 @@ Executor::Executor(Line& line, const Problem& problem, const Sharing& sharing, c
                    UInt64 number) :
     line(line),
     p(problem), sharing(sharing), s(schedule), number(number), rank(line.rank()), node(s.node_of(rank)),
-    slice(s.slice_of(rank)), hq(heads_of(Kind::query, slice)), hk(heads_of(Kind::key, slice)),
-    memory(s.of[index(rank)].slot_rows), spans(node_rows(s.partition, node)) {
+    slice(s.slice_of(rank)), hq(heads_of(Kind::query, slice)), hk(heads_of(Kind::key, slice)), memory(*sharing.memory),
+    slots(s.of[index(rank)].slot_rows), spans(node_rows(s.partition, node)) {
   for (const Span& span : spans) span_rows.push_back(rows), rows += span.rows();
   for (std::size_t i = 0; i < s.pieces.size(); ++i)
     if (s.pieces[i].node == node) kept.insert(static_cast<int>(i));
@@ -60,15 +60,12 @@ Int64 Executor::row_in(const Field& field, const Span& span) const {
 
 void Executor::take(Field& field, const RowView& user, Kind kind, Int64 room) {
   field.user = user, field.kind = kind;
-  field.rows = Rows(user.type, room, heads_of(kind, slice).size(), user.width);
+  const Range heads = heads_of(kind, slice);
+  field.rows = memory.rows(user.type, room, heads.size(), user.width);
   fields.push_back(&field);
   Int64 row = 0;
-  Bytes packed;
   for (const Span& span : s.partition.of[index(rank)]) {
-    const Range heads = heads_of(kind, slice);
-    packed.resize(index(packed_bytes(user, span.rows(), heads)));
-    pack(packed.data(), user, row, span.rows(), heads);
-    unpack(packed.data(), field.rows.view, row_in(field, span), span.rows(), {0, heads.size()});
+    memory.move(user, row, span.rows(), heads, field.rows.view, row_in(field, span));
     row += span.rows();
   }
 }
@@ -76,8 +73,8 @@ void Executor::take(Field& field, const RowView& user, Kind kind, Int64 room) {
 void Executor::take_inputs(const Inputs& in) {
   const Int64 tokens = s.partition.rows(rank);
   take(q, token_rows(in.q), Kind::query, rows);
-  take(k, token_rows(in.k), Kind::key, memory);
-  take(v, token_rows(in.v), Kind::key, memory);
+  take(k, token_rows(in.k), Kind::key, slots);
+  take(v, token_rows(in.v), Kind::key, slots);
   const auto pairs = [&](Field& field, const Tensor& t) {
     if (t) take(field, pair_rows(t, tokens), t.shape[1] == 1 ? Kind::shared : Kind::query, rows);
   };
@@ -88,9 +85,9 @@ void Executor::take_inputs(const Inputs& in) {
 
 void Executor::forward(const Inputs& inputs, const Outputs& outputs) {
   take_inputs(inputs);
-  state_o = Rows(Type::f32, rows, hq.size(), p.Dv);
-  state_m = Rows(Type::f32, rows, hq.size(), 1);
-  state_l = Rows(Type::f64, rows, hq.size(), 1);
+  state_o = memory.rows(Type::f32, rows, hq.size(), p.Dv);
+  state_m = memory.rows(Type::f32, rows, hq.size(), 1);
+  state_l = memory.rows(Type::f64, rows, hq.size(), 1);
   run();
   finish_forward(outputs);
   exchange_results();
@@ -104,17 +101,20 @@ void Executor::backward(const Inputs& inputs, const Saved& saved, const Gradient
   take(lse, number_rows(saved.lse), Kind::query, rows);
   if (saved.d_lse) take(d_lse, number_rows(saved.d_lse), Kind::query, rows);
   want_dsinks = static_cast<bool>(gradients.dsinks);
-  sum_dq = Rows(Type::f32, rows, hq.size(), p.D);
-  sum_dk = Rows(Type::f32, memory, hk.size(), p.D);
-  sum_dv = Rows(Type::f32, memory, hk.size(), p.Dv);
-  if (gradients.dbias) sum_dbias = Rows(Type::f32, rows, bias.rows.view.heads, bias.rows.view.width);
+  sum_dq = memory.rows(Type::f32, rows, hq.size(), p.D);
+  sum_dk = memory.rows(Type::f32, slots, hk.size(), p.D);
+  sum_dv = memory.rows(Type::f32, slots, hk.size(), p.Dv);
+  if (gradients.dbias) sum_dbias = memory.rows(Type::f32, rows, bias.rows.view.heads, bias.rows.view.width);
   run();
   finish_backward(gradients);
   const std::vector<float> dsinks = want_dsinks ? sum_sinks() : std::vector<float>();
   exchange_results();
   write_results();
-  for (std::size_t h = 0; h < dsinks.size(); ++h)
-    static_cast<float*>(gradients.dsinks.data)[Int64(h) * gradients.dsinks.strides[0]] = dsinks[h];
+  if (!dsinks.empty())  // as rows of one number
+    memory.unpack(
+        reinterpret_cast<const std::byte*>(dsinks.data()),
+        {static_cast<std::byte*>(gradients.dsinks.data), Type::f32, p.Hq, 1, 1, gradients.dsinks.strides[0], 1}, 0,
+        p.Hq, {0, 1});
 }
 
 // All steps but the last exchange of results, which needs them finished.
@@ -182,15 +182,14 @@ Int64 Executor::bytes_of(const Transfer& t) const {
 std::byte* Executor::fill(std::byte* at, const Transfer& t) {
   const Int64 n = t.rows.rows();
   if (t.what == What::keys) {
-    at = pack(at, k.rows.view, t.at, n, {0, hk.size()});
-    return pack(at, v.rows.view, t.at, n, {0, hk.size()});
+    at = memory.pack(at, k.rows.view, t.at, n, {0, hk.size()});
+    return memory.pack(at, v.rows.view, t.at, n, {0, hk.size()});
   }
   if (t.what == What::gradients || t.what == What::sums) {
     if (s.settings.segment == 0) {  // what is sent is cleared: the memory may be used again
       for (Rows* sum : {&sum_dk, &sum_dv}) {
-        const auto count = index(n * hk.size() * sum->view.width);
-        at = put_floats(at, sum->floats(t.at), count);
-        std::fill_n(sum->floats(t.at), count, 0.f);
+        at = memory.pack(at, sum->view, t.at, n, {0, hk.size()});
+        memory.clear(sum->view, t.at, n);
       }
       return at;
     }
@@ -201,20 +200,21 @@ std::byte* Executor::fill(std::byte* at, const Transfer& t) {
   }
   if (t.what == What::heads) {
     for (const Field* f : fields)
-      at = pack(at, f->user, 0, s.partition.rows(rank), heads_of(f->kind, s.slice_of(t.peer)));
+      at = memory.pack(at, f->user, 0, s.partition.rows(rank), heads_of(f->kind, s.slice_of(t.peer)));
     return at;
   }
   for (const Field& f : results)
     for (const Span& span : s.partition.of[index(t.peer)])
-      at = pack(at, f.rows.view, node_row(span), span.rows(), {0, f.rows.view.heads});
+      at =
+          (f.rows.on_host() ? host : memory).pack(at, f.rows.view, node_row(span), span.rows(), {0, f.rows.view.heads});
   return at;
 }
 
 const std::byte* Executor::read(const std::byte* at, const Transfer& t) {
   const Int64 n = t.rows.rows();
   if (t.what == What::keys) {
-    at = unpack(at, k.rows.view, t.at, n, {0, hk.size()});
-    return unpack(at, v.rows.view, t.at, n, {0, hk.size()});
+    at = memory.unpack(at, k.rows.view, t.at, n, {0, hk.size()});
+    return memory.unpack(at, v.rows.view, t.at, n, {0, hk.size()});
   }
   if (t.what == What::gradients || t.what == What::sums) {
     const auto count = index(bytes_of(t)) / sizeof(float);
@@ -229,7 +229,7 @@ const std::byte* Executor::read(const std::byte* at, const Transfer& t) {
   }
   for (Field* f : fields)
     for (const Span& span : s.partition.of[index(t.peer)])
-      at = unpack(at, f->rows.view, row_in(*f, span), span.rows(), {0, f->rows.view.heads});
+      at = memory.unpack(at, f->rows.view, row_in(*f, span), span.rows(), {0, f->rows.view.heads});
   return at;
 }
 
@@ -255,6 +255,7 @@ void Executor::start(std::size_t t) {
     if (send) {
       std::byte* at = room->data();
       for (const Transfer* x : transfers) at = fill(at, *x);
+      memory.wait();
       seal(*room, number_of(t, rank, peer));
     }
     messages.push_back({peer, send, room});
@@ -293,8 +294,14 @@ void Executor::write_results() {
     Int64 row = 0;
     for (const Span& span : s.partition.of[index(rank)]) {
       const Range heads = heads_of(f.kind, s.slice_of(from));
-      const std::byte* source = whole_node ? f.rows.view.at(node_row(span), 0) : at;
-      at = unpack(source, f.user, row, span.rows(), heads);
+      if (whole_node && !f.rows.on_host()) {
+        RowView to = f.user;
+        to.data = to.at(0, heads.begin), to.heads = heads.size();
+        memory.move(f.rows.view, node_row(span), span.rows(), {0, heads.size()}, to, row);
+      } else {
+        const std::byte* source = whole_node ? f.rows.view.at(node_row(span), 0) : at;
+        at = memory.unpack(source, f.user, row, span.rows(), heads);
+      }
       row += span.rows();
     }
     return at;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dist/attention.hpp"
+#include "dist/memory.hpp"
 #include "dist/rows.hpp"
 
 namespace tessera::dist {
@@ -80,7 +81,8 @@ class Executor {
   Int64 tree_of(Int64 sequence) const;
   std::vector<float> folded(const std::vector<Share>& shares, Int64 first, Int64 last, Range rows) const;
   void drop_sent(const Step& step);
-  Rows own_rows(Rows& sums, Type type);
+  Rows own_rows(const Rows& sums, Type type);
+  Rows rounded(const Rows& sums, Type type);
 
   // Results.
   void give(const RowView& user, Kind kind, Rows rows);
@@ -92,9 +94,11 @@ class Executor {
   const Schedule& s;
   UInt64 number;
   int rank, node, slice;
-  Range hq, hk;      // this rank's heads
-  Int64 rows = 0;    // of the node
-  Int64 memory = 0;  // rows of memory for keys
+  Range hq, hk;  // this rank's heads
+  Memory& memory;
+  Memory host;      // for results that have been rounded there
+  Int64 rows = 0;   // of the node
+  Int64 slots = 0;  // rows of memory for keys
   std::vector<Span> spans;
   std::vector<Int64> span_rows;
 
@@ -106,6 +110,7 @@ class Executor {
   std::set<std::pair<int, Int64>> begun;        // query pieces and heads whose state has begun
   Rows sum_dq, sum_dk, sum_dv;                  // backward, f32; dK and dV as the memory for keys
   Rows sum_dbias;                               // the same, of the node's rows, if wanted
+  Rows leaf_dk, leaf_dv;                        // segments: of the leaf that is worked on
   std::map<int, std::vector<Share>> shares_of;  // segments: by key piece
   std::set<int> kept;                           // key pieces of which this rank sums some rows
   std::vector<Field> results;

@@ -13,7 +13,8 @@ namespace {
 
 std::size_t index(Int64 x) { return static_cast<std::size_t>(x); }
 
-// More than this many operations in one call, and messages would wait for it: it is then cut by heads and by keys.
+// More than this many operations in one call, and messages would wait for it: it is then cut by heads and by keys. Not
+// on a device, whose calls return at once.
 constexpr double most_operations = 2e8;
 
 }  // namespace
@@ -22,7 +23,7 @@ constexpr double most_operations = 2e8;
 std::vector<Range> Executor::head_groups(const Work& job) const {
   const double operations =
       2.0 * double(piece(job.query).rows.rows()) * double(job.keys.size()) * double(hq.size()) * double(p.D + p.Dv);
-  if (operations <= most_operations) return {{0, hq.size()}};
+  if (operations <= most_operations || !memory.is_host()) return {{0, hq.size()}};
   std::vector<Range> groups;
   const Int64 ratio = p.Hq / p.Hk;
   for (Int64 h = 0; h < hq.size(); h += ratio) groups.push_back({h, h + ratio});
@@ -32,7 +33,7 @@ std::vector<Range> Executor::head_groups(const Work& job) const {
 // The keys of one call each, cut on multiples of the grain, which leave the forward pass its bits. How many does not
 // depend on the number of slices.
 std::vector<Work> Executor::key_groups(const Work& job) const {
-  if (s.settings.segment > 0 && s.settings.pass == Pass::backward) return {job};
+  if ((s.settings.segment > 0 && s.settings.pass == Pass::backward) || !memory.is_host()) return {job};
   const double each = 2.0 * double(piece(job.query).rows.rows()) * double(p.Hq / p.Hk) * double(p.D + p.Dv);
   const Int64 grain = s.settings.grain, blocks = greater(1, Int64(most_operations / each) / grain);
   std::vector<Work> out;
@@ -56,7 +57,7 @@ Tensor Executor::pairs_of(const RowView& view, const Work& job, Range heads) con
   const Int64 n = piece(job.query).rows.rows(), head = view.heads == 1 ? 0 : heads.begin;
   const bool one = view.width == 1;  // for all keys
   Tensor t(view.at(piece(job.query).at, head) + (one ? 0 : job.keys.begin * element_bytes(view.type)), view.type,
-           {1, view.heads == 1 ? 1 : heads.size(), n, one ? 1 : job.keys.size()});
+           {1, view.heads == 1 ? 1 : heads.size(), n, one ? 1 : job.keys.size()}, memory.device());
   t.strides = {0, view.head_stride, view.row_stride, 1};
   return t;
 }
@@ -74,15 +75,16 @@ Inputs Executor::inputs_of(const Work& job, Range heads) const {
   if (slopes) {
     const Int64 row = slopes.ndim == 2 ? query.rows.sequence * slopes.strides[0] : 0;
     const Int64 stride = slopes.strides[slopes.ndim == 2 ? 1 : 0];
-    in.slopes =
-        Tensor(static_cast<float*>(slopes.data) + row + (hq.begin + heads.begin) * stride, Type::f32, {heads.size()});
+    in.slopes = Tensor(static_cast<float*>(slopes.data) + row + (hq.begin + heads.begin) * stride, Type::f32,
+                       {heads.size()}, memory.device());
     in.slopes.strides[0] = stride;
   }
   return in;
 }
 
 Tensor Executor::sinks_of(Range heads) const {
-  Tensor t(static_cast<float*>(sinks.data) + (hq.begin + heads.begin) * sinks.strides[0], Type::f32, {heads.size()});
+  Tensor t(static_cast<float*>(sinks.data) + (hq.begin + heads.begin) * sinks.strides[0], Type::f32, {heads.size()},
+           memory.device());
   t.strides[0] = sinks.strides[0];
   return t;
 }
@@ -106,11 +108,12 @@ Inputs Executor::continued(const Work& job, Range heads) {
 void Executor::work_forward(const Work& job, Range heads) {
   Outputs out;
   out.state = state_of(piece(job.query), heads);
-  tessera::forward(continued(job, heads), out, options_of(job, heads.begin), sharing.execution());
+  memory.forward(continued(job, heads), out, options_of(job, heads.begin), sharing.execution());
 }
 
 void Executor::finish_forward(const Outputs& outputs) {
-  Rows final_o(outputs.o.type, rows, hq.size(), p.Dv), final_lse(Type::f32, rows, hq.size(), 1);
+  Rows final_o = memory.rows(outputs.o.type, rows, hq.size(), p.Dv);
+  Rows final_lse = memory.rows(Type::f32, rows, hq.size(), 1);
   for (std::size_t i = 0; i < s.pieces.size(); ++i) {
     if (s.pieces[i].node != node) continue;
     const Work none{.query = static_cast<int>(i)};
@@ -118,7 +121,7 @@ void Executor::finish_forward(const Outputs& outputs) {
     Outputs out;
     out.o = final_o.tokens(s.pieces[i].at, s.pieces[i].rows.rows(), heads);
     out.lse = final_lse.numbers(s.pieces[i].at, s.pieces[i].rows.rows(), heads);
-    tessera::forward(continued(none, heads), out, options_of(none, 0), sharing.execution());
+    memory.forward(continued(none, heads), out, options_of(none, 0), sharing.execution());
   }
   give(token_rows(outputs.o), Kind::query, std::move(final_o));
   if (outputs.lse) give(number_rows(outputs.lse), Kind::query, std::move(final_lse));
@@ -140,25 +143,26 @@ void Executor::work_backward(const Work& job, Range heads) {
   if (s.settings.segment == 0) {
     gradients.dk = sum_dk.tokens(job.at, keys, kv), gradients.dv = sum_dv.tokens(job.at, keys, kv);
   } else {  // a leaf of the tree
-    std::vector<Share>& shares = shares_of[piece_at(s, query.rows.sequence, job.keys.begin)];
-    if (heads.begin == 0)
-      shares.push_back(
-          {query.leaf, query.leaf + 1, job.keys, std::vector<float>(index(keys * hk.size() * (p.D + p.Dv)))});
-    float* sums = shares.back().sums.data();
-    gradients.dk = Tensor(sums + kv.begin * p.D, Type::f32, {1, keys, kv.size(), p.D});
-    gradients.dv = Tensor(sums + keys * hk.size() * p.D + kv.begin * p.Dv, Type::f32, {1, keys, kv.size(), p.Dv});
-    gradients.dk.strides[1] = hk.size() * p.D, gradients.dv.strides[1] = hk.size() * p.Dv;
+    if (heads.begin == 0) {
+      leaf_dk = memory.rows(Type::f32, keys, hk.size(), p.D);
+      leaf_dv = memory.rows(Type::f32, keys, hk.size(), p.Dv);
+    }
+    gradients.dk = leaf_dk.tokens(0, keys, kv), gradients.dv = leaf_dv.tokens(0, keys, kv);
   }
-  tessera::backward(inputs_of(job, heads), saved, gradients, options, sharing.execution());
+  memory.backward(inputs_of(job, heads), saved, gradients, options, sharing.execution());
+  if (s.settings.segment == 0 || heads.end < hq.size()) return;
+  Share share{query.leaf, query.leaf + 1, job.keys, std::vector<float>(index(keys * hk.size() * (p.D + p.Dv)))};
+  std::byte* at = reinterpret_cast<std::byte*>(share.sums.data());
+  for (const Rows* leaf : {&leaf_dk, &leaf_dv}) at = memory.pack(at, leaf->view, 0, keys, {0, hk.size()});
+  memory.wait();
+  shares_of[piece_at(s, query.rows.sequence, job.keys.begin)].push_back(std::move(share));
 }
 
 // Rows of the memory for keys.
 void Executor::add_gradients(Int64 row, Int64 n, const float* sums) {
-  for (Rows* sum : {&sum_dk, &sum_dv}) {
-    float* to = sum->floats(row);
-    const Int64 count = n * hk.size() * sum->view.width;
-    for (Int64 i = 0; i < count; ++i) to[i] += sums[i];
-    sums += count;
+  for (const Rows* sum : {&sum_dk, &sum_dv}) {
+    memory.add(sum->view, row, n, sums);
+    sums += n * hk.size() * sum->view.width;
   }
 }
 
@@ -217,20 +221,28 @@ void Executor::finish_backward(const Gradients& gradients) {
       begin = end;
     }
   }
-  give(token_rows(gradients.dq), Kind::query, converted(sum_dq, gradients.dq.type, rows));
+  give(token_rows(gradients.dq), Kind::query, rounded(sum_dq, gradients.dq.type));
   give(token_rows(gradients.dk), Kind::key, own_rows(sum_dk, gradients.dk.type));
   give(token_rows(gradients.dv), Kind::key, own_rows(sum_dv, gradients.dv.type));
   if (gradients.dbias)
-    give(pair_rows(gradients.dbias, s.partition.rows(rank)), bias.kind,
-         converted(sum_dbias, gradients.dbias.type, rows));
+    give(pair_rows(gradients.dbias, s.partition.rows(rank)), bias.kind, rounded(sum_dbias, gradients.dbias.type));
 }
 
 // Of the memory for keys, the node's own rows.
-Rows Executor::own_rows(Rows& sums, Type type) {
+Rows Executor::own_rows(const Rows& sums, Type type) {
   Rows own(Type::f32, rows, hk.size(), sums.view.width);
   for (std::size_t i = 0; i < spans.size(); ++i)
-    std::copy_n(sums.floats(s.of[index(rank)].home[i]), index(spans[i].rows() * hk.size() * sums.view.width),
-                own.floats(span_rows[i]));
+    memory.pack(own.view.at(span_rows[i], 0), sums.view, s.of[index(rank)].home[i], spans[i].rows(), {0, hk.size()});
+  memory.wait();
+  return converted(own, type, rows);
+}
+
+// The node's rows in the type of the result, on the host.
+Rows Executor::rounded(const Rows& sums, Type type) {
+  if (sums.on_host()) return converted(sums, type, rows);
+  Rows own(Type::f32, rows, sums.view.heads, sums.view.width);
+  memory.pack(own.view.data, sums.view, 0, rows, {0, sums.view.heads});
+  memory.wait();
   return converted(own, type, rows);
 }
 
@@ -245,7 +257,7 @@ std::vector<float> Executor::sum_sinks() {
   const auto bytes = [&](int r) { return std::make_shared<Bytes>(index(parts_of(r)) * sizeof(float) + seal_bytes); };
   std::vector<std::shared_ptr<Bytes>> all;
   for (int r = 0; r < line.size(); ++r) all.push_back(bytes(r));
-  float* part = reinterpret_cast<float*>(all[index(rank)]->data());
+  std::byte* part = all[index(rank)]->data();
   for (std::size_t i = 0; i < s.pieces.size(); ++i) {
     if (s.pieces[i].node != node) continue;
     const Range heads{0, hq.size()};
@@ -256,10 +268,12 @@ std::vector<float> Executor::sum_sinks() {
     in.sinks = sinks_of(heads);
     Saved saved{o.rows.tokens(at, n, heads), lse.rows.numbers(at, n, heads), d_o.rows.tokens(at, n, heads), {}};
     if (d_lse.rows.view.data) saved.d_lse = d_lse.rows.numbers(at, n, heads);
-    tessera::backward(in, saved, {{}, {}, {}, {}, Tensor(part, Type::f32, {hq.size()})}, options_of(none, 0),
-                      sharing.execution());
-    part += hq.size();
+    const Rows numbers = memory.rows(Type::f32, 1, hq.size(), 1);
+    memory.backward(in, saved, {{}, {}, {}, {}, Tensor(numbers.view.data, Type::f32, {hq.size()}, memory.device())},
+                    options_of(none, 0), sharing.execution());
+    part = memory.pack(part, numbers.view, 0, 1, heads);
   }
+  memory.wait();
   const std::size_t step = s.of[index(rank)].steps.size();
   seal(*all[index(rank)], number_of(step, rank, rank));
   std::vector<Message> messages;

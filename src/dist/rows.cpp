@@ -48,14 +48,18 @@ Rows::Rows(Type type, Int64 rows, Int64 heads, Int64 width) :
                                                                                        width,         heads * width,
                                                                                        width,         1} {}
 
+Rows::Rows(Device device, std::shared_ptr<std::byte> memory, Type type, Int64 rows, Int64 heads, Int64 width) :
+    on_device(std::move(memory)),
+    device(device), view{on_device.get(), type, rows, heads, width, heads * width, width, 1} {}
+
 Tensor Rows::tokens(Int64 row, Int64 rows, Range heads) const {
-  Tensor t(view.at(row, heads.begin), view.type, {1, rows, heads.size(), view.width});
+  Tensor t(view.at(row, heads.begin), view.type, {1, rows, heads.size(), view.width}, device);
   t.strides = {0, view.row_stride, view.head_stride, 1};
   return t;
 }
 
 Tensor Rows::numbers(Int64 row, Int64 rows, Range heads) const {
-  Tensor t(view.at(row, heads.begin), view.type, {1, heads.size(), rows});
+  Tensor t(view.at(row, heads.begin), view.type, {1, heads.size(), rows}, device);
   t.strides = {0, view.head_stride, view.row_stride, 0};
   return t;
 }

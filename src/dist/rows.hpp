@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 #include "dist/communicator.hpp"
 #include "math/mask.hpp"
@@ -31,13 +32,17 @@ RowView pair_rows(const Tensor& t, Int64 tokens);  // [1,H|1,T|1,M|1]
 
 // Rows that belong to the executor: contiguous [rows, heads, width].
 struct Rows {
-  Bytes memory;
+  Bytes memory;  // of the host; or
+  std::shared_ptr<std::byte> on_device;
+  Device device{};
   RowView view;
 
   Rows() = default;
   Rows(Rows&&) = default;
   Rows& operator=(Rows&&) = default;
   Rows(Type type, Int64 rows, Int64 heads, Int64 width);
+  Rows(Device device, std::shared_ptr<std::byte> memory, Type type, Int64 rows, Int64 heads, Int64 width);
+  bool on_host() const { return device.type == DeviceType::cpu; }
   float* floats(Int64 row = 0) { return reinterpret_cast<float*>(view.at(row, 0)); }
   // Some rows and heads as a tensor of a call: [1,rows,heads,width], and for one number each [1,heads,rows].
   Tensor tokens(Int64 row, Int64 rows, Range heads) const;

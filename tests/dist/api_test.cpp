@@ -262,8 +262,10 @@ TEST(Refusals, OfPlans) {
   EXPECT_EQ(planned(wrong), "");
   EXPECT_EQ(planned(wrong, {.kernel = "reference"}),
             "kernel: is 'reference'; over several ranks the library chooses it");
-  EXPECT_EQ(planned(wrong, {.device = {DeviceType::cuda, 0}}),
-            "device: is a GPU; over several ranks rows are in the CPU's memory");
+  EXPECT_EQ(planned(wrong, {.device = {DeviceType::vulkan, 0}}),
+            "device: is Vulkan's; over several ranks rows are on CPUs or CUDA GPUs");
+  // In f32 no kernel for GPUs carries a state.
+  EXPECT_TRUE(planned(wrong, {.device = {DeviceType::cuda, 0}}).starts_with("no kernel can run this: "));
   EXPECT_EQ(planned(wrong, {}, {.softcap = -1}),
             "softcap: is -1; must be 0 (none) or a positive number from 1e-18 to 1e18");
   wrong.scheme = Scheme(7);

@@ -81,6 +81,7 @@ class World {
   Problem problem;
   Features features;
   Int64 tokens = 0, longest = 0;
+  std::shared_ptr<Memory> (*memory)() = nullptr;  // of each rank; null: the host's
 
   World(Problem p, Features f, unsigned seed) : problem(std::move(p)), features(f) {
     for (const Int64 n : problem.lengths) tokens += n, longest = greater(longest, n);
@@ -157,7 +158,11 @@ class World {
   }
 
   // One rank's part; `all` receives its rows.
-  void rank(std::shared_ptr<Communicator> communicator, const Sharing& sharing, Answer& all) const {
+  void rank(std::shared_ptr<Communicator> communicator, Sharing sharing, Answer& all) const {
+    if (memory) sharing.memory = memory();
+    const auto there = [&](std::initializer_list<Tensor*> tensors) {
+      for (Tensor* t : tensors) t->device = sharing.memory->device();
+    };
     Plan plan(communicator, problem, sharing);
     const std::vector<Span>& spans = sharing.partition.of[static_cast<std::size_t>(communicator->rank())];
     const Int64 n = sharing.partition.rows(communicator->rank());
@@ -177,12 +182,17 @@ class World {
     if (features.bias) in.bias = pairs(B, bias);
     if (features.mask) in.mask = pairs(M, mask);
     in.slopes = slope_tensor(), in.sinks = sink_tensor();
+    there({&in.q, &in.k, &in.v, &in.bias, &in.mask, &in.slopes, &in.sinks});
     Answer mine = room(n, problem.type, Type::f32);
-    plan.forward(in, outputs(mine));
+    Outputs out = outputs(mine);
+    there({&out.o, &out.lse});
+    plan.forward(in, out);
     Gradients g = gradients(mine);
+    Saved s = saved(mine, dO.tokens(), dLSE.numbers());
     if (features.sinks) g.dsinks = mine.of["dSinks"].numbers(), g.dsinks.ndim = 1;
     if (features.bias) g.dbias = pair_tensor(mine.of["dBias"]);
-    plan.backward(in, saved(mine, dO.tokens(), dLSE.numbers()), g);
+    there({&s.o, &s.lse, &s.d_o, &s.d_lse, &g.dq, &g.dk, &g.dv, &g.dbias, &g.dsinks});
+    plan.backward(in, s, g);
     for (auto& [name, numbers] : mine.of) {
       if (name == "dSinks") {
         if (communicator->rank() == 0)

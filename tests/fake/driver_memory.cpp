@@ -97,6 +97,28 @@ Status cuMemcpyDtoHAsync_v2(void* to, DevicePointer from, std::size_t bytes, Str
   return fake::copy(to, from, bytes, false);
 }
 
+// Row by row, by way of the host.
+Status cuMemcpy2DAsync_v2(const Copy2D* c, StreamHandle) {
+  ENTER("cuMemcpy2DAsync");
+  if (c->from_pitch < c->width || c->to_pitch < c->width)
+    return refuse(fake::invalid_value, "cuMemcpy2DAsync: rows of ", c->width, " bytes are ", c->from_pitch, " and ",
+                  c->to_pitch, " apart");
+  std::vector<unsigned char> row(c->width);
+  for (std::size_t y = 0; y < c->height; ++y) {
+    Status status = fake::success;
+    if (c->from_type == Copy2D::host)
+      std::memcpy(row.data(), static_cast<const char*>(c->from_host) + y * c->from_pitch, c->width);
+    else
+      status = fake::copy(row.data(), c->from_device + y * c->from_pitch, c->width, false);
+    if (status == fake::success && c->to_type == Copy2D::host)
+      std::memcpy(static_cast<char*>(c->to_host) + y * c->to_pitch, row.data(), c->width);
+    else if (status == fake::success)
+      status = fake::copy(row.data(), c->to_device + y * c->to_pitch, c->width, true);
+    if (status != fake::success) return status;
+  }
+  return fake::success;
+}
+
 Status cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t bytes, StreamHandle) {
   ENTER("cuMemsetD8Async");
   std::vector<unsigned char> row(bytes, value);
