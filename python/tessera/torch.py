@@ -16,7 +16,7 @@ from . import _torch_rules  # noqa: F401  registers them
 from ._abi import renamed
 from ._convert import optional, type_name
 from ._options import KEYWORDS, flag, number, sort, swaps_heads
-from ._torch_append import append  # noqa: F401  a function to call
+from ._torch_append import append
 from ._torch_shapes import Arranged, CausalBias, autocast_type, diagonal_of, pack, require_tensors, unpack
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ._options import AttentionOptions, Layout
 
+__all__ = ["append", "attention", "scaled_dot_product_attention"]
 
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
 

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-import urllib.parse
 
 NAMES = ["chromium", "chromium-browser", "google-chrome", "chrome"]
 PATIENCE = 120  # seconds, for a busy machine
@@ -55,7 +54,16 @@ class Browser:
                                         close_fds=False, preexec_fn=pipes_at_3_and_4)
         os.close(to_read), os.close(to_write)
         self.buffer, self.number, self.session, self.complaints, self.loaded = b"", 0, None, [], False
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.context = None
+
+    def renew(self):
+        """A window of its own, as for a visitor who comes for the first time. Clearing what pages stored would not do:
+        Chromium may write it down after that."""
+        self.session = None
+        if self.context:
+            self.call("Target.disposeBrowserContext", browserContextId=self.context)
+        self.context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=self.context)["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ["Page", "Runtime", "Log", "Network"]:
             self.call(f"{domain}.enable")
@@ -97,6 +105,8 @@ class Browser:
             self.note(answer)
 
     def note(self, event):
+        if event.get("sessionId") != self.session:
+            return  # of a window that was closed
         name, parameters = event.get("method"), event.get("params", {})
         if name == "Page.loadEventFired":
             self.loaded = True
@@ -109,17 +119,18 @@ class Browser:
             self.complaints.append(f"{parameters['type']}: {parameters['errorText']}")
 
     def open(self, address, width=1360, height=900, dark=False, phone=False):
+        self.renew()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         self.call("Emulation.setEmulatedMedia", features=[
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
             {"name": "prefers-reduced-motion", "value": "reduce"}])
-        parts = urllib.parse.urlsplit(address)
-        for place in ["about:blank", address]:  # a new page, even if only the fragment differs, that remembers nothing
-            self.call("Storage.clearDataForOrigin", origin=f"{parts.scheme}://{parts.netloc}", storageTypes="all")
-            self.loaded = False
-            self.call("Page.navigate", url=place)
-            while not self.loaded:
-                self.note(self.receive())
+        self.loaded = False
+        self.call("Page.navigate", url=address)
+        while not self.loaded:
+            self.note(self.receive())
+        elsewhere = "false" if address == "about:blank" else "location.href === 'about:blank'"
+        while self.ask(f"{elsewhere} || document.readyState !== 'complete'"):  # the event may have been the empty window's
+            time.sleep(0.02)
 
     def ask(self, expression):
         """The value of a JavaScript expression, a promise's included."""
@@ -127,13 +138,6 @@ class Browser:
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", expression))
         return answer["result"].get("value")
-
-    def ask_until(self, expression, wanted, patience=10):
-        """The same, asked again for some seconds where it is not yet what is wanted."""
-        deadline = time.monotonic() + patience
-        while (answer := self.ask(expression)) != wanted and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return answer
 
     def difference(self, one, other):
         """How many pixels of two screenshots of one size differ. Edges may, a little: Chromium paints parts anew."""

@@ -65,14 +65,21 @@ def check_links():
 def public_names():
     """{page: names} that the reference must have headings for."""
     header = "".join(path.read_text() for path in (ROOT / "include/tessera").glob("*.h"))
-    python = (ROOT / "python/tessera/__init__.py").read_text()
+    python = {module: (ROOT / "python/tessera" / path).read_text() for module, path in (
+        ("tessera", "__init__.py"), ("tessera.torch", "torch.py"),
+        ("tessera.flash_attn.bert_padding", "flash_attn/bert_padding.py"),
+        ("tessera.flash_attn.layers.rotary", "flash_attn/layers/rotary.py"))}
     types = (ROOT / "include/tessera/types.hpp").read_text()
-    offered = re.search(r"__all__ = \[(.*?)\]", python, re.S)[1]
+    offered = {}
+    for module, text in python.items():
+        listed = re.search(r"__all__ = \[(.*?)\]", text, re.S)
+        names = re.findall(r'"(\w+)"', listed[1]) if listed else re.findall(r"^(?:def|class) (\w+)", text, re.M)
+        offered[module] = [name for name in names if name[0] != "_"]
     return {"c": {*re.findall(r"TESSERA_API[^;(]*?\b(tessera_\w+)\(", header),
                   *re.findall(r"^typedef (?:struct|enum) (\w+)", header, re.M)},
             "cpp": {*re.findall(r"^(?:struct|enum class) (\w+)", types, re.M), "forward", "backward", "merge", "Plan",
                     "Error", "dropout_mask", "version", "info", "default_scale", "from_dlpack"},
-            "python": {f"tessera.{name}" for name in re.findall(r'"(\w+)"', offered)}}
+            "python": {f"{module}.{name}" for module, names in offered.items() for name in names}}
 
 
 def check_reference():
@@ -132,8 +139,8 @@ def check_browser(program):
             for width, dark in [(1400, False), (375, True)]:
                 browser.open(f"{address}/{page}", width, 900, dark, phone=width < 500)
                 kind = f"{page.removesuffix('.html').replace('/', '-')}-{'dark' if dark else 'light'}"
-                bright = browser.ask_until(BRIGHT, not dark)  # the theme's script may come after the page
                 browser.screenshot(SCREENSHOTS / f"site-{kind}.png")
+                bright = browser.ask(BRIGHT)
                 if bright != (not dark):
                     failures.append(f"{page} is {'bright' if bright else 'dark'} where {kind} was asked for")
                 wide = browser.ask("document.documentElement.scrollWidth")

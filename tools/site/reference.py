@@ -10,6 +10,7 @@ tools/site/hooks.py; tests/site/pages_test.py checks that no public name is miss
 """
 import ast
 import re
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -58,7 +59,7 @@ def prose(text):
         lines = paragraph.splitlines()
         aligned = any(re.search(r"\S {3,}\S", line) for line in lines) or all(line.startswith("    ") for line in lines)
         if aligned:
-            made.append("```text\n" + "\n".join(lines) + "\n```")
+            made.append("```text\n" + textwrap.dedent("\n".join(lines)) + "\n```")
         else:
             for line in lines:
                 made.append(escaped(line) if made and not line.startswith("- ") else "\n" + escaped(line))
@@ -227,7 +228,10 @@ def python_reference():
     folder, made = ROOT / "python" / "tessera", ["# Python", ""]
     for module, title in [("__init__.py", "tessera"), ("torch.py", "tessera.torch"), ("jax.py", "tessera.jax"),
                           ("dist.py", "tessera.dist"),
-                          ("flash_attn/__init__.py", "tessera.flash_attn"), ("transformers.py", "tessera.transformers")]:
+                          ("flash_attn/__init__.py", "tessera.flash_attn"),
+                          ("flash_attn/bert_padding.py", "tessera.flash_attn.bert_padding"),
+                          ("flash_attn/layers/rotary.py", "tessera.flash_attn.layers.rotary"),
+                          ("transformers.py", "tessera.transformers")]:
         text = ast.get_docstring(ast.parse((folder / module).read_text())) or ""
         made += [f"## {title}", "", prose(text), ""]
         for name, node in python_names(module, folder).items():
