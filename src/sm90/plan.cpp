@@ -45,7 +45,8 @@ Boxes boxes_of(const Config& c, const Pages& pages) {
   const auto size = static_cast<std::uint64_t>(pages.size), keys = static_cast<std::uint64_t>(c.block_keys);
   // Without left padding, pieces begin and end at multiples of what divides both.
   const std::uint64_t step = pages.leftpad ? 1 : std::gcd(size, keys);
-  return {.first = std::countr_zero(step), .last = std::bit_width(std::min(size, keys)) - 1};
+  // Older standard libraries give a width in the argument's own type.
+  return {.first = std::countr_zero(step), .last = static_cast<int>(std::bit_width(std::min(size, keys))) - 1};
 }
 
 std::string tiles_refusal(const Problem& p, std::int64_t tiles) {
