@@ -7,6 +7,7 @@ Used by the programs beside this file. Tessera's package loads its library when 
 import copy
 import importlib
 import importlib.util
+import json
 import math
 import os
 import sys
@@ -32,6 +33,19 @@ def open_library(path):
         sys.exit(f"{error}; --library names it")
     if DEVICE == "cuda" and not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU")
+
+
+def open_report(path):
+    """Rows of results, and a function that adds one. The file, if one is named, then holds all of them so far."""
+    rows = []
+
+    def put(row):
+        rows.append(row)
+        if path:
+            lines = ",\n".join(json.dumps(row) for row in rows)
+            Path(path).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+    return rows, put
 
 
 def open_beside(name, path):

@@ -23,11 +23,9 @@ import argparse
 import datetime
 import importlib
 import itertools
-import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import contenders
 from caches import Append, Cache, Decoding, Flash3, OfPyTorch, Ours, Reading, open_reading
@@ -240,13 +238,7 @@ def main():
     contenders.open_library(arguments.library)
     from tessera._rounds import Pace
     arguments.pace = Pace(arguments.rounds, arguments.warm, arguments.seconds)
-    rows, begin = [], time.monotonic()
-
-    def put(row):
-        rows.append(row)
-        if arguments.json:
-            lines = ",\n".join(json.dumps(row) for row in rows)
-            Path(arguments.json).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    begin, (rows, put) = time.monotonic(), contenders.open_report(arguments.json)
 
     put(describe_machine(arguments))
     print(" ".join(f"{key}={value}" for key, value in rows[0].items()), flush=True)

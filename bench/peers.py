@@ -23,12 +23,10 @@ import argparse
 import datetime
 import importlib
 import itertools
-import json
 import re
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import contenders
 from contenders import (Cudnn, Data, Flash2, Flash3, Flex, Problem, Tessera, exact, first_heads, first_line, results_of,
@@ -366,13 +364,7 @@ def main():
                           for name, _, path in (text.partition("=") for text in arguments.beside)}
     from tessera._rounds import Pace
     arguments.pace = Pace(arguments.rounds, arguments.warm, arguments.seconds)
-    rows, begin = [], time.monotonic()
-
-    def put(row):
-        rows.append(row)
-        if arguments.json:
-            lines = ",\n".join(json.dumps(row) for row in rows)
-            Path(arguments.json).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    begin, (rows, put) = time.monotonic(), contenders.open_report(arguments.json)
 
     put(describe_machine(arguments))
     print(" ".join(f"{key}={value}" for key, value in rows[0].items()), flush=True)
