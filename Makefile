@@ -35,7 +35,7 @@ help:
 	@echo 'make install       install into PREFIX (default: /usr/local)'
 	@echo 'make asan          run the tests under AddressSanitizer and UBSan, then make fuzz'
 	@echo 'make tsan          run the threaded tests under ThreadSanitizer'
-	@echo 'make races         run the GPU kernels on the emulated machine, looking for races in shared memory'
+	@echo 'make races         run the GPU kernels on the emulated machine, looking for races between threads, blocks and launches'
 	@echo 'make fuzz          run the fuzz targets for FUZZ_SECONDS (default: 60) each; needs clang'
 	@echo 'make mutants       check that the tests notice deliberate faults'
 	@echo 'make pictures      draw docs/pictures/ again, from real runs'

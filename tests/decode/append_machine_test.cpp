@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/append.hpp"
-#include "tests/emulated/machine.hpp"
+#include "tests/emulated/watch.hpp"
 #include "tests/support/new_tokens.hpp"
 
 // Device code, behind what stands in for CUDA.
@@ -20,6 +20,9 @@ void append_emulated(const AppendArgs& a, bool as_if_narrow = false) {
   ASSERT_EQ(gpu::append_refusal(call), "");
   gpu::AppendParams params = gpu::append_params(call);
   if (as_if_narrow) params.wide = 0;
+  emulated::Watch watch;
+  watch.tensor(a.k, "k"), watch.tensor(a.v, "v"), watch.tensor(a.q_out, "q_out"), watch.tensor(a.status, "status");
+  watch.tensor(a.k_scale, "k_scale"), watch.tensor(a.v_scale, "v_scale");
   emulated::Machine::here().run(static_cast<int>(gpu::append_blocks(params)), gpu::append_threads, 0,
                                 [&] { gpu::append(params); });
 }

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tests/decode/decode_cases.hpp"
-#include "tests/emulated/machine.hpp"
+#include "tests/emulated/watch.hpp"
 
 // Device code, behind what stands in for CUDA.
 #include "decode/kernel/work.cuh"
@@ -95,6 +95,7 @@ void run_plan(const Problem& problem, Call call, const Run& run, const Units& un
   call.execution.workspace = workspace.data();
   const gpu::PassParams common = gpu::forward_params(problem, call, steps.score_scale);
   const gpu::Given given{call, common, reinterpret_cast<std::byte*>(workspace.data())};
+  const emulated::Watch watch(call, workspace.data(), workspace.size() * 16);
   emulated::Machine& machine = emulated::Machine::here();
   machine.memory = memory;
   for (const gpu::Step& step : steps.list) {
@@ -104,6 +105,7 @@ void run_plan(const Problem& problem, Call call, const Run& run, const Units& un
     step.write_parameters(given, &params);
     ASSERT_LE(step.shared_bytes, static_cast<int>(memory_bytes));
     if (step.name == "decode_attend" && (run.level || run.shuffle)) rearrange(params, run);
+    machine.tickets(&params.memory.queue->taken);
     machine.run(static_cast<int>(step.blocks), step.threads, 0, [&] { unit->second(&params); });
   }
 }

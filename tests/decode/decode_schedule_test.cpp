@@ -52,6 +52,10 @@ struct Question {
   }
 
   void run() {
+    emulated::Watch watch;
+    watch.memory(&queue, sizeof(queue), "the queue");
+    watch.memory(items.data(), items.size() * sizeof(Item), "the items");
+    watch.memory(counts.data(), counts.size() * sizeof(UInt32), "the counts");
     emulated::Machine& machine = emulated::Machine::here();
     machine.memory = memory;
     machine.run(1, config.threads, 0, [&] { schedule<config>(p); });

@@ -8,7 +8,7 @@
 #include "cases/generator.hpp"
 #include "core/check.hpp"
 #include "gpu/merge.hpp"
-#include "tests/emulated/machine.hpp"
+#include "tests/emulated/watch.hpp"
 #include "tests/support/support.hpp"
 
 // Device code, behind what stands in for CUDA.
@@ -23,6 +23,8 @@ void merge_emulated(const std::vector<Outputs>& partials, const Outputs& merged)
   check_merge(partials, merged, {});
   ASSERT_EQ(gpu::merge_refusal(partials, merged), "");
   const gpu::MergeParams params = gpu::merge_params(partials, merged);
+  emulated::Watch watch;
+  watch.tensor(merged.o, "o"), watch.tensor(merged.lse, "lse");
   emulated::Machine::here().run(static_cast<int>(gpu::merge_blocks(params)), gpu::merge_threads, 0,
                                 [&] { gpu::merge(params); });
 }

@@ -16,10 +16,11 @@
 #include "gpu/arguments.hpp"
 #include "sm90/plan.hpp"
 #include "sm90/unit.hpp"
-#include "tests/emulated/machine.hpp"
+#include "tests/emulated/watch.hpp"
 #include "tests/support/support.hpp"
 // The machine comes first: device code needs it.
 #include "sm90/kernel/forward.cuh"
+#include "sm90/kernel/restart.cuh"
 
 namespace tessera::sm90 {
 
@@ -29,7 +30,9 @@ template <Config config>
 void launch(const ForwardParams& p, int grid) {
   emulated::Machine& machine = emulated::Machine::here();
   machine.memory = memory;
-  machine.run(grid, threads_of(config), 128, [&] { forward<config>(p); });
+  if (p.taken) machine.run(1, 1, 0, [&] { restart({p.taken}); });
+  machine.run(
+      grid, threads_of(config), 128, [&] { forward<config>(p); }, p.taken != nullptr);
 }
 
 // Runs the kernel of a configuration, if it is one of the list.
@@ -68,7 +71,9 @@ void run_emulated(const Inputs& inputs, const Outputs& outputs, const Options& o
   const ForwardPlan plan = plan_forward(problem, cuda::target_named("sm_90a"));
   ASSERT_EQ(plan.reason, "");
   const int blocks = grid > 0 ? grid : plan.grid;
-  UInt32 taken = 0;
+  UInt32 taken = ~0u;
+  emulated::Watch watch(call, &taken, sizeof(taken));
+  emulated::Machine::here().tickets(&taken);
   const CarriedParams p{params_of(problem, call, plan, plan.varied && blocks < plan.tiles ? &taken : nullptr),
                         gpu::states_of(problem, call)};
   const std::string unit = forward_unit_text(plan.config);

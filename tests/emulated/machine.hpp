@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// A multiprocessor on the host: the threads of a block as fibers, in random order, and what they do together: barriers,
-// exchanges within a warp, asynchronous copies, products of warps and warpgroups. Device code compiled by the host's
-// compiler runs on it; the headers beside this file stand in for those of the same name in src/. Included by the tests
-// in tests/sm90, tests/mma, tests/decode and tests/ladder that run a kernel's text.
+// A GPU on the host: the threads of a block as fibers, in random order, and what they do together: barriers, exchanges
+// within a warp, asynchronous copies, products of warps and warpgroups, counts in global memory. Blocks run one after
+// another, or several at a time. Device code compiled by the host's compiler runs on it; the headers beside this file
+// stand in for those of the same name in src/. Included by the tests in tests/sm90, tests/mma, tests/decode and
+// tests/ladder that run a kernel's text.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <map>
-#include <random>
+#include <exception>
+#include <memory>
 #include <stdexcept>
 #include <type_traits>
-#include <vector>
+#include <utility>
 
-#include "math/types.hpp"
-#include "tests/emulated/fiber.hpp"
-#include "tests/emulated/races.hpp"
+#include "tests/emulated/block.hpp"
 
 // --- what CUDA C++ has and C++ has not
 
@@ -39,22 +37,6 @@ struct float4 {
 
 namespace tessera::emulated {
 
-// Threads that wait for each other: all leave after all have come. What each brought stays until the next meeting.
-struct Meeting {
-  int size = 0, inside = 0, round = 0;
-  std::vector<UInt64> brought[2];
-  Clock done[2];  // before it, by those who came
-};
-
-// mbarrier: a phase ends when `count` arrivals and all announced bytes are in.
-struct PhaseBarrier {
-  int count = 0, arrived = 0, bytes = 0;
-  UInt32 phase = 0;
-  bool awaited = true;  // a thread has waited for the latest phase to end
-  UInt32 copies = 0;    // asynchronous ones that have ended here
-  Clock arriving, ended;
-};
-
 class Machine {
  public:
   static Machine& here() {
@@ -62,27 +44,37 @@ class Machine {
     return machine;
   }
 
-  // Runs a kernel's blocks one after another, whose first threads are so many producers. Throws if a block's threads
-  // wait for each other for ever.
-  void run(int blocks, int threads, int producer_threads, const std::function<void()>& kernel) {
-    gridDim.x = blocks;
+  // Runs a kernel's blocks, `resident` at a time, whose first threads are so many producers. Throws if threads wait for
+  // each other for ever. `programmatic`: it may start before the launch before it has ended, and waits for that itself.
+  void run(int blocks, int threads, int producer_threads, const std::function<void()>& run_kernel,
+           bool programmatic = false) {
+    gridDim.x = blocks, block_threads = threads, kernel = &run_kernel, failure = nullptr;
     producers = static_cast<std::size_t>(producer_threads);
-    for (int b = 0; b < blocks; ++b) {
-      blockIdx.x = b;
-      if (memory) std::memset(memory, 0xff, memory_bytes);  // NaN
-      meetings.clear(), phase_barriers.clear(), exchanged.clear();
-      late_copies.assign(static_cast<std::size_t>(threads), {{}});
-      late_products.assign(static_cast<std::size_t>(threads), {{}});
-      late_warpgroups = random_lateness();
-      if constexpr (looks_for_races) races.begin_block(memory, memory ? memory_bytes : 0, threads);
-      run_block(threads, kernel);
-      if constexpr (looks_for_races) races.end_block();
+    if constexpr (looks_for_races) races.begin_launch(blocks, programmatic);
+    std::vector<Block*> there, unused;
+    for (const auto& one : pool) unused.push_back(one.get());
+    block = nullptr;
+    for (int next = 0; next < blocks || !there.empty();) {
+      while (next < blocks && there.size() < resident) {
+        if (unused.empty()) pool.push_back(std::make_unique<Block>()), unused.push_back(pool.back().get());
+        there.push_back(unused.back()), unused.pop_back();
+        begin(*there.back(), next++);
+      }
+      const std::size_t n = there.size() > 1 ? random_turn() % there.size() : 0;
+      enter(*there[n]);
+      if (run_for_a_while()) {
+        if constexpr (looks_for_races) races.end_block();
+        unused.push_back(block), block = nullptr;
+        there.erase(there.begin() + static_cast<std::ptrdiff_t>(n));
+      } else if (std::all_of(there.begin(), there.end(), [](const Block* b) { return b->waits; })) {
+        throw std::runtime_error("all threads of the block wait");
+      }
     }
   }
 
   void wait_until(const std::function<bool()>& done) {
     if (!done()) {
-      Thread& thread = threads[current];
+      Thread& thread = own();
       thread.waits_for = &done;
       thread.fiber.leave();
       thread.waits_for = nullptr;
@@ -94,7 +86,7 @@ class Machine {
   // their accesses to memory (barriers do) or not (exchanges between registers do not).
   enum class Order { none, memory };
   const std::vector<UInt64>& meet(int name, int size, int number, UInt64 brings = 0, Order order = Order::none) {
-    Meeting& m = meetings[name];
+    Meeting& m = block->meetings[name];
     m.size = size;
     const int round = m.round;
     if constexpr (looks_for_races) {
@@ -121,7 +113,7 @@ class Machine {
     static_assert(std::is_trivially_copyable_v<Thing>);
     const int name = warp_name();
     const auto bytes = sizeof(Thing);
-    std::vector<unsigned char>& room = exchanged[name].room[meetings[name].round % 2];
+    std::vector<unsigned char>& room = block->exchanged[name].room[block->meetings[name].round % 2];
     if (room.size() < 32 * bytes) room.resize(32 * bytes);
     std::memcpy(&room[static_cast<std::size_t>(threadIdx.x % 32) * bytes], &brings, bytes);
     meet(name, 32, threadIdx.x % 32);
@@ -129,30 +121,29 @@ class Machine {
   }
 
   // cp.async: the place holds NaN from now on; the bytes come when the thread waits for their group.
-  struct LateCopy {
-    UInt32 to;
-    const void* from;
-    int size, bytes;  // of memory, the first `bytes` are copied, the others are 0
-  };
   void copy_late(const LateCopy& copy) {
     std::memset(memory + copy.to, 0xff, static_cast<std::size_t>(copy.size));
-    late_copies[current].back().push_back(copy);
+    block->late_copies[current].back().push_back(copy);
     if constexpr (looks_for_races) {
-      const Thread& thread = threads[current];
-      races.access_by(Agent::copies, &thread, thread.copies + 1, current, memory + copy.to,
-                      static_cast<std::size_t>(copy.size), Access::write);
+      const Thread& thread = own();
+      const auto look = [&](const void* at, int bytes, Access access) {
+        races.access_by(Agent::copies, &thread, thread.copies + 1, current, at, static_cast<std::size_t>(bytes),
+                        access);
+      };
+      look(memory + copy.to, copy.size, Access::write);
+      if (copy.bytes > 0) look(copy.from, copy.bytes, Access::read);
     }
   }
-  void commit_copies() { late_copies[current].emplace_back(), ++threads[current].copies; }
+  void commit_copies() { block->late_copies[current].emplace_back(), ++own().copies; }
   // Until only the latest `pending` groups are on their way; what is not committed is not waited for.
   void wait_copies(int pending) {
-    auto& groups = late_copies[current];
+    auto& groups = block->late_copies[current];
     for (; static_cast<int>(groups.size()) > pending + 1; groups.pop_front())
       for (const LateCopy& copy : groups.front()) {
         std::memset(memory + copy.to, 0, static_cast<std::size_t>(copy.size));
         std::memcpy(memory + copy.to, copy.from, static_cast<std::size_t>(copy.bytes));
       }
-    learn(Agent::copies, &threads[current], threads[current].copies, pending);
+    learn(Agent::copies, &own(), own().copies, pending);
     ++progress;
   }
 
@@ -160,37 +151,38 @@ class Machine {
   // as early as they may, and see what is not there yet; others as late, and see what has been overwritten.
   template <class Product>
   void multiply(const Product& product) {
-    const auto read_as_product = [this, product, group = threads[current].products + 1,
-                                  unjudged = threads[current].unjudged] {
-      const bool before = std::exchange(threads[current].unjudged, unjudged);
-      threads[current].in_product = group;
+    const auto read_as_product = [this, product, group = own().products + 1, unjudged = own().unjudged] {
+      const bool before = std::exchange(own().unjudged, unjudged);
+      own().in_product = group;
       product();
-      threads[current].in_product = 0, threads[current].unjudged = before;
+      own().in_product = 0, own().unjudged = before;
     };
     if (multiplies_late())
-      late_products[current].back().push_back(read_as_product);
+      block->late_products[current].back().push_back(read_as_product);
     else
       read_as_product();
   }
-  void commit_products() { late_products[current].emplace_back(), ++threads[current].products; }
+  void commit_products() { block->late_products[current].emplace_back(), ++own().products; }
   // Whether what is read from here on, products included, is used: what is not may be anything.
-  void judge_races(bool judged) { threads[current].unjudged = !judged; }
+  void judge_races(bool judged) { own().unjudged = !judged; }
+  // Whether bulk stores to global memory need fences between proxies from here on.
+  void judge_proxies(bool judged) { own().proxies_judged = judged; }
   // Until only the latest `pending` groups are under way. A product is one of the whole warpgroup: it ends only after
   // all four warps have begun it, and for all of them.
   void wait_products(int pending) {
     meet(warpgroup_name(), 128, threadIdx.x % 128);
-    auto& groups = late_products[current];
+    auto& groups = block->late_products[current];
     for (; static_cast<int>(groups.size()) > pending + 1; groups.pop_front())
       for (const auto& product : groups.front()) product();
     if (multiplies_late()) meet(warpgroup_name(), 128, threadIdx.x % 128);
-    learn(Agent::products, warpgroup_key(), threads[current].products, pending);
+    learn(Agent::products, warpgroup_key(), own().products, pending);
   }
 
-  // What device code reads and writes in the block's memory: called by the functions that stand in for instructions,
-  // and by the compiler for everything else (tests/emulated/races.cpp).
+  // What device code reads and writes in the block's memory, and in global memory: called by the functions that stand
+  // in for instructions, and by the compiler for everything else (tests/emulated/races.cpp).
   void accesses(const void* at, std::size_t bytes, Access access, const void* code = nullptr) {
     if constexpr (looks_for_races) {
-      const Thread& thread = threads[current];
+      const Thread& thread = own();
       if (thread.unjudged) return;
       if (thread.in_product)
         races.access_by(Agent::products, warpgroup_key(), thread.in_product, current, at, bytes, access);
@@ -198,6 +190,19 @@ class Machine {
         races.access(current, at, bytes, access, code ? code : __builtin_return_address(0));
     }
   }
+  bool is_watched(const void* at) const { return in_a_fiber && (is_shared(at) || races.watches(at)); }
+  // Global memory whose accesses are looked at from now on, in cells of an element's bytes; nothing from `forget` on.
+  void watch(const void* at, std::size_t bytes, std::size_t cell_bytes, const char* name) {
+    if constexpr (looks_for_races) races.watch(at, bytes, cell_bytes, name);
+  }
+  void forget() {
+    if constexpr (looks_for_races) races.forget();
+  }
+  // A count by which blocks only share work out; see Races.
+  void tickets(const void* at) {
+    if constexpr (looks_for_races) races.tickets(at);
+  }
+
   void load(void* to, UInt64 from, std::size_t bytes) {
     accesses(memory + from, bytes, Access::read);
     copy_quietly([&] { std::memcpy(to, memory + from, bytes); });
@@ -207,37 +212,84 @@ class Machine {
       accesses(memory + to, bytes, std::memcmp(memory + to, from, bytes) ? Access::write : Access::same);
     copy_quietly([&] { std::memcpy(memory + to, from, bytes); });
   }
-  // Atomically; in shared or global memory.
+  // Atomically; in shared or global memory. `tells`: what was written before it may be known by the new value.
   template <class Change>
-  void change(const void* at, std::size_t bytes, const Change& change_it) {
-    if (looks_for_races && at >= watched_begin && at < watched_end) accesses(at, bytes, Access::atomic);
+  void change(const void* at, std::size_t bytes, bool tells, const Change& change_it) {
+    if constexpr (looks_for_races) {
+      accesses(at, bytes, Access::atomic);
+      if (tells && !is_shared(at)) races.strong(current, at, Races::Strong::change);
+    }
     copy_quietly(change_it);
   }
-  // A bulk copy to the block's memory, which a barrier awaits, and one from there, which the thread may await.
+
+  // --- counts in global memory: fence.sc or fence.acq_rel, ld.relaxed, ld.acquire until a count is there, and
+  // fence.acq_rel with red
+
+  void fence(bool sc) {
+    if constexpr (looks_for_races) races.fence(current, sc);
+  }
+  static UInt32 peek(const UInt32* count) { return __atomic_load_n(count, __ATOMIC_RELAXED); }
+  UInt32 look_at_count(const UInt32* count) {
+    if constexpr (looks_for_races)
+      accesses(count, 4, Access::strong_read), races.strong(current, count, Races::Strong::look);
+    return peek(count);
+  }
+  void wait_for_count(const UInt32* count, UInt32 value) {
+    wait_until([&] { return peek(count) == value; });
+    if constexpr (looks_for_races)
+      accesses(count, 4, Access::strong_read), races.strong(current, count, Races::Strong::acquire);
+  }
+  void count_one_more(UInt32* count) {
+    fence(false);
+    if constexpr (looks_for_races) accesses(count, 4, Access::atomic), races.strong(current, count, Races::Strong::add);
+    copy_quietly([&] { ++*count; });
+    ++progress;
+  }
+  // griddepcontrol.wait
+  void wait_for_launch_before() {
+    if constexpr (looks_for_races) races.wait_for_launch_before(current);
+  }
+
+  // A bulk copy to the block's memory, which a barrier awaits, and one from there, which the thread may await. The
+  // other side's bytes lie at `from`, or are told by `look_at(look)`, in pieces.
   template <class Copy>
-  void copy_in(PhaseBarrier& barrier, UInt32 to, int bytes, const Copy& copy) {
+  void copy_in(PhaseBarrier& barrier, UInt32 to, int bytes, const Copy& copy, const void* from = nullptr) {
     copy_quietly(copy);
     if constexpr (looks_for_races) {
-      races.access_by(Agent::bulk_copies, &barrier, ++barrier.copies, current, memory + to,
-                      static_cast<std::size_t>(bytes), Access::write);
+      const auto look = [&](const void* at, Access access) {
+        races.access_by(Agent::bulk_copies, &barrier, barrier.copies, current, at, static_cast<std::size_t>(bytes),
+                        access);
+      };
+      ++barrier.copies, look(memory + to, Access::write);
+      if (from) look(from, Access::read);
       races.announce(current, Agent::bulk_copies, &barrier, barrier.copies, barrier.arriving);
     }
   }
-  template <class Copy>
-  void copy_out(UInt32 from, int bytes, const Copy& copy) {
+  template <class Copy, class LookAt>
+  void copy_out(UInt32 from, int bytes, const Copy& copy, const LookAt& look_at) {
     copy_quietly(copy);
     if constexpr (looks_for_races) {
-      Thread& thread = threads[current];
+      Thread& thread = own();
       races.access_by(Agent::bulk_stores, &thread, ++thread.stores, current, memory + from,
                       static_cast<std::size_t>(bytes), Access::read);
+      look_at([&](const void* to, int size, Access access) {
+        races.access_by(Agent::bulk_writes, &thread, thread.stores, current, to, static_cast<std::size_t>(size), access,
+                        thread.proxies_judged);
+      });
     }
   }
-  void wait_stores() { learn(Agent::bulk_stores, &threads[current], threads[current].stores, 0); }
+  // Until they have read, and until they have written.
+  void wait_stores_read() { learn(Agent::bulk_stores, &own(), own().stores, 0); }
+  void wait_stores() { wait_stores_read(), learn(Agent::bulk_writes, &own(), own().stores, 0); }
+  // fence.proxy.async, of shared memory and of global memory.
   void publish() {
     if constexpr (looks_for_races) races.publish(current);
   }
+  void publish_global() {
+    if constexpr (looks_for_races) races.publish_global(current);
+  }
 
-  PhaseBarrier& phase_barrier(const void* at) { return phase_barriers[at]; }
+  PhaseBarrier& phase_barrier(const void* at) { return block->phase_barriers[at]; }
   void arrive(PhaseBarrier& b) {
     if constexpr (looks_for_races) races.release(current, b.arriving);
     ++b.arrived, settle(b);
@@ -263,20 +315,14 @@ class Machine {
   unsigned char* memory = nullptr;  // of the block; null: its kernels have none
   int block_threads = 0;
   std::mt19937 random{1};
+  // Blocks that take turns; a kernel's results are the same with any number of them.
+  std::size_t resident = looks_for_races ? 3 : 1;
 
  private:
-  bool multiplies_late() const { return late_warpgroups >> threadIdx.x / 128 & 1; }
-
-  struct Thread {
-    Fiber fiber;
-    const std::function<bool()>* waits_for = nullptr;
-    bool done = false;
-    UInt32 copies = 0, products = 0;  // groups that it has committed
-    UInt32 stores = 0;                // that it has begun
-    UInt32 in_product = 0;            // of this group, or 0
-    bool unjudged = false;            // what is read or written does not count
-  };
-  const void* warpgroup_key() const { return &threads[static_cast<std::size_t>(threadIdx.x / 128 * 128)]; }
+  Thread& own() { return block->threads[current]; }
+  bool is_shared(const void* at) const { return memory && at >= memory && at < memory + memory_bytes; }
+  bool multiplies_late() const { return block->late_warpgroups >> threadIdx.x / 128 & 1; }
+  const void* warpgroup_key() const { return &block->threads[static_cast<std::size_t>(threadIdx.x / 128 * 128)]; }
   // All but the latest `pending` groups of an agent have ended.
   void learn(Agent agent, const void* key, UInt32 groups, int pending) {
     if constexpr (looks_for_races)
@@ -285,61 +331,86 @@ class Machine {
   }
   template <class Copy>
   void copy_quietly(const Copy& copy) {
-    const bool before = std::exchange(threads[current].unjudged, true);
+    const bool before = std::exchange(own().unjudged, true);
     copy();
-    threads[current].unjudged = before;
+    own().unjudged = before;
   }
 
-  static void enter() {
+  static void enter_kernel() {
     Machine& m = here();
     try {
       (*m.kernel)();
     } catch (...) {
       m.failure = std::current_exception();
     }
-    m.threads[m.current].done = true;
+    m.own().done = true;
     ++m.progress;
-    m.threads[m.current].fiber.leave();
+    m.own().fiber.leave();
   }
 
-  void run_block(int count, const std::function<void()>& run) {
-    kernel = &run, block_threads = count, failure = nullptr;
-    threads.resize(static_cast<std::size_t>(count));  // they keep their stacks from block to block
-    for (Thread& thread : threads) {
-      thread.done = false, thread.waits_for = nullptr;
-      thread.copies = thread.products = thread.stores = thread.in_product = 0;
-      thread.unjudged = false;
-      thread.fiber.begin(&Machine::enter);
-    }
-    std::vector<std::size_t> order(threads.size());
-    for (std::size_t n = 0; n < order.size(); ++n) order[n] = n;
+  // --- blocks
+
+  void begin(Block& b, int number) {
+    leave();
+    b.begin(number, block_threads, &Machine::enter_kernel);
+    if (memory) std::memset(memory, 0xff, memory_bytes);  // NaN
+    b.late_warpgroups = random_lateness();
+    if constexpr (looks_for_races)
+      races.begin_block(b.clocks, number, memory, memory ? memory_bytes : 0, block_threads);
+    block = &b;
     // One warp, or none, goes on only when all others wait for it: what it was to do in time shows. In every other
     // block producers fill what is given back before any other thread goes on: what was given back too early shows.
-    const std::size_t warps = (threads.size() + 31) / 32, slow = random() % (warps + 1);
-    const bool hasty = producers > 0 && ++blocks_with_producers % 2 == 0;
-    for (bool running = true, hurry = false; running;) {
-      std::shuffle(order.begin(), order.end(), random);
+    b.slow_warp = random() % ((b.threads.size() + 31) / 32 + 1);
+    b.hasty = producers > 0 && ++blocks_with_producers % 2 == 0;
+  }
+  // The shared memory is one, and the block that runs has it.
+  void leave() {
+    if (block && memory) block->saved.assign(memory, memory + memory_bytes);
+    block = nullptr;
+  }
+  void enter(Block& b) {
+    if (block != &b) {
+      leave();
+      if (!b.saved.empty()) std::memcpy(memory, b.saved.data(), memory_bytes);
+      block = &b;
+      if constexpr (looks_for_races) races.enter(b.clocks);
+    }
+    blockIdx.x = b.number;
+  }
+  // True: the block has ended. Alone it runs until then, or until all of its threads wait; beside others for a while,
+  // so that any of them may be far ahead.
+  bool run_for_a_while() {
+    Block& b = *block;
+    for (unsigned rounds = resident > 1 ? 1u << random_turn() % 8 : ~0u; rounds > 0; --rounds) {
+      std::shuffle(b.order.begin(), b.order.end(), random);
       const long before = progress;
-      running = false;
-      for (const std::size_t n : order) {
-        if (threads[n].done) continue;
+      bool running = false;
+      for (const std::size_t n : b.order) {
+        if (b.threads[n].done) continue;
         running = true;
-        if (n / 32 == slow && !hurry) continue;
+        if (n / 32 == b.slow_warp && !b.hurry) continue;
         const long ended_before = phases_ended;
         go_on(n);
-        if (hasty && phases_ended != ended_before) run_producers();
+        if (b.hasty && phases_ended != ended_before) run_producers();
       }
-      if (running && progress == before && hurry) throw std::runtime_error("all threads of the block wait");
-      hurry = progress == before;
+      if (!running) return true;
+      b.waits = progress == before && b.hurry;
+      if (b.waits) return false;
+      b.hurry = progress == before;
+      if (progress != before)
+        for (const auto& other : pool) other->waits = false;
     }
+    return false;
   }
 
   // False: the thread has ended, or waits.
   bool go_on(std::size_t n) {
-    Thread& thread = threads[n];
+    Thread& thread = block->threads[n];
     if (thread.done || (thread.waits_for && !(*thread.waits_for)())) return false;
     current = n, threadIdx.x = static_cast<int>(n);
+    in_a_fiber = true;
     thread.fiber.enter();
+    in_a_fiber = false;
     if (failure) std::rethrow_exception(failure);
     if (looks_for_races && !races.found.empty()) throw std::runtime_error(std::exchange(races.found, {}));
     return true;
@@ -352,93 +423,16 @@ class Machine {
   }
 
   Races races;
-  std::vector<Thread> threads;
+  std::vector<std::unique_ptr<Block>> pool;
+  Block* block = nullptr;  // that runs
   std::size_t current = 0, producers = 0;
+  bool in_a_fiber = false;
   const std::function<void()>* kernel = nullptr;
   std::exception_ptr failure;
   long progress = 0, phases_ended = 0, blocks_with_producers = 0;
-  std::map<int, Meeting> meetings;
-  std::map<const void*, PhaseBarrier> phase_barriers;
-  struct Exchanged {
-    std::vector<unsigned char> room[2];
-  };
-  std::map<int, Exchanged> exchanged;  // by warp
-  // Of each thread, by group; the last is not committed.
-  std::vector<std::deque<std::vector<LateCopy>>> late_copies;
-  std::vector<std::deque<std::vector<std::function<void()>>>> late_products;
-  std::mt19937 random_lateness{2};
-  std::mt19937::result_type late_warpgroups = 0;  // a bit for each
+  std::mt19937 random_lateness{2}, random_turn{3};
 };
 
 }  // namespace tessera::emulated
 
-// --- CUDA's functions that device code calls
-
-inline void __syncthreads() {
-  auto& m = tessera::emulated::Machine::here();
-  m.meet_in_order(0, m.block_threads, threadIdx.x);
-}
-
-inline bool __syncthreads_or(bool x) {
-  auto& m = tessera::emulated::Machine::here();
-  for (const tessera::UInt64 one :
-       m.meet(0, m.block_threads, threadIdx.x, x, tessera::emulated::Machine::Order::memory))
-    if (one) return true;
-  return false;
-}
-
-// What lane `from` of the warp brings.
-template <class Number>
-inline Number shuffled(Number x, int from) {
-  auto& m = tessera::emulated::Machine::here();
-  tessera::UInt64 bits = 0;
-  std::memcpy(&bits, &x, sizeof(x));
-  bits = m.meet(m.warp_name(), 32, threadIdx.x % 32, bits)[static_cast<std::size_t>(from)];
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-template <class Number>
-inline Number __shfl_sync(unsigned, Number x, int from) {
-  return shuffled(x, from);
-}
-template <class Number>
-inline Number __shfl_xor_sync(unsigned, Number x, int distance) {
-  return shuffled(x, threadIdx.x % 32 ^ distance);
-}
-
-inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
-inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
-
-inline void __syncwarp() {
-  auto& m = tessera::emulated::Machine::here();
-  m.meet_in_order(m.warp_name(), 32, threadIdx.x % 32);
-}
-
-template <class Number, class Change>
-inline Number changed_at_once(Number* at, const Change& change) {
-  Number before{};
-  tessera::emulated::Machine::here().change(at, sizeof(Number), [&] { before = *at, *at = change(before); });
-  return before;
-}
-inline unsigned atomicAdd(unsigned* at, unsigned x) {
-  return changed_at_once(at, [&](unsigned before) { return before + x; });
-}
-inline float atomicAdd(float* at, float x) {
-  return changed_at_once(at, [&](float before) { return before + x; });
-}
-inline int atomicOr(int* at, int x) {
-  return changed_at_once(at, [&](int before) { return before | x; });
-}
-// Blocks run one after another, and see what those before them wrote.
-inline void __threadfence() {}
-template <class Thing>
-inline Thing __ldcg(const Thing* at) {
-  return *at;
-}
-
-inline bool __any_sync(unsigned, bool x) {
-  auto& m = tessera::emulated::Machine::here();
-  for (const tessera::UInt64 one : m.meet(m.warp_name(), 32, threadIdx.x % 32, x))
-    if (one) return true;
-  return false;
-}
+#include "tests/emulated/cuda.hpp"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "gpu/step.hpp"
-#include "tests/emulated/machine.hpp"
+#include "tests/emulated/watch.hpp"
 
 namespace tessera::emulated {
 
@@ -30,6 +30,7 @@ void run_steps(const gpu::Steps& steps, const Problem& problem, Call call, const
   if (problem.pass == Pass::backward)
     common = gpu::backward_params(problem, call, steps.accumulators, steps.score_scale);
   const gpu::Given given{call, common, reinterpret_cast<std::byte*>(workspace.data() + common_chunks)};
+  const Watch watch(call, workspace.data(), workspace.size() * sizeof(float4));
   Machine& machine = Machine::here();
   machine.memory = memory;
   for (const gpu::Step& step : steps.list) {
@@ -39,7 +40,8 @@ void run_steps(const gpu::Steps& steps, const Problem& problem, Call call, const
     alignas(64) std::byte own[4096];
     if (step.parameter_bytes > 0) step.write_parameters(given, own), params = own;
     ASSERT_LE(step.shared_bytes, static_cast<int>(memory_bytes));
-    machine.run(static_cast<int>(step.blocks), step.threads, 0, [&] { unit->second(params); });
+    machine.run(
+        static_cast<int>(step.blocks), step.threads, 0, [&] { unit->second(params); }, step.programmatic);
   }
 }
 

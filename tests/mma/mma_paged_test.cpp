@@ -29,6 +29,7 @@ void run(const Call& call, const char* architecture, const std::string& kernel) 
   std::vector<float4> workspace(static_cast<std::size_t>(steps.own_bytes) / sizeof(float4) + 1, {NAN, NAN, NAN, NAN});
   const gpu::PassParams common = gpu::forward_params(problem, call, steps.score_scale);
   const gpu::Given given{call, common, reinterpret_cast<std::byte*>(workspace.data())};
+  const emulated::Watch watch(call, workspace.data(), workspace.size() * sizeof(float4));
   for (const gpu::Step& step : steps.list) {
     const auto unit = mma_paged_units.find(step.unit);
     ASSERT_NE(unit, mma_paged_units.end()) << "this test has no " << step.unit;

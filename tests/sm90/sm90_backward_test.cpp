@@ -13,7 +13,7 @@
 #include "sm90/plan.hpp"
 #include "sm90/unit.hpp"
 #include "tests/emulated/backward.hpp"
-#include "tests/emulated/machine.hpp"
+#include "tests/emulated/watch.hpp"
 #include "tests/support/senseless.hpp"
 // The machine comes first: device code needs it.
 #include "sm90/kernel/backward.cuh"
@@ -67,6 +67,7 @@ void run_backward(cases::CaseData& data) {
   const gpu::BackwardParams params = gpu::backward_params(problem, call, {}, problem.options.scale);
   prepare(data, params);
   emulated::clear_unused(data);
+  const emulated::Watch watch(call, workspace.data(), workspace.size() * sizeof(float));
   for (const auto& [c, blocks] : plan.passes) {
     const bool queries = owns_queries(c);
     const BackwardParams p{.row_QK = emulated_map(queries ? call.inputs.q : call.inputs.k, 64),

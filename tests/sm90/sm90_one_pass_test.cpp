@@ -13,8 +13,8 @@
 #include "gpu/arguments.hpp"
 #include "sm90/one_pass_plan.hpp"
 #include "tests/emulated/backward.hpp"
-#include "tests/emulated/machine.hpp"
 #include "tests/emulated/turns.hpp"
+#include "tests/emulated/watch.hpp"
 #include "tests/support/senseless.hpp"
 // The machine comes first: device code needs it.
 #include "sm90/kernel/finish.cuh"
@@ -29,10 +29,11 @@ namespace {
 
 using enum Element;
 
-void run_blocks(std::int64_t blocks, int threads, int producers, const std::function<void()>& kernel) {
+void run_blocks(std::int64_t blocks, int threads, int producers, bool programmatic,
+                const std::function<void()>& kernel) {
   emulated::Machine& machine = emulated::Machine::here();
   machine.memory = memory;
-  machine.run(int(blocks), threads, producers, kernel);
+  machine.run(int(blocks), threads, producers, kernel, programmatic);
 }
 
 template <Element element, Element gradient, int D>
@@ -47,13 +48,13 @@ bool run_if(const OnePassPlan& plan, const PrepareParams& before, const OnePassP
                                    .ordered = ordered};
     if (!(config == plan.config) || plan.dQ != gradient || plan.o != element) return false;
     const int lanes = plan.prepare_lanes;
-    run_blocks(plan.query_blocks, prepare_threads, 0, [&] {
+    run_blocks(plan.query_blocks, prepare_threads, 0, false, [&] {
       if (lanes == 16) prepare<config, element, 16>(before);
       if (lanes == 8) prepare<config, element, 8>(before);
       if (lanes == 4) prepare<config, element, 4>(before);
     });
-    run_blocks(plan.grid, one_pass_threads, 128, [&] { one_pass<config>(p); });
-    run_blocks(plan.query_blocks, 128 * parts_of(config), 0, [&] { finish<config, gradient>(after); });
+    run_blocks(plan.grid, one_pass_threads, 128, true, [&] { one_pass<config>(p); });
+    run_blocks(plan.query_blocks, 128 * parts_of(config), 0, true, [&] { finish<config, gradient>(after); });
     return true;
   };
   return run(std::true_type{}) || run(std::false_type{});
@@ -87,6 +88,8 @@ void run_backward(cases::CaseData& data) {
                         .Dv = Int32(problem.Dv),
                         .factor = float(problem.options.scale * std::numbers::log2e)};
   const FinishParams after{params, memory, Int32(problem.D)};
+  const emulated::Watch watch(call, workspace.data(), workspace.size() * sizeof(Chunk));
+  emulated::Machine::here().tickets(memory.taken);
   const bool found = run_if<bf16, bf16, 64>(plan, before, p, after) ||
                      run_if<bf16, bf16, 128>(plan, before, p, after) || run_if<f16, f16, 64>(plan, before, p, after) ||
                      run_if<f16, f16, 128>(plan, before, p, after) || run_if<bf16, f32, 64>(plan, before, p, after) ||

@@ -31,6 +31,8 @@ void run(const Call& call, const std::string& kernel) {
   std::vector<float4> workspace(static_cast<std::size_t>(steps.own_bytes) / sizeof(float4) + 1, {NAN, NAN, NAN, NAN});
   const gpu::PassParams common = gpu::forward_params(problem, call, steps.score_scale);
   const gpu::Given given{call, common, reinterpret_cast<std::byte*>(workspace.data())};
+  const emulated::Watch watch(call, workspace.data(), workspace.size() * sizeof(float4));
+  emulated::Machine::here().tickets(workspace.data());  // tiles are counted there
   for (const gpu::Step& step : steps.list) {
     const auto unit = hopper_paged_units.find(step.unit);
     ASSERT_NE(unit, hopper_paged_units.end()) << "this test has no " << step.unit;
@@ -39,7 +41,9 @@ void run(const Call& call, const std::string& kernel) {
     emulated::Machine& machine = emulated::Machine::here();
     const bool producers = step.name == "hopper_forward";
     machine.memory = step.name.starts_with("decode") ? decode::memory : memory;
-    machine.run(static_cast<int>(step.blocks), step.threads, producers ? 128 : 0, [&] { unit->second(own); });
+    machine.run(
+        static_cast<int>(step.blocks), step.threads, producers ? 128 : 0, [&] { unit->second(own); },
+        step.programmatic);
   }
 }
 

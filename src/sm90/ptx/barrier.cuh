@@ -63,6 +63,9 @@ __device__ inline void sync_threads(int name, int threads) {
 // instruction.
 __device__ inline void judge_races(bool) {}
 
+// The same of fences between proxies in global memory, for bulk stores.
+__device__ inline void judge_proxies(bool) {}
+
 // "griddepcontrol": until the kernel before this one in its stream has ended and its writes are visible; and: the next
 // kernel may start already.
 __device__ inline void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for src/mma/ptx/reduce.cuh on the host. Blocks run one after another there, so a count that a block waits
-// for is either there or never comes.
+// Stands in for src/mma/ptx/reduce.cuh on the host; see tests/emulated/machine.hpp.
 #pragma once
 
 #include "tests/emulated/machine.hpp"
@@ -10,7 +9,9 @@ namespace tessera::mma {
 using emulated::Machine;
 
 inline void add_sums(float* part, int lane, const float* x) {
-  for (int n = 0; n < 4; ++n) part[4 * lane + n] += x[n];
+  Machine::here().change(part + 4 * lane, 16, false, [&] {
+    for (int n = 0; n < 4; ++n) part[4 * lane + n] += x[n];
+  });
 }
 inline void store_sums(float* part, int lane, const float* x) {
   for (int n = 0; n < 4; ++n) part[4 * lane + n] = x[n];
@@ -19,11 +20,9 @@ inline void load_sums(const float* part, int lane, float* x) {
   for (int n = 0; n < 4; ++n) x[n] = part[4 * lane + n];
 }
 
-inline UInt32 look_at_count(const UInt32* count) { return *count; }
-inline void wait_for_count(const UInt32* count, UInt32 value) {
-  Machine::here().wait_until([&] { return *count == value; });
-}
-inline void count_one_more(UInt32* count) { ++*count; }
+inline UInt32 look_at_count(const UInt32* count) { return Machine::here().look_at_count(count); }
+inline void wait_for_count(const UInt32* count, UInt32 value) { Machine::here().wait_for_count(count, value); }
+inline void count_one_more(UInt32* count) { Machine::here().count_one_more(count); }
 
 // Two warps: one arrives and goes on, the other arrives and waits, so a thread that waits sees the phase end.
 inline emulated::PhaseBarrier& pair_barrier(int name) {

@@ -30,7 +30,8 @@ struct Barrier {
 inline void publish_barriers() {}
 inline void sync_threads(int name, int threads) { Machine::here().meet_in_order(name, threads, threadIdx.x % threads); }
 inline void judge_races(bool judged) { Machine::here().judge_races(judged); }
-inline void wait_for_kernel_before() {}
+inline void judge_proxies(bool judged) { Machine::here().judge_proxies(judged); }
+inline void wait_for_kernel_before() { Machine::here().wait_for_launch_before(); }
 inline void start_kernel_after() {}
 template <int registers>
 void give_registers() {}

@@ -99,7 +99,8 @@ void load_piece(UInt32 to, const TensorMap& map, const Barrier& barrier, const T
 template <int bytes>
 void load_bytes(UInt32 to, const void* from, const Barrier& barrier) {
   Machine& m = Machine::here();
-  m.copy_in(barrier.model(), to, bytes, [&] { std::memcpy(m.memory + to, from, bytes); });
+  m.copy_in(
+      barrier.model(), to, bytes, [&] { std::memcpy(m.memory + to, from, bytes); }, from);
   barrier.complete(bytes);
 }
 
@@ -107,24 +108,35 @@ template <int rows, int panels>
 void store_tile(const TensorMap& map, UInt32 from, const TilePlace& at) {
   const unsigned char* tile = Machine::here().memory + from;
   if (map.words[1] % 8 != 0) throw std::runtime_error("a tensor copy would write whole 16 bytes, beyond the row's end");
-  Machine::here().copy_out(from, rows * panels * 128, [&] {
+  const auto for_elements = [&](const auto& f) {
     for_tile<rows, panels>(map, at, [&](UInt16* element, int byte) {
-      if (element) std::memcpy(element, tile + byte, 2);
+      if (element) f(element, byte);
     });
-  });
+  };
+  Machine::here().copy_out(
+      from, rows * panels * 128,
+      [&] { for_elements([&](UInt16* element, int byte) { std::memcpy(element, tile + byte, 2); }); },
+      [&](const auto& look) {
+        for_elements([&](UInt16* element, int) { look(element, 2, emulated::Access::write); });
+      });
 }
 
 template <int bytes>
 void store_bytes(void* to, UInt32 from) {
   Machine& m = Machine::here();
-  m.copy_out(from, bytes, [&] { std::memcpy(to, m.memory + from, bytes); });
+  m.copy_out(
+      from, bytes, [&] { std::memcpy(to, m.memory + from, bytes); },
+      [&](const auto& look) { look(to, bytes, emulated::Access::write); });
 }
 template <int bytes>
 void add_floats(float* to, UInt32 from) {
   const auto* numbers = reinterpret_cast<const float*>(Machine::here().memory + from);
-  Machine::here().copy_out(from, bytes, [&] {
-    for (int n = 0; n < bytes / 4; ++n) to[n] += numbers[n];
-  });
+  Machine::here().copy_out(
+      from, bytes,
+      [&] {
+        for (int n = 0; n < bytes / 4; ++n) to[n] += numbers[n];
+      },
+      [&](const auto& look) { look(to, bytes, emulated::Access::atomic); });
 }
 
 inline void store_four(UInt32 to, const float* x) { Machine::here().store(to, x, 16); }
@@ -138,7 +150,7 @@ inline UInt16 load_element(UInt32 from) {
   return x;
 }
 
-inline void wait_stores_read() { Machine::here().wait_stores(); }
+inline void wait_stores_read() { Machine::here().wait_stores_read(); }
 inline void wait_stores() { Machine::here().wait_stores(); }
 inline void publish_shared() { Machine::here().publish(); }
 inline void prefetch(const TensorMap&) {}
