@@ -48,7 +48,8 @@ typedef struct tessera_partition tessera_partition;
 TESSERA_API void tessera_partition_args_init(tessera_partition_args* args);
 TESSERA_API tessera_status tessera_partition_make(const tessera_partition_args* args, tessera_partition** partition);
 /* A partition of one's own: counts[r] spans for each rank, one rank after another. Together they hold every row of
- * every sequence once. Of the args, kind, align and options are not read. */
+ * every sequence once; a span may also be without rows (begin = end, from 0 to the length). Of the args, kind, align
+ * and options are not read. */
 TESSERA_API tessera_status tessera_partition_from_spans(const tessera_partition_args* args, const tessera_span* spans,
                                                         const int64_t* counts, tessera_partition** partition);
 TESSERA_API void tessera_partition_destroy(tessera_partition* partition); /* NULL is allowed */

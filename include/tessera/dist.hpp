@@ -39,7 +39,8 @@ class Partition {
     const C c(args);
     detail::check(tessera_partition_make(&c.view, &handle));
   }
-  // One's own: the spans of each rank, which together hold every row once. Of the args: lengths, slices.
+  // One's own: the spans of each rank, which together hold every row once; some may be without rows. Of the args:
+  // lengths, slices.
   Partition(const std::vector<std::vector<tessera_span>>& of, PartitionArgs args) {
     args.ranks = static_cast<int>(of.size());
     std::vector<tessera_span> all;

@@ -49,7 +49,8 @@ class Partition:
               under the mask of `options`: causal, window, alignment)
     slices    ranks of a node, which share its heads out (Ulysses); divides ranks
     align     cuts lie on its multiples, or at the end of a sequence
-    spans     instead of kind and align: of each rank its spans (sequence, begin, end), in the order of its arrays
+    spans     instead of kind and align: of each rank its spans (sequence, begin, end), in the order of its arrays; some
+              may be without rows (begin = end)
     """
 
     def __init__(self, lengths: Sequence[int], ranks: int, kind: str = "zigzag", *, slices: int = 1, align: int = 128,

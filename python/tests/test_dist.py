@@ -137,6 +137,27 @@ def test_a_partition_of_ones_own():
     np.testing.assert_array_equal(partition.unshard([partition.shard(lse, r, 1) for r in range(2)], 1), lse)
 
 
+@pytest.mark.parametrize("scheme", ["ring", "gather"])
+def test_spans_without_rows(scheme):
+    """Every document cut in four at the same shares, as ring-flash-attention does, with documents shorter than that."""
+    lengths = (3, 1, 0, 150)
+    cuts = [[round(n * share / 4) for share in range(5)] for n in lengths]
+    spans = [[(b, cut[c], cut[c + 1]) for b, cut in enumerate(cuts) for c in (rank, 3 - rank)] for rank in range(2)]
+    assert sum(begin == end for of in spans for _, begin, end in of) > 4
+    q, k, v = (np.random.default_rng(2).standard_normal((sum(lengths), 2, 16), dtype=np.float32) for _ in range(3))
+    ends = np.cumsum([0, *lengths]).astype(np.int32)
+    o, lse = tessera.forward(q, k, v, causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends)
+    partition = tessera.dist.Partition(lengths, 2, spans=spans)
+    assert [partition.spans(rank) for rank in range(2)] == spans
+
+    def run(communicator):
+        sharing = tessera.dist.Sharing(communicator, partition, scheme, timeout=60)
+        return tessera.dist.forward(*(partition.shard(x, communicator.rank) for x in (q, k, v)), sharing, causal=True)
+    results = on_threads(2, run)
+    assert relative_error(partition.unshard([r[0] for r in results]), o) < 2e-6
+    assert relative_error(partition.unshard([r[1] for r in results], 1), lse) < 2e-6
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="^kind: is 'round'; must be one of zigzag, contiguous, balanced$"):
         tessera.dist.Partition([8], 2, "round")

@@ -86,14 +86,17 @@ tessera_partition_args partition_args(const tessera_partition_args* given) {
 
 std::vector<Int64> lengths_of(const std::vector<std::int64_t>& lengths) { return {lengths.begin(), lengths.end()}; }
 
+// Callers see all spans that they have given; the rows of a rank are those of the spans that have some.
 tessera_partition* with_spans(const tessera_partition_args& args, dist::Partition rows) {
   auto made = std::make_unique<tessera_partition>();
   made->lengths.assign(args.lengths, args.lengths + args.sequences);
-  if (const std::string fault = fault_of(rows, lengths_of(made->lengths)); !fault.empty()) invalid(fault);
-  for (const std::vector<dist::Span>& spans : rows.of) {
+  const std::vector<Int64> lengths = lengths_of(made->lengths);
+  for (std::vector<dist::Span>& spans : rows.of) {
     made->spans.emplace_back();
     for (const dist::Span& s : spans) made->spans.back().push_back({s.sequence, s.begin, s.end});
+    std::erase_if(spans, [&](const dist::Span& s) { return is_empty(s, lengths); });
   }
+  if (const std::string fault = fault_of(rows, lengths); !fault.empty()) invalid(fault);
   made->rows = std::move(rows);
   return made.release();
 }

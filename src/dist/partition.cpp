@@ -201,6 +201,12 @@ Partition two_level(const Partition& nodes, int slices, Int64 align) {
   return p;
 }
 
+bool is_empty(const Span& span, const std::vector<Int64>& lengths) {
+  return span.begin == span.end && span.begin >= 0 && span.sequence >= 0 &&
+         span.sequence < static_cast<Int64>(lengths.size()) &&
+         span.end <= lengths[static_cast<std::size_t>(span.sequence)];
+}
+
 std::string fault_of(const Partition& partition, const std::vector<Int64>& lengths) {
   std::vector<Span> all;
   const auto named = [](const Span& s) {

@@ -57,6 +57,10 @@ Partition balanced(const std::vector<Int64>& lengths, const Mask& mask, int rank
 // Every span of a node in `slices` parts, one for each of its ranks.
 Partition two_level(const Partition& nodes, int slices, Int64 align);
 
+// Whether a span is a place in a sequence, or at its end, and holds no row. Layouts that cut every sequence in the same
+// way have such spans; a Partition has none of them, and its ranks hold the same rows without.
+bool is_empty(const Span& span, const std::vector<Int64>& lengths);
+
 // Why a partition is none of these sequences: spans beyond them, rows that nobody holds or two ranks do. Empty: it is.
 std::string fault_of(const Partition& partition, const std::vector<Int64>& lengths);
 

@@ -61,7 +61,13 @@ TEST(Partitions, Refusals) {
   EXPECT_EQ(own({{{0, 0, 10}}}), "partition: holds row 10 of sequence 0 not at all; every row must be held once");
   EXPECT_EQ(own({{{0, 0, 21}}}), "partition: holds rows 0 to 21 of sequence 0, which are no rows of the sequences");
   EXPECT_EQ(own({{{1, 0, 5}}}), "partition: holds rows 0 to 5 of sequence 1, which are no rows of the sequences");
-  EXPECT_EQ(own({{{0, 5, 5}}}), "partition: holds rows 5 to 5 of sequence 0, which are no rows of the sequences");
+  EXPECT_EQ(own({{{0, 5, 5}}}), "partition: holds row 0 of sequence 0 not at all; every row must be held once");
+  EXPECT_EQ(own({{{0, 0, 20}, {0, 6, 5}}}),
+            "partition: holds rows 6 to 5 of sequence 0, which are no rows of the sequences");
+  for (const tessera_span& nowhere : {tessera_span{0, 21, 21}, {0, -1, -1}, {1, 0, 0}, {-1, 0, 0}})
+    EXPECT_EQ(own({{{0, 0, 20}, nowhere}}),
+              "partition: holds rows " + std::to_string(nowhere.begin) + " to " + std::to_string(nowhere.end) +
+                  " of sequence " + std::to_string(nowhere.sequence) + ", which are no rows of the sequences");
   const auto made = [](const PartitionArgs& args) { return caught([&] { const Partition p(args); }); };
   EXPECT_EQ(made({.lengths = {20}, .ranks = 0}), "ranks: is 0; must be from 1 to 1048576");
   EXPECT_EQ(made({.lengths = {20}, .ranks = 4, .slices = 3}), "slices: is 3; must be positive and divide the 4 ranks");
@@ -162,38 +168,40 @@ void copy_rows(Data& all, Data& part, const Partition& partition, int rank, bool
   }
 }
 
-// Both passes on four ranks, with another seed than the plan's, against one call.
-void expect_one_devices_answer(std::vector<Communicator> communicators, Scheme scheme, int slices) {
+// Both passes, with another seed than the plan's, against one call. The partition has one sequence of `tokens` rows,
+// number `sequence`, and perhaps empty ones.
+void expect_one_devices_answer(std::vector<Communicator> communicators, Scheme scheme, const Partition& partition,
+                               std::int64_t sequence = 0) {
   Data all(tokens), one(tokens);
   all.fill(), one.fill();
   Options seeded = options;
   seeded.seed = 77;
   {
+    Options alone = seeded;
+    alone.batch0 = sequence;  // which the dropout mask counts
     Inputs in;
     in.q = Tensor(one.q.data(), Type::f32, {1, tokens, heads, dim});
     in.k = Tensor(one.k.data(), Type::f32, {1, tokens, kv_heads, dim});
     in.v = Tensor(one.v.data(), Type::f32, {1, tokens, kv_heads, dim});
     const Tensor o(one.o.data(), Type::f32, {1, tokens, heads, dim}),
         lse(one.lse.data(), Type::f32, {1, heads, tokens});
-    tessera::forward(in, {o, lse, {}, {}}, seeded);
+    tessera::forward(in, {o, lse, {}, {}}, alone);
     tessera::backward(in, {o, lse, Tensor(one.d_o.data(), Type::f32, {1, tokens, heads, dim}), {}},
                       {Tensor(one.dq.data(), Type::f32, {1, tokens, heads, dim}),
                        Tensor(one.dk.data(), Type::f32, {1, tokens, kv_heads, dim}),
                        Tensor(one.dv.data(), Type::f32, {1, tokens, kv_heads, dim}),
                        {},
                        {}},
-                      seeded);
+                      alone);
   }
-  const Partition partition({.lengths = {tokens}, .ranks = 4, .slices = slices, .align = 8});
-  std::vector<std::string> faults(4);
+  std::vector<std::string> faults(communicators.size());
   std::vector<std::thread> threads;
-  for (int r = 0; r < 4; ++r)
+  for (int r = 0; r < partition.ranks(); ++r)
     threads.emplace_back([&, r] {
       faults[std::size_t(r)] = caught([&] {
         DistArgs mine = args;
         mine.scheme = scheme;
         DistPlan plan(communicators[std::size_t(r)], partition, mine, options, {.threads = 1});
-        EXPECT_NE(plan.describe().find("balance of work 1.000 forward"), std::string::npos) << plan.describe();
         Data part(partition.rows(r));
         copy_rows(all, part, partition, r, true);
         plan.forward(part.inputs(), part.outputs(), seeded);
@@ -209,9 +217,50 @@ void expect_one_devices_answer(std::vector<Communicator> communicators, Scheme s
   EXPECT_LT(largest_difference(all.dv, one.dv), 1e-5);
 }
 
+Partition zigzag_of_four(int slices) {
+  return Partition({.lengths = {tokens}, .ranks = 4, .slices = slices, .align = 8});
+}
+
 TEST(Plans, GiveOneDevicesAnswerOnThreads) {
-  expect_one_devices_answer(Communicator::threads(4), Scheme::gather, 1);
-  expect_one_devices_answer(Communicator::threads(4), Scheme::ring, 2);
+  expect_one_devices_answer(Communicator::threads(4), Scheme::gather, zigzag_of_four(1));
+  expect_one_devices_answer(Communicator::threads(4), Scheme::ring, zigzag_of_four(2));
+}
+
+// Spans without rows at both ends of a sequence, inside others' rows and in empty sequences, ranks that have no other
+// and a rank that has none at all.
+TEST(Plans, TakeSpansWithoutRows) {
+  for (int ranks = 1; ranks <= 8; ++ranks)
+    for (const int slices : {1, 2}) {
+      if (ranks % slices != 0) continue;
+      const int holders = ranks > 2 ? ranks - 2 : ranks;
+      const Partition rows({.lengths = {0, tokens, 0}, .ranks = holders, .align = 8});
+      std::vector<std::vector<tessera_span>> spans(static_cast<std::size_t>(ranks));
+      for (int r = 0; r < holders; ++r) {
+        std::vector<tessera_span>& mine = spans[std::size_t(r)];
+        for (const tessera_span& s : rows.spans(r))
+          mine.insert(mine.end(), {{0, 0, 0}, {1, tokens / 2 + r, tokens / 2 + r}, s, {1, s.end, s.end}});
+        mine.insert(mine.end(), {{1, tokens, tokens}, {2, 0, 0}});
+      }
+      if (ranks > 2) spans[std::size_t(ranks - 2)] = {{1, 7, 7}, {1, 0, 0}, {2, 0, 0}};
+      const Partition partition(spans, {.lengths = {0, tokens, 0}, .slices = slices});
+      for (int r = 0; r < ranks; ++r) {  // as they were given
+        ASSERT_EQ(partition.spans(r).size(), spans[std::size_t(r)].size());
+        EXPECT_EQ(partition.rows(r), r < holders ? rows.rows(r) : 0);
+      }
+      for (const Scheme scheme : {Scheme::ring, Scheme::gather})
+        expect_one_devices_answer(Communicator::threads(ranks), scheme, partition, 1);
+    }
+}
+
+TEST(Plans, DescribeTheirBalance) {
+  std::vector<Communicator> four = Communicator::threads(4);
+  std::vector<std::string> texts(4);
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < 4; ++r)
+    threads.emplace_back([&, r] { texts[r] = DistPlan(four[r], zigzag_of_four(1), args, options).describe(); });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& text : texts)
+    EXPECT_NE(text.find("balance of work 1.000 forward"), std::string::npos) << text;
 }
 
 TEST(Plans, GiveItOverTheCallersTransport) {
@@ -220,7 +269,7 @@ TEST(Plans, GiveItOverTheCallersTransport) {
   for (int r = 0; r < 4; ++r) all.emplace_back(std::make_unique<Mail>(post, r, 4));
   EXPECT_EQ(all[2].rank(), 2);
   EXPECT_EQ(all[2].size(), 4);
-  expect_one_devices_answer(std::move(all), Scheme::ring, 1);
+  expect_one_devices_answer(std::move(all), Scheme::ring, zigzag_of_four(1));
   EXPECT_EQ(post.destroyed, 4);
 }
 
