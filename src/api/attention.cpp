@@ -33,6 +33,14 @@ bool asked_for(const char* name, const Kernel& kernel) {
   return !name || std::string_view(name) == kernel.name() || std::string_view(name) == kernel.family();
 }
 
+const char* name_of(DeviceType type) {
+  if (type == DeviceType::cpu) return "cpu";
+  return type == DeviceType::cuda ? "cuda" : "vulkan";
+}
+
+// Kernels of other devices are not asked, and are spoken of only if the call names one.
+bool runs_there(const Kernel& kernel, const Problem& problem) { return kernel.device() == problem.device.type; }
+
 bool known(const char* name) {
   return std::ranges::any_of(kernels(), [&](const Kernel* kernel) { return asked_for(name, *kernel); });
 }
@@ -49,11 +57,19 @@ Planned choose(const Problem& problem, const Execution& execution) {
   std::vector<std::pair<std::string, std::string>> refused;  // names of kernels, and the reason that they share
   for (const Kernel* kernel : kernels()) {
     if (!asked_for(execution.kernel, *kernel)) continue;
-    PlanOrReason result = kernel->plan(problem, execution);
-    if (result.plan) return {problem, kernel, std::move(result.plan), ""};
-    const auto same = std::ranges::find(refused, result.reason, &std::pair<std::string, std::string>::second);
+    std::string reason;
+    if (runs_there(*kernel, problem)) {
+      PlanOrReason result = kernel->plan(problem, execution);
+      if (result.plan) return {problem, kernel, std::move(result.plan), ""};
+      reason = std::move(result.reason);
+    } else if (execution.kernel) {
+      reason = text("device is ", name_of(problem.device), "; this kernel runs on ", name_of(kernel->device()));
+    } else {
+      continue;
+    }
+    const auto same = std::ranges::find(refused, reason, &std::pair<std::string, std::string>::second);
     if (same == refused.end())
-      refused.emplace_back(kernel->name(), std::move(result.reason));
+      refused.emplace_back(kernel->name(), std::move(reason));
     else
       same->first += text(", ", kernel->name());
   }
@@ -98,10 +114,8 @@ std::string describe(const Planned& planned, const Execution& execution) {
   out += text("               ", planned.plan->describe(), "\nworkspace      ", planned.workspace_bytes(), " bytes\n");
   bool chosen = false;
   for (const Kernel* kernel : kernels()) {
-    if (kernel == planned.kernel) {
-      chosen = true;
-      continue;
-    }
+    if (kernel == planned.kernel) chosen = true;
+    if (kernel == planned.kernel || !runs_there(*kernel, planned.problem)) continue;
     const std::string reason = kernel->refusal(planned.problem, execution);
     std::string verdict = "refused: " + reason;
     if (reason.empty()) verdict = chosen ? "could run it, but is slower" : "could run it, but another was asked for";

@@ -49,6 +49,7 @@ class Kernel {
   virtual const char* name() const = 0;
   // Kernels of one family have the same options and places to run; asking for a family takes the best of it that can.
   virtual const char* family() const { return name(); }
+  virtual DeviceType device() const = 0;  // where it runs; plan() and refusal() are asked of problems there only
   virtual PlanOrReason plan(const Problem& problem, const Execution& execution) const = 0;
   // The reason that plan() would give, or none. For kernels whose plans are costly to make.
   virtual std::string refusal(const Problem& problem, const Execution& execution) const {

@@ -56,10 +56,9 @@ class CpuKernel : public Kernel {
   explicit CpuKernel(const IsaChoice& choice) : choice(choice) {}
 
   const char* name() const override { return choice.isa->name; }
+  DeviceType device() const override { return DeviceType::cpu; }
 
   PlanOrReason plan(const Problem& p, const Execution& execution) const override {
-    if (p.device.type != DeviceType::cpu)
-      return {nullptr, text("device is ", name_of(p.device), "; this kernel runs on cpu")};
     if (!isa_choices().fault.empty()) invalid(isa_choices().fault);
     if (!choice.missing.empty()) return {nullptr, choice.missing};
     if (p.options.segment_rows % block_q != 0)

@@ -111,8 +111,6 @@ std::string part_refusal(const Problem& p, bool carries) {
 }  // namespace
 
 Steps GpuKernel::steps_for(const Problem& p, const Execution& execution) const {
-  if (p.device.type != DeviceType::cuda)
-    return Steps::refused(text("device is ", name_of(p.device), "; this kernel runs on cuda"));
   if (const std::string reason = cache_text(p, algorithm.caches); !reason.empty()) return Steps::refused(reason);
   if (std::string reason = part_refusal(p, algorithm.carries); !reason.empty())
     return Steps::refused(std::move(reason));

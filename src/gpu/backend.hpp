@@ -13,6 +13,7 @@ class GpuKernel : public Kernel {
   explicit GpuKernel(const Algorithm& algorithm) : algorithm(algorithm) {}
   const char* name() const override { return algorithm.name; }
   const char* family() const override { return algorithm.family; }
+  DeviceType device() const override { return DeviceType::cuda; }
   PlanOrReason plan(const Problem& problem, const Execution& execution) const override;
   std::string refusal(const Problem& problem, const Execution& execution) const override;
 

@@ -5,7 +5,6 @@
 #include "core/failure.hpp"
 #include "core/once.hpp"
 #include "core/parallel.hpp"
-#include "core/tensor.hpp"
 
 namespace tessera::reference {
 namespace {
@@ -31,9 +30,8 @@ class ReferencePlan : public KernelPlan {
 class ReferenceKernel : public Kernel {
  public:
   const char* name() const override { return "reference"; }
+  DeviceType device() const override { return DeviceType::cpu; }
   PlanOrReason plan(const Problem& problem, const Execution& execution) const override {
-    if (problem.device.type != DeviceType::cpu)
-      return {nullptr, text("device is ", name_of(problem.device), "; the reference runs on cpu")};
     if (problem.options.part_invariant)
       return {nullptr, "part_invariant is set; the reference rounds to float64 in an order of its own in every call"};
     return {std::make_unique<ReferencePlan>(problem, resolve_threads(execution.threads)), ""};

@@ -4,7 +4,6 @@
 
 #include "core/failure.hpp"
 #include "core/once.hpp"
-#include "core/tensor.hpp"
 #include "vulkan/backend.hpp"
 
 namespace tessera::vulkan {
@@ -18,11 +17,8 @@ class AbsentKernel : public Kernel {
  public:
   explicit AbsentKernel(const char* name) : own_name(name) {}
   const char* name() const override { return own_name; }
-  PlanOrReason plan(const Problem& p, const Execution&) const override {
-    if (p.device.type != DeviceType::vulkan)
-      return {nullptr, text("device is ", name_of(p.device), "; this kernel runs on vulkan")};
-    return {nullptr, absent};
-  }
+  DeviceType device() const override { return DeviceType::vulkan; }
+  PlanOrReason plan(const Problem&, const Execution&) const override { return {nullptr, absent}; }
 
  private:
   const char* own_name;

@@ -104,6 +104,7 @@ class VulkanKernel : public Kernel {
  public:
   VulkanKernel(const char* name, Planner* planner) : own_name(name), planner(planner) {}
   const char* name() const override { return own_name; }
+  DeviceType device() const override { return DeviceType::vulkan; }
 
   PlanOrReason plan(const Problem& p, const Execution& execution) const override {
     Made made = steps_for(p, execution);
@@ -126,14 +127,13 @@ class VulkanKernel : public Kernel {
   // plan runs.
   Made steps_for(const Problem& p, const Execution& execution) const {
     Made made;
-    const bool on_vulkan = p.device.type == DeviceType::vulkan, own = on_vulkan && !execution.stream;
+    const bool own = !execution.stream, unasked = planner == plan_matrix && !execution.kernel;
     if (own) made.steps.reason = missing_devices();
-    const bool unasked = planner == plan_matrix && !execution.kernel;
-    if (on_vulkan && !own && unasked) made.steps.reason = by_name;
+    if (!own && unasked) made.steps.reason = by_name;
     if (!made.steps.reason.empty()) return made;
     const Facts* facts = nullptr;
     if (own) facts = &own_device(p.device.id).facts();
-    if (on_vulkan && !own && planner == plan_matrix)
+    if (!own && planner == plan_matrix)
       facts = &device_of(*static_cast<tessera_vulkan_queue*>(execution.stream)).facts();
     if (facts) made.facts = facts->matrices;
     made.steps = planner(p, made.facts);

@@ -51,7 +51,6 @@ void add(Steps& steps, Step step) {
 
 // What no Vulkan kernel takes.
 std::string common_refusal(const Problem& p) {
-  if (p.device.type != DeviceType::vulkan) return text("device is ", name_of(p.device), "; this kernel runs on vulkan");
   if (p.pages) return "k and v are paged; this kernel takes padded and packed ones";
   if (const std::string part = part_text(p); !part.empty())
     return text("the call is a part (", part, "); Vulkan kernels take positions that all sequences share, cpu kernels ",

@@ -139,7 +139,7 @@ TEST(Refusal, NoKernelForTheDevice) {
     FAIL() << "a plan for a device that this kernel does not run on";
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), TESSERA_UNSUPPORTED);
-    EXPECT_STREQ(error.what(), "no kernel can run this: reference: device is cuda:1; the reference runs on cpu");
+    EXPECT_STREQ(error.what(), "no kernel can run this: reference: device is cuda:1; this kernel runs on cpu");
   }
 }
 

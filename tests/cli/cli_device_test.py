@@ -159,7 +159,7 @@ class Without(Case):
         result = tessera("plan", "--device", "cuda")
         self.assert_sentence(result, 1, "no kernel can run this: decode, ")
         self.assertEqual(result.stderr.count(DRIVER_MISSING), 1, result.stderr)
-        self.assertEqual(result.stderr.count("this kernel runs on cpu"), 1, result.stderr)
+        self.assertNotIn("avx2", result.stderr)  # kernels of other devices have nothing to say
 
 
 class Places(Case):
