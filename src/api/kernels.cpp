@@ -25,6 +25,7 @@ std::span<const gpu::Algorithm> gpu_algorithms() {
     };
     append(sm90::algorithms(ladder::add_bias_gradient, decode::add_few_rows));
     append(mma::algorithms(ladder::add_bias_gradient, decode::add_few_rows));
+    append(decode::fallbacks());
     append(ladder::algorithms());
     return all;
   });

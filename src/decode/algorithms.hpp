@@ -15,6 +15,10 @@ namespace tessera::decode {
 
 std::vector<gpu::Algorithm> algorithms();
 
+// For caches that the kernels of other families for many rows do not take, so they come behind those: `decode_many`,
+// the same launches for any number of rows.
+std::vector<gpu::Algorithm> fallbacks();
+
 // Launches for the sequences of at most gpu::few_rows rows, of a call whose others are another family's: a
 // gpu::AddSteps. The steps' score_scale must be the one that `decode` would have.
 void add_few_rows(gpu::Steps& steps, const Problem& problem, const cuda::Target& target);

@@ -44,6 +44,13 @@ struct Draft {
   Int64 position_batch, position_row;
 };
 
+// Tiles of rows of all sequences, for each KV head: what the schedule goes through. Each sequence has `tiles`; or,
+// where it is fewer, those of packed tokens are numbered, by blocks of queries whose rows are whole tiles.
+struct Groups {
+  Int32 count;
+  Int32 block_queries, block_tiles;  // 0: numbered by sequences
+};
+
 struct Params {
   gpu::ForwardParams call;  // where there are pages, the batch stride of k and v is that of pages
   gpu::TokenRef qv;         // data null: none
@@ -53,9 +60,10 @@ struct Params {
   Draft draft;
   Memory memory;
   gpu::LengthBounds most;
-  Int32 D, Dv;          // of the tensors
-  Int32 group;          // heads of a KV head
-  Int32 rows, tiles;    // of a work item; of a sequence, at most
+  Int32 D, Dv;        // of the tensors
+  Int32 group;        // heads of a KV head
+  Int32 rows, tiles;  // of a work item; of a sequence, at most
+  Groups groups;
   Int32 taken_queries;  // of a sequence; those with more are another launch's
   Int32 workers;        // blocks that run at the same time
 };

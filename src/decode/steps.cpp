@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans of the `decode` kernels: what they refuse, tiles, workspace, units and parameter blocks; see algorithms.hpp.
 #include <algorithm>
+#include <numeric>
 
 #include "core/failure.hpp"
 #include "core/limits.hpp"
@@ -58,22 +59,34 @@ std::string refused_types(const Problem& p) {
   return "";
 }
 
+// Tiles of so many rows. One long sequence among many short ones would give each of them as many as it has itself.
+struct CountedGroups {
+  std::int64_t count, block_queries = 0, block_tiles = 0;
+};
+CountedGroups groups_of(const Problem& p, std::int64_t rows) {
+  const std::int64_t tiles = product({p.B, ceil_div(rows_of(p), rows)});
+  if (!p.packed) return {tiles};
+  const std::int64_t group = p.heads_per_kv(), common = std::gcd(rows, group);
+  const std::int64_t queries = rows / common, of_block = group / common;
+  const std::int64_t of_tokens = product({gpu::block_count(true, p.Nq, queries, p.B), of_block});
+  return of_tokens < tiles ? CountedGroups{of_tokens, queries, of_block} : CountedGroups{tiles};
+}
+
+// Whatever the number of rows.
 std::string refusal(const Problem& p, const cuda::Target& target) {
   if (p.pass != Pass::forward) return "pass is backward; this kernel is for the forward pass";
   if (p.q_type != Type::f16 && p.q_type != Type::bf16)
     return text("type is ", name_of(p.q_type), "; this kernel takes f16 and bf16");
   if (target.major < 8) return text("the GPU is ", target.architecture(), "; this kernel runs on sm_80 and later");
-  if (rows_of(p) > most_rows)
-    return text("Nq is ", p.longest_q(), " and ", p.heads_per_kv(),
-                " heads share a KV head; this kernel takes at most ", most_rows, " rows of queries for each");
   if (const std::string reason = refused_types(p); !reason.empty()) return reason;
   if (p.alignment < 16)
     return text("q, k and v are aligned to ", p.alignment, " bytes; this kernel copies 16 at a time");
   if (p.bias || p.mask) return text("a ", p.bias ? "bias" : "mask", " is given; this kernel takes softcap and ALiBi");
   if (p.score_options().dropout) return text("dropout is ", p.options.dropout, "; this kernel has none");
   if (p.Nk > most_positions) return text("Nk is ", p.Nk, "; this kernel counts up to ", most_positions, " keys");
-  if (product({p.B, p.Hk, ceil_div(rows_of(p), 8)}) > most_groups)
-    return text("B is ", p.B, " and Hk is ", p.Hk, "; this kernel counts up to ", most_groups, " heads of sequences");
+  if (product({p.Hk, groups_of(p, 8).count}) > most_groups)
+    return text("B is ", p.B, ", Nq is ", p.longest_q(), " and Hk is ", p.Hk, "; this kernel counts up to ",
+                most_groups, " groups of 8 rows");
   return "";
 }
 
@@ -134,6 +147,7 @@ Int64 group_stride(const Tensor& scale) { return scale.ndim == 4 ? stride(scale,
 Params params_of(const Problem& p, const Problem& taken, const cuda::Target& target, const Config& c,
                  std::int64_t own_at, const Given& given) {
   const Inputs& in = given.call.inputs;
+  const CountedGroups groups = groups_of(taken, c.rows);
   Params out{.call = given.forward(),
              .qv = p.qv ? gpu::token_ref(in.qv, p) : gpu::TokenRef{},
              .pages = gpu::page_tables(p, given.call),
@@ -149,6 +163,8 @@ Params params_of(const Problem& p, const Problem& taken, const cuda::Target& tar
              .group = static_cast<Int32>(p.heads_per_kv()),
              .rows = c.rows,
              .tiles = static_cast<Int32>(ceil_div(rows_of(taken), c.rows)),
+             .groups = {static_cast<Int32>(groups.count), static_cast<Int32>(groups.block_queries),
+                        static_cast<Int32>(groups.block_tiles)},
              .taken_queries = static_cast<Int32>(taken.longest_q()),
              .workers = target.multiprocessors * c.blocks_per_sm};
   if (p.pages) out.call.x.k = gpu::page_ref(in.k), out.call.x.v = gpu::page_ref(in.v);
@@ -177,7 +193,7 @@ void add_launches(Steps& steps, const Problem& p, const Problem& taken, const cu
   steps.add(std::move(attend));
 }
 
-Steps decode_steps(const Problem& p, const cuda::Target& target) {
+Steps steps_of_rows(const Problem& p, const cuda::Target& target) {
   if (std::string reason = refusal(p, target); !reason.empty()) return Steps::refused(std::move(reason));
   const std::optional<Config> c = tile_of(p, target);
   if (!c) return Steps::refused(no_tile(target));
@@ -186,6 +202,20 @@ Steps decode_steps(const Problem& p, const cuda::Target& target) {
   if (target.major == 9) steps.score_scale = gpu::corrected_scale(p, c->halves_S || c->k_groups > 1);
   if (p.has_queries()) add_launches(steps, p, p, target, *c);
   return steps;
+}
+
+Steps decode_steps(const Problem& p, const cuda::Target& target) {
+  if (p.pass == Pass::forward && rows_of(p) > most_rows)
+    return Steps::refused(text("Nq is ", p.longest_q(), " and ", p.heads_per_kv(),
+                               " heads share a KV head; this kernel takes at most ", most_rows,
+                               " rows of queries for each"));
+  return steps_of_rows(p, target);
+}
+
+Steps many_steps(const Problem& p, const cuda::Target& target) {
+  if (p.pass == Pass::forward && rows_of(p) <= most_rows)
+    return Steps::refused(text("no sequence has more than ", most_rows, " rows of queries for each KV head"));
+  return steps_of_rows(p, target);
 }
 
 }  // namespace
@@ -236,7 +266,7 @@ std::optional<Config> tile_of(const Problem& p, const cuda::Target& target) {
 Carved carve(const Problem& p, const cuda::Target& target, const Config& c, std::byte* base) {
   constexpr std::int64_t most_state_bytes = 9 << 20;  // of partial results, about
   const std::int64_t leaves = std::max<std::int64_t>(1, ceil_div(p.longest_k(), leaf_keys));
-  const std::int64_t groups = product({p.B, p.Hk, ceil_div(rows_of(p), c.rows)});
+  const std::int64_t groups = product({p.Hk, groups_of(p, c.rows).count});
   const std::int64_t state = state_floats(c.rows, static_cast<int>(c.Dv)) * std::int64_t{4};
   // Enough for every multiprocessor to have several, and no more than there are leaves.
   const std::int64_t slots =
@@ -276,12 +306,17 @@ std::string attend_unit_text(const Config& c) {
       .str();
 }
 
+namespace {
+constexpr const char* by_name = "this kernel has not run on a GPU yet; a call gets it if it asks for it by name";
+}
+
 std::vector<gpu::Algorithm> algorithms() {
-  return {{.name = "decode",
-           .family = "decode",
-           .plan = decode_steps,
-           .by_name = "this kernel has not run on a GPU yet; a call gets it if it asks for it by name",
-           .caches = gpu::Caches::all}};
+  return {{.name = "decode", .family = "decode", .plan = decode_steps, .by_name = by_name, .caches = gpu::Caches::all}};
+}
+
+std::vector<gpu::Algorithm> fallbacks() {
+  return {
+      {.name = "decode_many", .family = "decode", .plan = many_steps, .by_name = by_name, .caches = gpu::Caches::all}};
 }
 
 }  // namespace tessera::decode

@@ -55,7 +55,8 @@ TEST_P(DecodeCaches, AgreeWithTheReference) {
   EXPECT_GT(ran, 0) << "there is no such group";
 }
 
-INSTANTIATE_TEST_SUITE_P(Groups, DecodeCaches, testing::Values("Scales", "Groups", "EightBits", "Trees", "Qv"),
+INSTANTIATE_TEST_SUITE_P(Groups, DecodeCaches,
+                         testing::Values("Scales", "Groups", "EightBits", "Trees", "Qv", "ManyRows"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(DecodeScales, FormsThatSayTheSameGiveTheSameBits) {

@@ -257,16 +257,49 @@ inline void add_drafts(DecodeCases& c) {
   c.add({.name = "Qv", .Nq = 1, .Nk = 130, .Hq = 2, .Hk = 1, .D = 576, .Dv = 512});
 }
 
+// More rows than a tile has: prompts, alone and beside sequences of few queries, and more heads than a tile.
+inline void add_many_rows(DecodeCases& c) {
+  cases::Case spec = with_rows("ManyRows", 70, 1, 300);
+  c.add(spec);
+  spec.options.causal = true;
+  c.add(spec);
+  spec.options.window_left = 40, spec.Nk = 30, spec.B = 2, spec.used_q = {70, 3}, spec.used_k = {30, 7};
+  c.add(spec);
+  cases::Case packed = with_rows("ManyRows", 0, 3, 0);
+  packed.options.causal = true, packed.packed_q = {1, 50, 0, 22}, packed.packed_k = {300, 257, 10, 22};
+  packed.front_q = 3, packed.tail_q = 2;
+  c.add(packed);
+  c.add(with_rows("ManyRows", 1, 128, 70));
+}
+
 inline std::vector<DecodeCase> decode_cases() {
   DecodeCases c;
-  add_shapes(c), add_masks(c), add_scores(c);
+  add_shapes(c), add_masks(c), add_scores(c), add_many_rows(c);
   return c.all;
+}
+
+// Trees, 8 bits, scales of both fine forms, and MLA's 128 heads.
+inline void add_many_cached_rows(DecodeCases& c) {
+  cases::Case tree = with_rows("ManyRows", 70, 1, 290);
+  tree.tree = cases::Tree::random, tree.slopes = cases::Slopes::per_head, tree.positions = true;
+  c.add(tree);
+  tree.positions = false, tree.options.causal = true, tree.options.window_left = 100, tree.Nk = 100;
+  c.add(tree);
+  cases::Case bytes{.name = "ManyRows", .B = 2, .Nq = 33, .Nk = 140, .Hq = 2, .Hk = 1, .D = 256};
+  bytes.options.causal = true, bytes.used_k = {140, 20};
+  bytes.cached_k = bytes.cached_v = {Type::i8, cases::Scales::per_key};
+  c.add(bytes, "sm_89");
+  bytes.cached_k = bytes.cached_v = {.scales = cases::Scales::per_group}, bytes.type = Type::f16;
+  c.add(bytes, "sm_89");
+  cases::Case latent{.name = "ManyRows", .Nq = 1, .Nk = 70, .Hq = 128, .Hk = 1, .D = 64, .Dv = 512};
+  latent.qv = true, latent.options.causal = true;
+  c.add(latent);
 }
 
 // Those of decode_caches_test.cpp, whose units are others.
 inline std::vector<DecodeCase> decode_cache_cases() {
   DecodeCases c;
-  add_eight_bits(c), add_drafts(c);
+  add_eight_bits(c), add_drafts(c), add_many_cached_rows(c);
   return c.all;
 }
 
@@ -277,8 +310,9 @@ inline cuda::Target target_of(const char* architecture, int multiprocessors) {
   return target;
 }
 
+// By `decode`, or by `decode_many`.
 inline gpu::Steps steps_of(const Problem& problem, const cuda::Target& target) {
-  return algorithms().front().plan(problem, target);
+  return (rows_of(problem) > most_rows ? fallbacks() : algorithms()).front().plan(problem, target);
 }
 
 // --- what invariance is tested on
@@ -304,7 +338,7 @@ struct PagedShape {
   std::int64_t Nq, group;
   bool options;
 };
-inline constexpr PagedShape paged_shapes[] = {{1, 3, false}, {4, 3, false}};
+inline constexpr PagedShape paged_shapes[] = {{1, 3, false}, {4, 3, false}, {22, 3, false}};
 
 // The same with keys and values of 8 bits, each with a scale.
 inline cases::Case lone_sequence_of_bytes() {

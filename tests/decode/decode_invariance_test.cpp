@@ -88,12 +88,12 @@ void take_place(const CaseData& alone, CaseData& company, std::size_t b) {
 }
 
 // Alone, in a padded batch of longer ones, and packed, wherever; with neighbours of so many rows that tiles of 16, 32
-// and 64 rows take the place of tiles of 8.
+// and 64 rows take the place of tiles of 8, and of more rows than a tile has.
 TEST(DecodeBits, DoNotDependOnCompany) {
   Case lone = with_rows("lone", 2, 1, 300);
   lone.type = Type::bf16, lone.backward = false, lone.options.causal = true, lone.seed = 5;
   const CaseData alone = ran(lone);
-  for (const std::int64_t longest : {2, 9, 17, 64})
+  for (const std::int64_t longest : {2, 9, 17, 64, 130})
     for (const bool packed : {false, true})
       for (const std::size_t b : {std::size_t{0}, std::size_t{2}}) {
         SCOPED_TRACE(testing::Message() << "longest " << longest << " packed " << packed << " place " << b);
@@ -111,6 +111,26 @@ TEST(DecodeBits, DoNotDependOnCompany) {
         EXPECT_EQ(test::bits_of_sequence(company, b, false), test::bits_of_sequence(alone, 0, false));
         if (HasFailure()) return;
       }
+}
+
+// The last rows of a prompt, in a call of their own: a prompt may come in chunks of any size, or in one.
+TEST(DecodeBits, DoNotDependOnTheChunksOfAPrompt) {
+  Case spec = lone_sequence(70, 1, false);
+  spec.Nk = 330;
+  const CaseData whole = ran(spec);
+  for (const std::int64_t count : {1, 40, 66}) {
+    spec.Nq = count;
+    const CaseData chunk = cases::build(spec);
+    Call call = call_of(chunk);
+    call.inputs = whole.inputs();
+    Tensor& q = call.inputs.q;
+    q.data = static_cast<std::byte*>(q.data) + (70 - count) * q.strides[1] * 2, q.shape[1] = count;
+    run(call);
+    const std::vector<std::uint64_t> bits = chunk.o.bits(), all = whole.o.bits();
+    EXPECT_TRUE(std::equal(bits.begin(), bits.end(), all.end() - count * 64)) << count;
+    EXPECT_NE(chunk.o.get(0), 0);
+    for (std::int64_t n = 0; n < count; ++n) EXPECT_EQ(chunk.lse.get(n), whole.lse.get(70 - count + n));
+  }
 }
 
 // What the other rows of a tile are: heads of the same KV head with queries of any size.
@@ -192,14 +212,16 @@ INSTANTIATE_TEST_SUITE_P(Sizes, DecodePages, testing::Values(1, 3, 16, 48, 64, 2
 
 // Queries packed, keys paged: mixed batches, with a window behind which pages are given back.
 TEST(DecodePaged, MixedBatchesAndWindows) {
-  Case spec = with_rows("mixed", 4, 3, 700);
-  spec.type = Type::bf16, spec.backward = false, spec.options.causal = true, spec.options.window_left = 100;
-  spec.packed_q = {1, 4, 0, 3}, spec.packed_k = {700, 300, 20, 257}, spec.options.max_seqlen_q = 4;
-  const CaseData expected = ran(spec);
-  for (const std::int64_t P : {1, 16}) {
-    test::PagedCase paged(expected, {.page_size = P, .leftpad = {3, 0, 1, 40}});
-    for (const std::int64_t j : {0, 100, 500}) paged.entry(0, j) = -1;  // which nobody sees
-    expect_paged(expected, paged, 0);
+  for (const std::int32_t longest : {4, 30}) {
+    Case spec = with_rows("mixed", longest, 3, 700);
+    spec.type = Type::bf16, spec.backward = false, spec.options.causal = true, spec.options.window_left = 100;
+    spec.packed_q = {1, longest, 0, 3}, spec.packed_k = {700, 300, 20, 257}, spec.options.max_seqlen_q = longest;
+    const CaseData expected = ran(spec);
+    for (const std::int64_t P : {1, 16}) {
+      test::PagedCase paged(expected, {.page_size = P, .leftpad = {3, 0, 1, 40}});
+      for (const std::int64_t j : {0, 100, 500}) paged.entry(0, j) = -1;  // which nobody sees
+      expect_paged(expected, paged, 0);
+    }
   }
 }
 

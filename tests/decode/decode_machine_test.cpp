@@ -54,7 +54,7 @@ TEST_P(DecodeAttend, AgreesWithTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Groups, DecodeAttend,
                          testing::Values("Lengths", "Rows", "HeadDims", "Causal", "Windows", "Packed", "UsedLengths",
-                                         "Layouts", "Options", "ExtremeNumbers"),
+                                         "Layouts", "Options", "ExtremeNumbers", "ManyRows"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Lengths, masks, layouts and distributions at random, on the tiles of the cases: up to 8 rows, or up to 64.

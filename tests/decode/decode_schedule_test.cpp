@@ -2,6 +2,8 @@
 // The schedule kernel of `decode` on the emulated machine: the items that it writes against a model that counts leaf by
 // leaf, over lengths, masks and numbers of multiprocessors; and that it writes all that the attention kernel reads.
 // Links tessera_cases; its include path puts tests/emulated before src.
+#include <numeric>
+
 #include "tests/decode/decode_run.hpp"
 
 #include "decode/kernel/schedule.cuh"
@@ -19,17 +21,18 @@ bool before(const Item& a, const Item& b) {
 
 // A question of lengths and masks, with room for a schedule of it. Sequences of all lengths, some without tokens.
 struct Question {
-  std::vector<Int32> used_q, used_k;
+  std::vector<Int32> used_q, used_k, cu_seqlens_q;
   std::vector<Item> items;
   std::vector<UInt32> counts;
   Queue queue{-1, -1, 77, 0};
   Params p{};
 
-  Question(std::mt19937& random, Int32 B, Int32 heads, Int32 group, Int32 rows, Int64 most_keys) {
+  // Packed: with so many queries that tiles are numbered by tokens, unless there is one for each sequence anyway.
+  Question(std::mt19937& random, Int32 B, Int32 heads, Int32 group, Int32 rows, Int64 most_keys, bool packed = false) {
     const auto between = [&](Int64 least, Int64 most) { return least + Int64(random() % UInt64(most - least + 1)); };
     gpu::Question& x = p.call.x;
     x.B = B, x.Hk = heads, x.Hq = heads * group;
-    const Int64 most_queries = between(1, greater(1, 64 / group));
+    const Int64 most_queries = between(1, packed ? 150 : greater(1, 64 / group));
     x.Nq = most_queries, x.Nk = most_keys;
     x.causal = random() % 2, x.alignment = Int32(random() % 2);
     x.window_left = random() % 3 == 0 ? between(0, most_keys / 2) : -1;
@@ -39,10 +42,19 @@ struct Question {
       used_k.push_back(random() % 5 == 0 ? Int32(between(0, 1)) : Int32(between(1, most_keys)));
     }
     x.seqused_q = {used_q.data(), 1}, x.seqused_k = {used_k.data(), 1};
+    if (packed) {
+      cu_seqlens_q = {Int32(between(0, 5))};
+      for (const Int32 queries : used_q) cu_seqlens_q.push_back(cu_seqlens_q.back() + queries);
+      x.cu_seqlens_q = {cu_seqlens_q.data(), 1}, x.seqused_q = {}, x.Nq = cu_seqlens_q.back() + between(0, 9);
+    }
     p.group = group, p.rows = rows, p.tiles = Int32(ceil_div(most_queries * group, rows));
     p.most = {most_queries, most_keys}, p.taken_queries = Int32(most_queries);
     p.workers = Int32(between(1, 300));
-    const Int64 groups = Int64(B) * heads * p.tiles, leaves = greater(1, ceil_div(most_keys, leaf_keys));
+    p.groups = {.count = B * p.tiles};
+    const Int32 common = std::gcd(rows, group), queries = rows / common, tiles = group / common;
+    if (const auto blocks = Int32(x.Nq / queries + B); packed && blocks * tiles < B * p.tiles)
+      p.groups = {blocks * tiles, queries, tiles};
+    const Int64 groups = Int64(p.groups.count) * heads, leaves = greater(1, ceil_div(most_keys, leaf_keys));
     p.memory.most_slots = Int32(lesser(groups * leaves, between(0, 400)));
     p.memory.most_items = Int32(groups + p.memory.most_slots), p.memory.climbs = 2;
     items.resize(std::size_t(p.memory.most_items));
@@ -131,13 +143,14 @@ void expect_as_the_model(const Question& question) {
 TEST(DecodeSchedule, WritesWhatTheModelCounts) {
   std::mt19937 random(21);
   std::map<int, int> levels;
-  int rounds = 0, merged = 0;
+  int rounds = 0, merged = 0, by_tokens = 0;
   for (const Int32 B : {1, 2, 5, 40})
     for (const Int32 heads : {1, 3})
       for (const Int32 group : {1, 4, 7})
         for (const Int64 most_keys : {1, 256, 700, 3000})
           for (int round = 0; round < (B < 40 ? 2 : 1); ++round) {
-            Question question(random, B, heads, group, 8 << random() % 4, most_keys);
+            Question question(random, B, heads, group, 8 << random() % 4, most_keys, rounds % 3 == 0);
+            by_tokens += question.p.groups.block_queries > 0;
             SCOPED_TRACE(testing::Message() << "B " << B << " heads " << heads << " group " << group << " keys "
                                             << most_keys << " round " << round);
             question.run();
@@ -149,6 +162,7 @@ TEST(DecodeSchedule, WritesWhatTheModelCounts) {
   EXPECT_EQ(rounds, (3 * 2 + 1) * 2 * 3 * 4);
   EXPECT_GE(levels.size(), 4U);  // else nothing was chosen
   EXPECT_GT(merged, 100);
+  EXPECT_GT(by_tokens, 20);
 }
 
 // A few sequences of a call: cut as finely as leaves; many: each one item.

@@ -185,6 +185,9 @@ Problem problem(std::int64_t Nq, std::int64_t group, api::HeadDims dims, Type ty
 gpu::Steps planned(const Problem& p, const char* architecture = "sm_90a") {
   return algorithms().front().plan(p, cuda::target_named(architecture));
 }
+gpu::Steps planned_many(const Problem& p, const char* architecture = "sm_90a") {
+  return fallbacks().front().plan(p, cuda::target_named(architecture));
+}
 
 // Every number of rows has a tile, and how many keys it has depends on nothing but the GPU and the head dims.
 TEST(Tiles, FitAndHaveKeysByHeadDimsAlone) {
@@ -309,7 +312,7 @@ TEST(Plans, SayWhatTheyRefuse) {
   p = problem(1, 4, {64, 64}), p.Nk = (std::int64_t{1} << 30) + 1;
   EXPECT_EQ(reason(p), "Nk is 1073741825; this kernel counts up to 1073741824 keys");
   p = problem(1, 4, {64, 64}), p.B = std::int64_t{1} << 26, p.Hk = 2, p.Hq = 8;
-  EXPECT_EQ(reason(p), "B is 67108864 and Hk is 2; this kernel counts up to 67108864 heads of sequences");
+  EXPECT_EQ(reason(p), "B is 67108864, Nq is 1 and Hk is 2; this kernel counts up to 67108864 groups of 8 rows");
   EXPECT_EQ(planned(api::plain_problem(Pass::backward, Type::bf16, {64, 64})).reason,
             "pass is backward; this kernel is for the forward pass");
   // A packed batch may be of one long sequence, unless the caller says that it is not.
@@ -317,6 +320,32 @@ TEST(Plans, SayWhatTheyRefuse) {
   EXPECT_NE(reason(p), "");
   p.options.max_seqlen_q = 64;
   EXPECT_EQ(reason(p), "");
+}
+
+// More rows: the same two launches, the same compiled kernels, tile after tile. Tokens bound what is packed, whatever
+// the longest sequence may be.
+TEST(Plans, OfManyRowsAreThoseOfFew) {
+  for (const char* architecture : architectures)
+    for (const api::HeadDims dims : {api::HeadDims{64, 64}, {128, 128}, {64, 512}}) {
+      Problem few = problem(64, 1, dims), many = problem(1, 128, dims);
+      few.qv = many.qv = dims.Dv == 512;
+      const gpu::Steps steps = planned_many(many, architecture);
+      ASSERT_EQ(steps.reason, "");
+      ASSERT_EQ(steps.list.size(), 2U);
+      for (std::size_t n = 0; n < 2; ++n) EXPECT_EQ(steps.list[n].unit, planned(few, architecture).list[n].unit);
+      EXPECT_EQ(planned_many(few, architecture).reason,
+                "no sequence has more than 64 rows of queries for each KV head");
+      many.alignment = 8;
+      EXPECT_EQ(planned_many(many, architecture).reason,
+                "q, k and v are aligned to 8 bytes; this kernel copies 16 at a time");
+    }
+  constexpr std::int64_t MB = 1 << 20;
+  Problem p = problem(100'000, 4, {128, 128});
+  p.packed = true, p.B = 4096, p.Nk = 1 << 20;
+  EXPECT_LT(planned_many(p).own_bytes, 80 * MB);
+  p.packed = false;
+  EXPECT_EQ(planned_many(p).reason,
+            "B is 4096, Nq is 100000 and Hk is 8; this kernel counts up to 67108864 groups of 8 rows");
 }
 
 // From upper bounds alone, and of a size that does not follow the batch.

@@ -333,7 +333,11 @@ void Addressed::decode(const decode::Params& p) {
          extent_of(draft.positions, sizeof(Int32), {{batches, draft.position_batch}, {x.Nq, draft.position_row}}),
          call.in.positions);
   const decode::Memory& m = p.memory;
-  const std::int64_t groups = std::int64_t{x.B} * x.Hk * p.tiles;
+  const std::int64_t groups = std::int64_t{x.Hk} * p.groups.count, queries = p.groups.block_queries;
+  if (queries > 0 && (!call.packed() || queries * p.group != p.rows * p.groups.block_tiles))
+    fault(text("numbers ", p.groups.block_tiles, " tiles for each ", queries, " queries"));
+  if (p.groups.count != (queries > 0 ? (x.Nq / queries + x.B) * p.groups.block_tiles : std::int64_t{x.B} * p.tiles))
+    fault(text("goes through ", p.groups.count, " groups of rows"));
   if (m.most_items != groups + m.most_slots) fault(text(m.most_items, " items for ", groups, " groups of rows"));
   part("queue", m.queue, sizeof(decode::Queue));
   part("items", m.items, std::int64_t{m.most_items} * static_cast<std::int64_t>(sizeof(decode::Item)));

@@ -65,6 +65,8 @@ struct Paged {
   bool indptr = false, apart = false, leftpad = false, status = false, heads_first = false, used_q = false;
   Type cached = Type::bf16;  // 8 bits: with a scale for each head
   bool grouped = false;      // with one for each 128 dims
+  bool per_key = false;      // with one for each key
+  bool qv = false, tree = false, positions = false;
   std::vector<std::unique_ptr<DeviceMemory>> held{};
 
   Tensor tensor(Type type, std::initializer_list<std::int64_t> shape) {
@@ -96,8 +98,12 @@ struct Paged {
       c.in.k_scale = tensor(Type::f32, {c.in.k.shape[0], P, Hk, (D + 127) / 128});
       c.in.v_scale = tensor(Type::f32, {c.in.v.shape[0], P, Hk, (Dv + 127) / 128});
     }
+    if (per_key) c.in.k_scale = c.in.v_scale = tensor(Type::f32, {pages, P, Hk});
     if (used_q) c.in.seqused_q = tensor(Type::i32, {B});
-    const std::int64_t T = packed_tokens;
+    const std::int64_t T = packed_tokens, words = (Nq + 31) / 32;
+    if (qv) c.in.qv = T > 0 ? tensor(Type::bf16, {T, Hq, Dv}) : tensor(Type::bf16, {B, Nq, Hq, Dv});
+    if (tree) c.in.tree_mask = T > 0 ? tensor(Type::i32, {T, words}) : tensor(Type::i32, {B, Nq, words});
+    if (positions) c.in.positions = T > 0 ? tensor(Type::i32, {T}) : tensor(Type::i32, {B, Nq});
     if (T > 0) {
       c.in.q = tensor(Type::bf16, {T, Hq, D}), c.in.cu_seqlens_q = tensor(Type::i32, {B + 1});
       c.out.o = tensor(Type::bf16, {T, Hq, Dv}), c.out.lse = tensor(Type::f32, {Hq, T});
@@ -284,6 +290,42 @@ TEST_F(FakeDecode, LeavesLongQueriesToOthers) {
                {"kernel         mma\n", "not hopper     refused: pointers and strides are aligned to 8 bytes",
                 "not mma_mixed  refused: decode, for sequences of at most 64 rows: q, k and v are aligned to 8 bytes; "
                 "this kernel copies 16 at a time"});
+}
+
+// What the other kernels for many rows refuse, in prompts and in batches of prompts and others, on every GPU from sm_80
+// on: two launches, and the plan says why.
+TEST_F(FakeDecode, TakesManyRowsThatOthersRefuse) {
+  struct Change {
+    void (*apply)(Paged& paged);
+    const char* line;
+  };
+  const Change changes[] = {
+      {[](Paged& p) { p.per_key = true, p.cached = Type::e4m3; },
+       "not mma        refused: k_scale has 3 dimensions; this kernel takes one for each head, or sequence and head"},
+      {[](Paged& p) { p.grouped = true, p.cached = Type::i8; }, "not mma        refused: k_scale has 4 dimensions"},
+      {[](Paged& p) { p.qv = true; }, "not mma        refused: qv is given; this kernel makes scores of q and k alone"},
+      {[](Paged& p) { p.tree = true; }, "not mma        refused: a tree mask or positions are given"},
+      {[](Paged& p) { p.positions = true; }, "not mma_mixed  refused: a tree mask or positions are given"},
+      {[](Paged& p) { p.D = 64, p.Dv = 512, p.qv = true, p.Hk = 1, p.Hq = 128; },
+       "not decode     refused: Nq is 300 and 128 heads share a KV head"}};
+  int ran = 0;
+  for (const Change& change : changes)
+    for (const std::int64_t tokens : {0, 700})
+      for (std::size_t turn = 0; turn + 1 < fake::machine().gpus.size(); ++turn) {
+        Paged paged;
+        paged.device = device_of_turn(turn), paged.Nq = 300, paged.packed_tokens = tokens;
+        change.apply(paged);
+        const FakeCall call = paged.call();
+        const std::string plan = planned(call).describe();
+        for (const char* line : {"kernel         decode_many\n", "decode_attend: ", change.line})
+          EXPECT_NE(plan.find(line), std::string::npos) << line << " in\n" << plan;
+        std::size_t launches = 0;
+        EXPECT_TRUE(keeps_promises(call, 0, launches));
+        EXPECT_EQ(launches, 2U);
+        if (HasFailure()) return;
+        ++ran;
+      }
+  EXPECT_GT(ran, 50);
 }
 
 // Blocks of `hopper` take tiles as they come to them where there are more tiles than blocks: a launch, and a count in

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The `decode` kernels on a GPU: tables and random configurations with few queries against float64; the same bits 100
-// times, in any company, in pages as on contiguous keys, on a stream and in a graph; entries outside of the pool. And
-// what calls with pages get besides: `hopper` or `mma` for prompts, `hopper_mixed` or `mma_mixed` for both. Links
-// tessera_cases. tests/decode runs the kernels' text without a GPU; between blocks only a GPU can show what holds.
+// The `decode` kernels on a GPU: tables and random configurations with few queries and many against float64; the same
+// bits 100 times, in any company, in pages as on contiguous keys, on a stream and in a graph; entries outside of the
+// pool. And what calls with pages get besides: `hopper` or `mma` for prompts, `hopper_mixed` or `mma_mixed` for both.
+// Links tessera_cases. tests/decode runs the kernels' text without a GPU; between blocks only a GPU can show what
+// holds.
 #include <cstring>
 
 #include "cases/random.hpp"
@@ -26,8 +27,9 @@ class Decode : public Gpu {
 template <class Parameter>
 class DecodeWith : public Decode, public testing::WithParamInterface<Parameter> {};
 
-// The same case with as few queries as the kernel takes, in 16 bits, without what it refuses.
-Case few_queries(Case c) {
+// The same case in 16 bits, without what the kernels refuse: with as few queries as `decode` takes, or with its own,
+// which `decode_many` takes if they are more.
+Case few_queries(Case c, bool few = true) {
   c.backward = c.options.accumulate = false;
   if (c.type == Type::f32) c.type = Type::bf16;
   c.style = c.style == Style::heads_first ? Style::heads_first : Style::contiguous;
@@ -35,6 +37,7 @@ Case few_queries(Case c) {
   const std::int64_t unit = c.cached_k.plain() && c.cached_v.plain() ? 8 : 16;  // 16 bytes
   const auto aligned = [&](std::int64_t dims) { return std::min<std::int64_t>((dims + unit - 1) / unit * unit, 512); };
   c.Dv = aligned(c.dim_v()), c.D = aligned(c.D);
+  if (!few) return c;
   const std::int64_t most = c.Hk > 0 && c.Hq > c.Hk ? std::max<std::int64_t>(1, 64 / (c.Hq / c.Hk)) : 64;
   c.Nq = std::min(c.Nq, most);
   for (auto* lengths : {&c.packed_q, &c.used_q})
@@ -51,11 +54,12 @@ TEST_P(GpuDecodeCases, AgreeWithFloat64) {
   for (const Case& c : random_cases(71'000, 400)) cases.push_back(c);
   for (const Case& c : suite("caches")) cases.push_back(c);
   std::size_t ran = 0;
-  for (std::size_t n = GetParam(); n < cases.size(); n += parts) {
-    const CaseReport report = run_case(few_queries(cases[n]), Execution{.device = gpu, .kernel = decode_kernel});
-    expect_ok(report);
-    ran += !report.skipped;
-  }
+  for (std::size_t n = GetParam(); n < cases.size(); n += parts)
+    for (const bool few : {true, false}) {
+      const CaseReport report = run_case(few_queries(cases[n], few), Execution{.device = gpu, .kernel = decode_kernel});
+      expect_ok(report);
+      ran += !report.skipped;
+    }
   EXPECT_GT(ran, 0U) << "a test in which everything was refused has shown nothing";
 }
 

@@ -19,9 +19,24 @@ struct ScheduleShared {
 };
 static_assert(sizeof(ScheduleShared) <= schedule_bytes);
 
-// The rows of group n: tile n % tiles of sequence n / tiles. False: it has none.
-__device__ inline bool leaves_of_group(const Params& p, Int32 n, Nodes& leaves) {
-  const RowTile rows = rows_of_tile(p, sequence_of(p, n / p.tiles).s, n % p.tiles);
+// A tile of rows of a sequence.
+struct Group {
+  Int32 b, tile;
+};
+// Group n of p.groups. False: nobody's.
+__device__ inline bool find_group(const Params& p, Int32 n, Group& group) {
+  group = {n / p.tiles, n % p.tiles};
+  const Int32 queries = p.groups.block_queries, tiles = p.groups.block_tiles;
+  if (queries == 0) return true;
+  const gpu::Question& x = p.call.x;
+  const gpu::BlockPlace at = gpu::place_of(n / tiles, queries, x.B, x.Nq, x.cu_seqlens_q);
+  group = {at.b, Int32(at.first / queries) * tiles + n % tiles};
+  return at.first < x.Nq;
+}
+// False: it has no rows.
+__device__ inline bool leaves_of_group(const Params& p, Int32 n, Group& group, Nodes& leaves) {
+  if (!find_group(p, n, group)) return false;
+  const RowTile rows = rows_of_tile(p, sequence_of(p, group.b).s, group.tile);
   leaves = leaves_of(rows.keys);
   return rows.count > 0;
 }
@@ -48,9 +63,10 @@ __device__ inline void count_level(const Params& p, int level, ScheduleShared& s
   const int lane = threadIdx.x % 32;
   LevelCount count;
   Load load;
-  for (Int32 n = lane; n < p.call.x.B * p.tiles; n += 32) {
+  for (Int32 n = lane; n < p.groups.count; n += 32) {
+    Group group;
     Nodes leaves;
-    if (!leaves_of_group(p, n, leaves)) continue;
+    if (!leaves_of_group(p, n, group, leaves)) continue;
     const Cut cut(leaves, level);
     const Int64 items = Int64(cut.nodes.count()) * p.call.x.Hk;
     count.items += items, count.full += items - Int64(cut.partial()) * p.call.x.Hk;
@@ -70,8 +86,9 @@ __device__ inline void count_level(const Params& p, int level, ScheduleShared& s
 // taken first. Heads count fastest: their keys lie side by side.
 __device__ inline void write_items(const Params& p, Int32 n, ScheduleShared& shared) {
   const int lane = threadIdx.x % 32;
+  Group group;
   Nodes leaves;
-  if (!leaves_of_group(p, n, leaves)) return;
+  if (!leaves_of_group(p, n, group, leaves)) return;
   const Cut cut(leaves, shared.level);
   const Int32 heads = p.call.x.Hk, count = cut.nodes.count();
   UInt32 full = 0, partial = 0, slot = 0;
@@ -86,9 +103,9 @@ __device__ inline void write_items(const Params& p, Int32 n, ScheduleShared& sha
     const Int32 kv = r % heads, node = cut.nodes.first + r / heads;
     const UInt32 place =
         cut.is_partial(node) ? partial + cut.partial_before(node) * heads : full + cut.full_before(node) * heads;
-    p.memory.items[place + kv] = {.b = n / p.tiles,
+    p.memory.items[place + kv] = {.b = group.b,
                                   .kv = kv,
-                                  .tile = n % p.tiles,
+                                  .tile = group.tile,
                                   .node = node,
                                   .siblings = cut.nodes,
                                   .slot = count > 1 ? Int32(slot) + kv * count : -1,
@@ -115,7 +132,7 @@ __device__ void schedule(const Params& p) {
     *p.memory.queue = {shared.level, Int32(shared.counts[shared.level].items), 0, 0};
   }
   __syncthreads();
-  for (Int32 n = warp; n < p.call.x.B * p.tiles; n += warps) write_items(p, n, shared);
+  for (Int32 n = warp; n < p.groups.count; n += warps) write_items(p, n, shared);
 }
 
 }  // namespace tessera::decode
