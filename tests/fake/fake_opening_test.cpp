@@ -77,7 +77,7 @@ TEST_F(FakeOpening, ADriverThatIsTooOldIsRefused) {
     fake::machine().version = 11080;
     return planned_on(0);
   });
-  expect_refused_once(said, "the NVIDIA driver is too old: it is for CUDA 11.8; CUDA 12 or later is needed; ");
+  expect_refused_once(said, "the NVIDIA driver is too old: it is for CUDA 11.8; CUDA 12 or later is needed");
 }
 
 TEST_F(FakeOpening, AMachineWithoutGpusIsRefused) {
@@ -85,7 +85,7 @@ TEST_F(FakeOpening, AMachineWithoutGpusIsRefused) {
     fake::machine().gpus.clear();
     return planned_on(0);
   });
-  expect_refused_once(said, "the NVIDIA driver does not start: cuInit says words of the fake driver; ");
+  expect_refused_once(said, "the NVIDIA driver does not start: cuInit says words of the fake driver");
 }
 
 TEST_F(FakeOpening, ADeviceThatIsNotThereIsRefused) {
