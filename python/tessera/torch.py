@@ -6,7 +6,7 @@ of keys and values. The operators that torch.compile and the profiler see are in
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Mapping, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, Mapping, Optional, Sequence, Union, overload
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from ._abi import renamed
 from ._convert import optional, type_name
 from ._options import KEYWORDS, flag, number, sort, swaps_heads
 from ._torch_append import append
+from ._torch_dtensor import attend as attend_divided, divided
 from ._torch_shapes import Arranged, CausalBias, autocast_type, diagonal_of, pack, require_tensors, unpack
 
 if TYPE_CHECKING:
@@ -75,6 +76,20 @@ def _nested(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> tuple[Ten
     return pack(o, q, 1), pack(lse, q, 2)
 
 
+def _attend(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any], lse: bool, options: Mapping[str, Any]
+            ) -> Sequence[Any]:
+    """O, and LSE at least where it is wanted."""
+    results = None if torch.compiler.is_compiling() else ops.attend_unobserved(q, k, v, given, lse)
+    if results is not None:
+        return results
+    if q.is_nested or k.is_nested or v.is_nested:
+        return _nested(q, k, v, given)
+    if divided((q, k, v, *given.values())):
+        drawn = "rng" in given and options.get("rng") is None
+        return attend_divided(q, k, v, given, drawn, lambda *call: _attend(*call, True, options))
+    return ops.forward_operator(q, k, v, **given)  # type: ignore[no-any-return]
+
+
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, layout: Layout = "bnhd",
               **options: Unpack[AttentionOptions]) -> Tensor: ...
@@ -107,11 +122,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, layo
         if isinstance(options.get("qv"), Tensor) and options["qv"].dim() > 2:
             options["qv"] = options["qv"].transpose(-3, -2)
     q, k, v, given = _prepared(q, k, v, options)
-    results = None if torch.compiler.is_compiling() else ops.attend_unobserved(q, k, v, given, return_lse)
-    if results is None:
-        nested = q.is_nested or k.is_nested or v.is_nested
-        results = _nested(q, k, v, given) if nested else ops.forward_operator(q, k, v, **given)
-    o, lse = results
+    o, lse = _attend(q, k, v, given, return_lse, options)
     if heads_first:
         o = o.transpose(-3, -2)
     return (o, lse) if return_lse else o
