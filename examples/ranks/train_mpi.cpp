@@ -30,7 +30,8 @@ int run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
+  int level = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);  // so that a call of MPI that hangs can be left behind
   try {
     const int status = run();
     MPI_Finalize();

@@ -73,8 +73,8 @@ typedef struct tessera_message {
 #define TESSERA_SENTENCE_BYTES 512 /* room for a callback's sentence, its final zero included */
 
 /* How messages travel, as five functions: MPI, NCCL, sockets, another language's library. None of them waits;
- * time-outs, agreement and seals are the library's. They are called by the thread that calls the plan. A function that
- * returns a status other than TESSERA_OK writes why to `sentence`. */
+ * time-outs, agreement and seals are the library's. They are called by the thread that calls the plan, unless
+ * own_thread says otherwise. A function that returns a status other than TESSERA_OK writes why to `sentence`. */
 typedef struct tessera_transport {
   size_t size;
   void* context; /* the first argument of all */
@@ -93,6 +93,11 @@ typedef struct tessera_transport {
    * destroy is called afterwards. May be NULL. */
   void (*fail)(void* context, const char* sentence);
   void (*destroy)(void* context); /* may be NULL */
+  /* 0; 1: a thread of the communicator's own makes these calls (but destroy), and all that a pass does between them,
+   * while the caller waits. If a call does not return in time, the caller gets a sentence all the same. The call is
+   * left behind then, the context is never destroyed, and all memory that the call may use stays valid. */
+  int32_t own_thread;
+  int32_t reserved; /* 0 */
 } tessera_transport;
 
 typedef struct tessera_communicator tessera_communicator;

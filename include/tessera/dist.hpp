@@ -94,6 +94,7 @@ class Transport {
   virtual void test(std::span<std::uint8_t> done) = 0;        // sets to 1 what is complete
   virtual std::optional<std::string> notice() { return {}; }  // the sentence of another rank that has failed
   virtual void fail(const char* sentence) noexcept { static_cast<void>(sentence); }
+  virtual bool own_thread() const { return false; }  // see tessera_transport: for calls that may never return
 };
 
 // Conversion of transports to those of the C ABI. Not part of the API.
@@ -120,7 +121,7 @@ tessera_status told(char* sentence, Body body) noexcept {
 inline tessera_transport to_c(std::unique_ptr<Transport> transport) {
   tessera_transport t;
   tessera_transport_init(&t);
-  t.rank = transport->rank(), t.ranks = transport->ranks();
+  t.rank = transport->rank(), t.ranks = transport->ranks(), t.own_thread = transport->own_thread();
   t.start = [](void* context, const tessera_message* group, std::int64_t count, char* sentence) {
     return told(sentence, [&] { static_cast<Transport*>(context)->start({group, static_cast<std::size_t>(count)}); });
   };

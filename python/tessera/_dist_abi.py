@@ -38,7 +38,8 @@ FAIL = CFUNCTYPE(None, c_void_p, c_char_p)
 
 class CTransport(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("context", c_void_p), ("rank", c_int32), ("ranks", c_int32), ("start", START),
-                ("test", TEST), ("notice", NOTICE), ("fail", FAIL), ("destroy", c_void_p)]
+                ("test", TEST), ("notice", NOTICE), ("fail", FAIL), ("destroy", c_void_p),
+                ("own_thread", c_int32), ("reserved", c_int32)]
 
 
 class DistArgs(ctypes.Structure):

@@ -276,6 +276,7 @@ tessera_status tessera_communicator_make(const tessera_transport* given, tessera
     if (t.rank < 0 || t.rank >= t.ranks) invalid("rank: is ", t.rank, "; must be from 0 to ", t.ranks - 1);
     if (!t.start) invalid("start: is NULL; it is required");
     if (!t.test) invalid("test: is NULL; it is required");
+    if (t.own_thread != 0 && t.own_thread != 1) invalid("own_thread: is ", t.own_thread, "; must be 0 or 1");
     auto made = std::make_unique<tessera_communicator>();
     made->messages = dist::communicator_over(t);
     *communicator = made.release();

@@ -57,7 +57,7 @@ bool ends_a_field(const tessera_partition_args*, std::size_t size) {
 bool ends_a_field(const tessera_transport*, std::size_t size) {
   using T = tessera_transport;
   return ends_one_of(size, &T::size, &T::context, &T::rank, &T::ranks, &T::start, &T::test, &T::notice, &T::fail,
-                     &T::destroy);
+                     &T::destroy, &T::own_thread, &T::reserved);
 }
 bool ends_a_field(const tessera_dist_args*, std::size_t size) {
   using T = tessera_dist_args;

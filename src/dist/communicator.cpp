@@ -45,6 +45,11 @@ void pause(int& tries) {
 // before it complains.
 constexpr std::chrono::seconds longest_pause{1};
 
+constexpr double most_seconds = 1e9;  // which the clock can count
+
+// For how long telling the others may take.
+constexpr std::chrono::milliseconds longest_farewell{250};
+
 }  // namespace
 
 void seal(Bytes& message, UInt64 number) {
@@ -59,7 +64,9 @@ bool is_sealed(const Bytes& message, UInt64 number) {
 }
 
 Line::Line(std::shared_ptr<Communicator> transport, double timeout) :
-    transport(std::move(transport)), timeout(timeout) {}
+    transport(std::move(transport)), timeout(timeout),
+    limit(std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(timeout > 0 ? std::min(timeout, most_seconds) : 0))) {}
 
 void Line::require_usable() const {
   if (!transport->broken.empty())
@@ -67,39 +74,64 @@ void Line::require_usable() const {
                 "communicator: has failed before (" + transport->broken + "); make a new one, and a plan with it");
 }
 
-void Line::give_up(const char* sentence) noexcept {
+// What a call that has not returned may still use, the thread's stack and the communicator, stays for good.
+void Line::on_its_thread(const std::function<void()>& body) {
+  failure = nullptr;
+  Worker* const worker = transport->worker();
+  if (!worker) return body();
   try {
-    transport->broken = sentence;
-    transport->fail("rank " + std::to_string(rank()) + ": " + sentence);
-  } catch (...) {  // no memory for a sentence: the others will run into their limit of time
+    worker->run(body);
+  } catch (const Worker::Stuck&) {
+    transport->kept = transport;
+    if (failure) std::rethrow_exception(failure);
     transport->broken.assign(1, '?');
-    transport->fail({});
+    std::ostringstream sentence;
+    sentence << "a call of the transport has not returned within " << timeout << " s";
+    transport->broken = sentence.str();
+    throw Error(TESSERA_COMMUNICATION_ERROR, transport->broken);
   }
 }
 
-void Line::listen() {
-  if (const std::optional<std::string> heard = transport->notice()) throw Heard{*heard};
+void Line::give_up(const char* sentence) noexcept {
+  failure = std::current_exception();
+  std::string said;
+  try {
+    transport->broken = sentence;
+    said = "rank " + std::to_string(rank()) + ": " + sentence;
+  } catch (...) {  // no memory for a sentence: the others will run into their limit of time
+    transport->broken.assign(1, '?');
+  }
+  call(longest_farewell, [said = std::move(said)](Communicator& all) { all.fail(said); });
+}
+
+void Line::listen(Clock::duration allowed) {
+  const auto heard = call(allowed, [](Communicator& all) { return all.notice(); });
+  if (heard) throw Heard{*heard};
 }
 
 UInt64 Line::start(std::vector<Message> messages) {
-  listen();
+  listen(limit);
   if (messages.empty()) return started;
-  queue.push_back(std::move(messages));
-  if (queue.size() == 1) transport->start(queue.front());
+  queue.push_back(std::make_shared<const std::vector<Message>>(std::move(messages)));
+  if (queue.size() == 1) start_next(limit);
   return ++started;
 }
 
+void Line::start_next(Clock::duration allowed) {
+  call(allowed, [group = queue.front()](Communicator& all) { all.start(*group); });
+}
+
 // Lets the next group begin where one is complete. Returns the ranks for which the first of the queue waits.
-std::set<int> Line::progress() {
+std::set<int> Line::progress(Clock::duration allowed) {
   std::set<int> missing;
   while (!queue.empty()) {
-    const std::vector<bool> done = transport->test();
+    const std::vector<bool> done = call(allowed, [](Communicator& all) { return all.test(); });
     for (std::size_t i = 0; i < done.size(); ++i)
-      if (!done[i]) missing.insert(queue.front()[i].peer);
+      if (!done[i]) missing.insert((*queue.front())[i].peer);
     if (!missing.empty()) break;
     queue.pop_front();
     ++complete;
-    if (!queue.empty()) transport->start(queue.front());
+    if (!queue.empty()) start_next(allowed);
   }
   return missing;
 }
@@ -107,18 +139,17 @@ std::set<int> Line::progress() {
 // MPI moves a part of a message each time it is asked, over TCP: it is asked often enough for the milliseconds of the
 // call that comes next. See docs/scale_out.md, "Overlap".
 void Line::poll() {
-  for (int i = 0; i < 64 && !queue.empty(); ++i) progress();
-  listen();
+  for (int i = 0; i < 64 && !queue.empty(); ++i) progress(limit);
+  listen(limit);
 }
 
 void Line::wait(UInt64 group) {
-  const auto limit = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
   Clock::duration waited{};
   Clock::time_point last = Clock::now();
   for (int tries = 0;; pause(tries)) {
     const UInt64 before = complete;
-    const std::set<int> missing = progress();
-    listen();
+    const std::set<int> missing = progress(limit - waited);
+    listen(limit - waited);
     if (complete >= group) return;
     const Clock::time_point now = Clock::now();
     waited = complete != before ? Clock::duration{} : waited + std::min<Clock::duration>(now - last, longest_pause);

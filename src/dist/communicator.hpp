@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstddef>
 #include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -14,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "dist/worker.hpp"
 #include "math/types.hpp"
 #include "tessera/tessera.hpp"
 
@@ -45,10 +48,13 @@ class Communicator {
   // Tells every other rank, and gives up what is under way. Only a fresh communicator works afterwards.
   virtual void fail(const std::string& sentence) noexcept = 0;
 
-  std::string broken;  // the sentence of the first failure here, if there was one
-};
+  // The thread on which plans work with this communicator, where calls of the transport may never return. Null: the
+  // caller's.
+  virtual Worker* worker() { return nullptr; }
 
-using Clock = std::chrono::steady_clock;
+  std::string broken;                  // the sentence of the first failure here, if there was one
+  std::shared_ptr<Communicator> kept;  // itself, for good: a call that has not returned still uses its memory
+};
 
 // A communicator as the executor uses it: with a limit of time for every wait, and refusing everything after a failure.
 class Line {
@@ -72,18 +78,20 @@ class Line {
   template <class Body>
   void together(Body body) {
     require_usable();
-    try {
-      body();
-    } catch (const Heard& heard) {
-      transport->broken = heard.sentence;
-      throw Error(TESSERA_COMMUNICATION_ERROR, heard.sentence);
-    } catch (const std::bad_alloc&) {
-      give_up("out of memory");
-      throw;
-    } catch (const std::exception& error) {
-      give_up(error.what());
-      throw;
-    }
+    on_its_thread([&] {
+      try {
+        body();
+      } catch (const Heard& heard) {
+        transport->broken = heard.sentence;
+        throw Error(TESSERA_COMMUNICATION_ERROR, heard.sentence);
+      } catch (const std::bad_alloc&) {
+        give_up("out of memory");
+        throw;
+      } catch (const std::exception& error) {
+        give_up(error.what());
+        throw;
+      }
+    });
   }
 
  private:
@@ -91,14 +99,26 @@ class Line {
     std::string sentence;
   };
   void require_usable() const;
+  void on_its_thread(const std::function<void()>& body);
   void give_up(const char* sentence) noexcept;
-  void listen();
-  std::set<int> progress();
+  // A call of the transport, which should return within this time. The body has what it needs in itself: when the
+  // caller has gone on without this thread, this object may be gone.
+  template <class Body>
+  auto call(Clock::duration allowed, Body body) {
+    Communicator& all = *transport;
+    const Worker::Call inside(all.worker(), allowed);
+    return body(all);
+  }
+  void listen(Clock::duration allowed);
+  void start_next(Clock::duration allowed);
+  std::set<int> progress(Clock::duration allowed);
 
   std::shared_ptr<Communicator> transport;
   double timeout;
-  std::deque<std::vector<Message>> queue;  // its first group is under way
-  UInt64 started = 0, complete = 0;        // groups
+  Clock::duration limit;
+  std::exception_ptr failure;                                     // what a body has thrown, while the others are told
+  std::deque<std::shared_ptr<const std::vector<Message>>> queue;  // its first group is under way
+  UInt64 started = 0, complete = 0;                               // groups
 };
 
 // Seals a message: its last 16 bytes say which message it is and what it held, so that a damaged or crossed one is

@@ -22,6 +22,7 @@ class Faulty : public Communicator {
 
   int rank() const override { return real->rank(); }
   int size() const override { return real->size(); }
+  Worker* worker() override { return real->worker(); }
   std::vector<bool> test() override { return real->test(); }
   std::optional<std::string> notice() override { return real->notice(); }
   void fail(const std::string& sentence) noexcept override { real->fail(sentence); }

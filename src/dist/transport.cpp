@@ -20,7 +20,9 @@ constinit std::atomic<Group*> abandoned = nullptr;
 
 class CallbackCommunicator : public Communicator {
  public:
-  explicit CallbackCommunicator(const tessera_transport& transport) : t(transport) {}
+  explicit CallbackCommunicator(const tessera_transport& transport) : t(transport) {
+    if (t.own_thread) thread.emplace();
+  }
   ~CallbackCommunicator() override {
     abandon_incomplete();
     if (t.destroy) t.destroy(t.context);
@@ -28,6 +30,7 @@ class CallbackCommunicator : public Communicator {
 
   int rank() const override { return t.rank; }
   int size() const override { return t.ranks; }
+  Worker* worker() override { return thread ? &*thread : nullptr; }
 
   void start(std::span<const Message> messages) override {
     group->messages.assign(messages.begin(), messages.end());
@@ -82,6 +85,7 @@ class CallbackCommunicator : public Communicator {
   tessera_transport t;
   std::unique_ptr<Group> group = std::make_unique<Group>();
   std::vector<std::uint8_t> done;
+  std::optional<Worker> thread;
 };
 
 }  // namespace

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages over MPI; see transport.hpp. Nothing here waits, but for a quarter of a second after a failure:
-// MPI_Test is all that makes progress, and deadlines are the caller's.
+// MPI_Test is all that makes progress, and deadlines are the caller's. So are calls of MPI that never return.
 #include "mpi/transport.hpp"
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <csignal>
 #include <cstring>
+#include <exception>
+#include <mutex>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -31,11 +34,24 @@ constexpr std::size_t first_window = 16;  // slices of a message that MPI is han
 // For how long a rank that fails sees to it that its sentence leaves.
 constexpr std::chrono::milliseconds longest_farewell{250};
 
+// Whether MPI takes calls of any thread, one at a time: then calls that never return can be left behind.
+bool any_thread_may_call() {
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  return level >= MPI_THREAD_SERIALIZED;
+}
+
 [[noreturn]] void report(const char* call, int code) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
   throw Error(TESSERA_COMMUNICATION_ERROR, std::string(call) + ": " + text);
+}
+
+Error no_answer(double timeout) {
+  std::ostringstream sentence;
+  sentence << "no answer within " << timeout << " s from all ranks of the MPI communicator";
+  return Error(TESSERA_COMMUNICATION_ERROR, sentence.str());
 }
 
 void require(const char* call, int code) {
@@ -86,9 +102,7 @@ class MpiTransport : public Transport {
       require("MPI_Testall", MPI_Testall(2, requests.data(), &done, MPI_STATUSES_IGNORE));
       if (!done && Clock::now() > end) {
         static_cast<void>(made.release());  // MPI may write to it later
-        std::ostringstream sentence;
-        sentence << "no answer within " << timeout << " s from all ranks of the MPI communicator";
-        throw Error(TESSERA_COMMUNICATION_ERROR, sentence.str());
+        throw no_answer(timeout);
       }
       if (!done) std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
@@ -120,6 +134,7 @@ class MpiTransport : public Transport {
 
   int rank() const override { return me; }
   int ranks() const override { return size; }
+  bool own_thread() const override { return any_thread_may_call(); }
 
   void start(std::span<const tessera_message> messages) override {
     const WithoutBrokenPipes guard;
@@ -228,6 +243,49 @@ class MpiTransport : public Transport {
   std::optional<std::string> heard;
 };
 
+// A transport in the making, owned by the thread that makes it and by the one that waits.
+struct Making {
+  std::mutex mutex;
+  std::condition_variable made_or_not;
+  std::unique_ptr<MpiTransport> made;
+  std::exception_ptr error;
+  bool done = false, left_behind = false;
+};
+
+// How long a call of MPI may take beyond the limit of time, and how often one looks. A process that was stopped finds
+// that much time has passed when it goes on: each look counts for two at most.
+constexpr std::chrono::milliseconds grace{400}, look{50};
+
+// Duplicates are made on another thread: a call of MPI that never returns is left behind there.
+std::unique_ptr<Transport> made_aside(MPI_Comm comm, double timeout) {
+  const auto making = std::make_shared<Making>();
+  std::thread([making, comm, timeout] {
+    std::unique_ptr<MpiTransport> made;
+    std::exception_ptr error;
+    try {
+      made = std::make_unique<MpiTransport>(comm, timeout);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(making->mutex);
+    if (making->left_behind) static_cast<void>(made.release());  // MPI is nobody's any more
+    making->made = std::move(made), making->error = std::move(error), making->done = true;
+    making->made_or_not.notify_one();
+  }).detach();
+  std::unique_lock lock(making->mutex);
+  const auto limit = std::chrono::duration<double>(timeout) + grace;
+  std::chrono::duration<double> waited{};
+  for (auto last = Clock::now(); !making->made_or_not.wait_for(lock, look, [&] { return making->done; });) {
+    const auto now = Clock::now();
+    waited += std::min<Clock::duration>(now - last, 2 * look), last = now;
+    if (waited < limit) continue;
+    making->left_behind = true;
+    throw no_answer(timeout);
+  }
+  if (making->error) std::rethrow_exception(making->error);
+  return std::move(making->made);
+}
+
 }  // namespace
 
 std::unique_ptr<Transport> transport_over(MPI_Comm comm, double timeout) {
@@ -240,7 +298,8 @@ std::unique_ptr<Transport> transport_over(MPI_Comm comm, double timeout) {
   if (!(timeout > 0))
     throw Error(TESSERA_INVALID_ARGUMENT,
                 "timeout: is " + std::to_string(timeout) + "; must be a positive number of seconds");
-  return std::make_unique<MpiTransport>(comm, timeout);
+  if (!any_thread_may_call()) return std::make_unique<MpiTransport>(comm, timeout);
+  return made_aside(comm, timeout);
 }
 
 }  // namespace tessera::mpi

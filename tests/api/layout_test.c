@@ -193,6 +193,8 @@ static const struct place places[] = {
   AT(tessera_transport, notice, 40)
   AT(tessera_transport, fail, 48)
   AT(tessera_transport, destroy, 56)
+  AT(tessera_transport, own_thread, 64)
+  AT(tessera_transport, reserved, 68)
   /* tessera_dist_args */
   AT(tessera_dist_args, size, 0)
   AT(tessera_dist_args, communicator, 8)

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "tessera/dist.hpp"
@@ -105,20 +106,23 @@ struct Post {
   std::map<std::pair<int, int>, std::deque<std::string>> boxes;
   std::optional<std::string> failure;
   int destroyed = 0;
+  std::map<int, std::set<std::thread::id>> callers;  // by rank, the threads that have begun groups
 };
 
 class Mail : public Transport {
  public:
-  Mail(Post& post, int rank, int size) : post(post), me(rank), size(size) {}
+  Mail(Post& post, int rank, int size, bool aside = false) : post(post), me(rank), size(size), aside(aside) {}
   ~Mail() override {
     const std::lock_guard lock(post.mutex);
     ++post.destroyed;
   }
   int rank() const override { return me; }
   int ranks() const override { return size; }
+  bool own_thread() const override { return aside; }
   void start(std::span<const tessera_message> messages) override {
     group.assign(messages.begin(), messages.end());
     const std::lock_guard lock(post.mutex);
+    post.callers[me].insert(std::this_thread::get_id());
     if (down) throw std::runtime_error("the post is on strike");
     for (const tessera_message& m : group)
       if (m.send) post.boxes[{me, m.peer}].emplace_back(static_cast<char*>(m.data), m.bytes);
@@ -146,6 +150,7 @@ class Mail : public Transport {
  private:
   Post& post;
   int me, size;
+  bool aside;
   std::vector<tessera_message> group;
 };
 
@@ -273,6 +278,29 @@ TEST(Plans, GiveItOverTheCallersTransport) {
   EXPECT_EQ(post.destroyed, 4);
 }
 
+TEST(Plans, RunOnAThreadOfTheTransport) {
+  Post post;
+  std::vector<Communicator> all;
+  for (int r = 0; r < 4; ++r) all.emplace_back(std::make_unique<Mail>(post, r, 4, r != 2));
+  std::vector<std::thread::id> mine(4);
+  const Partition partition = zigzag_of_four(1);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 4; ++r)
+    threads.emplace_back([&, r] {
+      mine[std::size_t(r)] = std::this_thread::get_id();
+      Data part(partition.rows(r));
+      DistPlan plan(all[std::size_t(r)], partition, args, options, {.threads = 1});
+      plan.forward(part.inputs(), part.outputs());
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (int r = 0; r < 4; ++r) {  // one for all calls
+    EXPECT_EQ(post.callers[r].size(), 1u);
+    EXPECT_EQ(post.callers[r].contains(mine[std::size_t(r)]), r == 2);
+  }
+  all.clear();
+  EXPECT_EQ(post.destroyed, 4);
+}
+
 TEST(Plans, AFailingTransportIsHeardOfEverywhere) {
   Post post;
   std::vector<Communicator> all;
@@ -379,6 +407,9 @@ TEST(Refusals, OfCommunicators) {
   t.start = [](void*, const tessera_message*, std::int64_t, char*) { return TESSERA_INTERNAL; };
   EXPECT_EQ(make(), "test: is NULL; it is required");
   t.test = [](void*, std::uint8_t*, std::int64_t, char*) { return TESSERA_OK; };
+  t.own_thread = 2;
+  EXPECT_EQ(make(), "own_thread: is 2; must be 0 or 1");
+  t.own_thread = 0;
   t.rank = 1;
   EXPECT_EQ(make(), "rank: is 1; must be from 0 to 0");
   t.ranks = 0;

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// mpi_ranks check | FAULT: one rank of a run under mpirun, for tests/dist/mpi_test.py. `check` runs every scheme over
-// MPI and compares with ranks as threads, bit by bit. A fault is something that happens to the last rank; every rank
-// prints one line: what it said, after how many seconds, and whether its outputs are as they were. Then it waits to be
-// ended.
+// mpi_ranks single|serialized check|FAULT: one rank of a run under mpirun, for tests/dist/mpi_test.py, with this thread
+// level of MPI. `check` runs every scheme over MPI and compares with ranks as threads, bit by bit. A fault is something
+// that happens to the last rank; every rank prints one line: what it said, after how many seconds, and whether its
+// outputs are as they were. Then it waits to be ended.
 #include <mpi.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <thread>
 
@@ -16,6 +19,23 @@
 #include "dist/transport.hpp"
 #include "mpi/transport.hpp"
 #include "tests/dist/world.hpp"
+
+// MPI that never returns from a call, from some moment on: these stand before its own.
+static std::atomic<bool> test_hangs{false}, testall_hangs{false};
+
+static void hang_if(const std::atomic<bool>& hangs) {
+  while (hangs) pause();
+}
+
+extern "C" int MPI_Test(MPI_Request* request, int* done, MPI_Status* status) {
+  hang_if(test_hangs);
+  return PMPI_Test(request, done, status);
+}
+
+extern "C" int MPI_Testall(int count, MPI_Request* requests, int* done, MPI_Status* statuses) {
+  hang_if(testall_hangs);
+  return PMPI_Testall(count, requests, done, statuses);
+}
 
 namespace tessera::dist {
 namespace {
@@ -26,29 +46,34 @@ std::shared_ptr<Communicator> mpi_communicator(double limit) {
   return communicator_over(detail::to_c(mpi::transport_over(MPI_COMM_WORLD, limit)));
 }
 
-// Seconds for which this process could have run, and the machine ran others.
+// Seconds for which a thread of this process could have run, and the machine ran others: of the one that waited most.
 double starved() {
-  double ran = 0, waited = 0;
-  std::ifstream("/proc/self/schedstat") >> ran >> waited;
-  return 1e-9 * waited;
+  double most = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    double ran = 0, waited = 0;
+    std::ifstream(task.path() / "schedstat") >> ran >> waited;
+    most = std::max(most, waited);
+  }
+  return 1e-9 * most;
 }
 
-// A rank that is killed or stopped while a group is under way.
-class Signalled : public Faulty {
+// A rank to which something happens while a group is under way.
+class Struck : public Faulty {
  public:
-  Signalled(std::shared_ptr<Communicator> real, int group, int signal) :
-      Faulty(std::move(real), {}), left(group), signal(signal), starved_before(starved()) {}
+  Struck(std::shared_ptr<Communicator> real, int group, std::function<void()> blow) :
+      Faulty(std::move(real), {}), left(group), blow(std::move(blow)), starved_before(starved()) {}
   void start(std::span<const Message> group) override {
     if (left-- == 0) {
-      std::printf("gone: rank %d, starved %.2f s\n", rank(), starved() - starved_before);
+      std::printf("struck: rank %d, starved %.2f s\n", rank(), starved() - starved_before);
       std::fflush(stdout);
-      raise(signal);
+      blow();
     }
     Faulty::start(group);
   }
 
  private:
-  int left, signal;
+  int left;
+  std::function<void()> blow;
   double starved_before;
 };
 
@@ -106,17 +131,19 @@ void misfortune(const std::string& fault, int rank, int ranks) {
   Answer out = world.empty();
   for (auto& [name, numbers] : out.of)
     for (Int64 i = 0; i < numbers.count(); ++i) numbers.set(i, -77);
+  if (victim && fault == "hang_connecting") testall_hangs = true;
   try {
     std::shared_ptr<Communicator> communicator = mpi_communicator(timeout);
     begin = Clock::now(), starved_before = starved();  // all are there
-    const std::map<std::string, Fault> faults = {{"corrupt", {Fault::corrupt, 2}},
-                                                 {"wrong_size", {Fault::wrong_size, 2}},
-                                                 {"link", {Fault::drop, 2}},
-                                                 {"throw", {Fault::fail, 2}},
-                                                 {"late", {Fault::delay, 2, 0.7}}};
+    const std::map<std::string, Fault> faults = {
+        {"corrupt", {Fault::corrupt, 2}}, {"wrong_size", {Fault::wrong_size, 2}}, {"link", {Fault::drop, 2}},
+        {"throw", {Fault::fail, 2}},      {"hang_telling", {Fault::fail, 2}},     {"late", {Fault::delay, 2, 0.7}}};
     if (victim && faults.contains(fault)) communicator = std::make_shared<Faulty>(communicator, faults.at(fault));
-    if (victim && fault == "kill") communicator = std::make_shared<Signalled>(communicator, 2, SIGKILL);
-    if (victim && fault == "stop") communicator = std::make_shared<Signalled>(communicator, 2, SIGSTOP);
+    const std::map<std::string, std::function<void()>> blows = {{"kill", [] { raise(SIGKILL); }},
+                                                                {"stop", [] { raise(SIGSTOP); }},
+                                                                {"hang", [] { test_hangs = true; }},
+                                                                {"hang_telling", [] { testall_hangs = true; }}};
+    if (victim && blows.contains(fault)) communicator = std::make_shared<Struck>(communicator, 2, blows.at(fault));
     if (victim && fault == "differ") problem.D = 8;
     if (victim && fault == "absent") std::this_thread::sleep_for(std::chrono::duration<double>(timeout + 1));
     World mine(problem, {}, 3);
@@ -138,12 +165,14 @@ void misfortune(const std::string& fault, int rank, int ranks) {
 }  // namespace tessera::dist
 
 int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
-  int rank = 0, ranks = 1;
+  if (argc != 3) return 2;
+  const int level = std::string(argv[1]) == "single" ? MPI_THREAD_SINGLE : MPI_THREAD_SERIALIZED;
+  int provided = 0, rank = 0, ranks = 1;
+  MPI_Init_thread(&argc, &argv, level, &provided);
+  if (provided < level) return 3;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-  if (argc != 2) return 2;
-  if (std::string(argv[1]) != "check") tessera::dist::misfortune(argv[1], rank, ranks);
+  if (std::string(argv[2]) != "check") tessera::dist::misfortune(argv[2], rank, ranks);
   const int wrong = tessera::dist::check(ranks);
   MPI_Finalize();
   return wrong != 0;

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # mpi_test.py PROGRAM check|faults: the ranks of mpi_ranks under mpirun. `check`: 1, 2, 3, 4 and 8 of them, every
-# scheme, bit by bit as on threads. `faults`: the last of four is killed, stopped, absent, late or sends nonsense, and
-# every live rank must answer in time, in words, with its outputs as they were. Implements docs/scale_out.md, "Failure".
+# scheme, bit by bit as on threads. `faults`: the last of four is killed, stopped, absent, late, sends nonsense or is
+# inside a call of MPI that never returns, and every live rank must answer in time, in words, with its outputs as they
+# were. With both thread levels of MPI: see docs/scale_out.md, "Failure".
 import concurrent.futures
 import contextlib
 import os
@@ -40,7 +41,7 @@ def mpirun(ranks, *arguments, speakers=None, options=()):
 def check():
     wrong = 0
     for ranks in (1, 2, 3, 4, 8):
-        status, text = mpirun(ranks, "check")
+        status, text = mpirun(ranks, "single" if ranks in (1, 3) else "serialized", "check")
         lines = re.findall(r"^check: rank \d+, (\d+) outputs compared, (\d+) wrong$", text, re.M)
         good = len(lines) == ranks and all(int(n) > 20 and w == "0" for n, w in lines) and status == 0
         compared = sum(int(n) for n, _ in lines)
@@ -62,13 +63,18 @@ FAULTS = {
     "throw": (r"(rank 3: )?the network is down", True),
     "corrupt": (r"(rank \d: )?a message from rank 3 in step 1 arrived damaged, or belongs to another call", True),
     "wrong_size": (r"(rank \d: )?a message from rank 3 has \d+ bytes; \d+ were expected", True),
+    "hang": (r"no answer within 2 s from ranks? \d|a call of the transport has not returned within 2 s", True),
+    "hang_connecting": (r"no answer within 2 s from (ranks? \d|all ranks of the MPI communicator)", True),
+    "hang_telling": (r"(rank 3: )?the network is down|no answer within 2 s from ranks? \d", True),
 }
+SINGLE = {"stop", "link", "throw", "corrupt"}  # the others with a thread of the communicator's own
 AT_ONCE = {"differ", "throw", "corrupt", "wrong_size"}
 
 
 def misfortune(fault):
     live = set("0123" if FAULTS[fault][1] else "012")
-    return mpirun(4, fault, speakers=live, options=["--enable-recovery"])  # or the first to end would end all
+    return mpirun(4, "single" if fault in SINGLE else "serialized", fault, speakers=live,
+                  options=["--enable-recovery"])  # or the first to end would end all
 
 
 def judged(fault, status, text):
@@ -78,6 +84,8 @@ def judged(fault, status, text):
     sentence, victim_answers = FAULTS[fault]
     lines = re.findall(rf"^fault {fault}: rank (\d), ([\d.]+) s, starved [\d.]+ s, outputs (\w+): (.*)$", text, re.M)
     starved = sum(float(seconds) for seconds in re.findall(r", starved ([\d.]+) s", text))
+    if fault == "hang" and not re.search(r"^fault hang: rank 3, .*: a call of the transport has not returned", text, re.M):
+        return lines, starved, False
     limit = (0 if fault in AT_ONCE else TIMEOUT) + 1 + starved
     outputs = "written" if fault == "late" else "untouched"
     live = [line for line in lines if victim_answers or line[0] != "3"]
