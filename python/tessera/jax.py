@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention for JAX, eagerly and inside jit, on CPU and CUDA: XLA calls the library through its FFI; a custom VJP.
 
-Nothing of JAX is needed to build the package: _xla_ffi.py holds our own declarations. Call `attention`.
+Nothing of JAX is needed to build the package: _xla_ffi.py holds our own declarations. Call `attention`, or
+`dot_product_attention` in place of jax.nn's.
 """
 from __future__ import annotations
 
@@ -257,6 +258,47 @@ def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, layout:
     o, lse = _attention(*_ask(q, k, v, options))
     (o,) = _swap_heads(layout, o)
     return (o, lse) if return_lse else o
+
+
+_NAMES_OF_JAX_NN = {"q": "query", "k": "key", "v": "value", "causal": "is_causal",
+                    "seqused_q": "query_seq_lengths", "seqused_k": "key_value_seq_lengths",
+                    "window": "local_window_size"}
+
+
+def dot_product_attention(query: Array, key: Array, value: Array, bias: Optional[Array] = None,
+                          mask: Optional[Array] = None, *, scale: Optional[float] = None, is_causal: bool = False,
+                          query_seq_lengths: Optional[Array] = None, key_value_seq_lengths: Optional[Array] = None,
+                          local_window_size: Union[int, tuple[int, int], None] = None,
+                          implementation: Optional[str] = None, return_residual: bool = False
+                          ) -> Union[jax.Array, tuple[jax.Array, jax.Array]]:
+    """jax.nn.dot_product_attention, with its arguments, shapes and meaning, by `attention`.
+
+    query [B,T,N,H], key and value [B,S,K,H], all with or without B; bias and mask broadcast to [B,N,T,S]. Query i sees
+    the keys up to i with is_causal, from i - left to i + right with local_window_size. With return_residual LSE comes
+    too, [B,T,N] in key's type and without a gradient. Queries that see no key give 0, where jax.nn averages the values.
+    """
+    if implementation is not None:
+        raise ValueError(f"implementation: is {implementation!r}; must be None: XLA's and cuDNN's are jax.nn's")
+    q, k, v = (jnp.asarray(x) for x in (query, key, value))
+    whole = q.ndim > 3
+    options: dict[str, Any] = {"scale": scale, "causal": is_causal, "alignment": "top_left",
+                               "seqused_q": query_seq_lengths, "seqused_k": key_value_seq_lengths}
+    for name, x in (("bias", bias), ("mask", mask)):
+        if x is not None:
+            x = jnp.asarray(x)
+            options[name] = x.reshape((1,) * (4 - x.ndim) + x.shape) if x.ndim < 4 else x
+    if local_window_size is not None:
+        both = isinstance(local_window_size, int)
+        options["window"] = (local_window_size, local_window_size) if both else local_window_size
+    try:
+        o, lse = attention(*(x[None] if x.ndim == 3 else x for x in (q, k, v)), return_lse=True, **options)
+    except (TypeError, ValueError) as error:
+        raise _abi.renamed(error, _NAMES_OF_JAX_NN) from None
+    o = o if whole else o[0]
+    if not return_residual:
+        return o
+    residual = jax.lax.stop_gradient(lse.swapaxes(1, 2).astype(k.dtype))
+    return o, residual if whole else residual[0]
 
 
 def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *, d_lse: Optional[Array] = None,
