@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What flash_attn_with_kvcache does around the attention: lengths, tables, appending with rotary embedding.
+"""What flash_attn_with_kvcache does: lengths, tables, appending with rotary embedding, and the attention that follows.
 
-Used by the package flash_attn. PyTorch only.
+Used by the package flash_attn and by flash_attn_interface. PyTorch only.
 """
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
 
+from . import _chunks
 from ._abi import renamed
 from ._torch_append import append as append_by_library
-
+from .torch import attention, check
 
 # What the library calls the arguments of flash_attn_with_kvcache.
 _NAMES = {"k": "k_cache", "v": "v_cache", "k_new": "k", "v_new": "v", "q_out": "q", "q_positions": "cache_seqlens",
@@ -23,70 +24,125 @@ _NAMES = {"k": "k_cache", "v": "v_cache", "k_new": "k", "v_new": "v", "q_out": "
           "window_right": "window_size"}
 
 
-def named(by_index: bool, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """The call, whose errors have the names of the caller's arguments."""
-    try:
-        return function(*arguments, **options)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise renamed(error, {**_NAMES, "block_table": "cache_batch_idx"} if by_index else _NAMES) from None
+class Cache(NamedTuple):
+    k: Tensor
+    v: Tensor
+    seqlens: Optional[Union[int, Tensor]]
+    batch_idx: Optional[Tensor]
+    leftpad: Optional[Tensor]
+    table: Optional[Tensor]
+    names: Mapping[str, str] = {}  # the caller's, where they are not FlashAttention-2's
+
+    def named(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """The call, whose errors have the names of the caller's arguments."""
+        try:
+            return function(*arguments, **options)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            of_pages = {"block_table": "cache_batch_idx"} if self.batch_idx is not None else {}
+            raise renamed(error, {**_NAMES, **self.names, **of_pages}) from None
 
 
-def lengths(q: Tensor, k_cache: Tensor, cache_seqlens: Optional[Union[int, Tensor]], block_table: Optional[Tensor],
-            appends: bool) -> Tensor:
+class New(NamedTuple):
+    """Tokens to be appended: [B,n,Hk,D], or [T,Hk,D] with cu_seqlens."""
+    k: Tensor
+    v: Tensor
+    cu_seqlens: Optional[Tensor] = None
+
+
+def new(k: Optional[Tensor], v: Optional[Tensor], cu_seqlens: Optional[Tensor] = None) -> Optional[New]:
+    if k is None:
+        if cu_seqlens is not None:
+            raise ValueError("cu_seqlens_k_new: is given without k; there are no new tokens")
+        return None
+    if v is None:
+        raise ValueError("v: is missing; k and v are appended together")
+    return New(k, v, cu_seqlens)
+
+
+class Rotary(NamedTuple):
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+    first: Optional[Tensor] = None  # position of each sequence's first new token; None: the cache's length
+
+
+def rotary(cos: Optional[Tensor], sin: Optional[Tensor], interleaved: bool, first: Optional[Tensor] = None
+           ) -> Optional[Rotary]:
+    if (cos is None) != (sin is None):
+        raise ValueError("rotary_cos: goes with rotary_sin, k and v; rotating without appending is not defined")
+    return None if cos is None or sin is None else Rotary(cos, sin, interleaved, first)
+
+
+def _lengths(q: Tensor, cu_seqlens_q: Optional[Tensor], cache: Cache, appends: bool) -> Tensor:
     """Used places of each sequence's cache, int32 [B]; all of them where none are given."""
-    if q.dim() != 4 or k_cache.dim() != 4:
-        raise ValueError(f"q: has shape {list(q.shape)} and k_cache {list(k_cache.shape)}; both must have 4 dimensions")
-    if isinstance(cache_seqlens, Tensor):
-        return cache_seqlens
-    if cache_seqlens is None:
+    if q.dim() != (4 if cu_seqlens_q is None else 3) or cache.k.dim() != 4:
+        dims = "both must have 4 dimensions" if cu_seqlens_q is None else "q must have 3 with cu_seqlens_q, k_cache 4"
+        raise ValueError(f"q: has shape {list(q.shape)} and k_cache {list(cache.k.shape)}; {dims}")
+    seqlens = cache.seqlens
+    if isinstance(seqlens, Tensor):
+        return seqlens
+    if seqlens is None:
         if appends:
             raise ValueError("cache_seqlens: is missing; k and v are appended behind them")
-        cache_seqlens = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    elif not isinstance(cache_seqlens, (int, torch.SymInt)):
+        seqlens = cache.k.shape[1] * (1 if cache.table is None else cache.table.shape[1])
+    elif not isinstance(seqlens, (int, torch.SymInt)):
         try:
-            cache_seqlens = operator.index(cache_seqlens)  # NumPy's whole numbers
+            seqlens = operator.index(seqlens)  # NumPy's whole numbers
         except TypeError:
-            raise TypeError(f"cache_seqlens: is {cache_seqlens!r}; must be a whole number or an int32 tensor") from None
-    if not 0 <= cache_seqlens < 2**31:
-        raise ValueError(f"cache_seqlens: is {cache_seqlens}; must be from 0 to 2^31 - 1")
-    return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+            raise TypeError(f"cache_seqlens: is {seqlens!r}; must be a whole number or an int32 tensor") from None
+    if not 0 <= seqlens < 2**31:
+        raise ValueError(f"cache_seqlens: is {seqlens}; must be from 0 to 2^31 - 1")
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    return torch.full((batch,), seqlens, dtype=torch.int32, device=q.device)
 
 
-def table(k_cache: Tensor, seqused: Tensor, cache_batch_idx: Optional[Tensor], leftpad: Optional[Tensor],
-          block_table: Optional[Tensor]) -> Optional[Tensor]:
-    """The page table, int32 [B,entries]. A cache in one piece is a page; without batch indices and padding, none."""
-    if block_table is not None:
-        if cache_batch_idx is not None:
+def _table(cache: Cache, seqused: Tensor, needed: bool) -> Optional[Tensor]:
+    """The page table, int32 [B,entries]. A cache in one piece is a page; one for each sequence has no table unless needed."""
+    if cache.table is not None:
+        if cache.batch_idx is not None:
             raise ValueError("cache_batch_idx: is given with block_table; use one or the other")
-        return block_table
-    if cache_batch_idx is not None:
-        return cache_batch_idx.int()[:, None]
-    if leftpad is not None:
-        return torch.arange(seqused.shape[0], dtype=torch.int32, device=k_cache.device)[:, None]
+        return cache.table
+    if cache.batch_idx is not None:
+        return cache.batch_idx.int()[:, None]
+    if cache.leftpad is not None or needed:
+        return torch.arange(seqused.shape[0], dtype=torch.int32, device=cache.k.device)[:, None]
     return None
 
 
-def _check_new(name: str, new: Tensor, cache: Tensor, shape: list[int]) -> None:
-    if not isinstance(new, Tensor):
-        raise TypeError(f"{name}: is a {type(new).__name__}; must be a PyTorch tensor")
-    if list(new.shape) != shape:
-        raise ValueError(f"{name}: has shape {list(new.shape)}; must be {shape}: q's batch, k's tokens, heads and "
+def _check_one(name: str, tokens: Tensor, cache: Tensor, shape: list[int]) -> None:
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"{name}: is a {type(tokens).__name__}; must be a PyTorch tensor")
+    if list(tokens.shape) != shape:
+        places = "q's batch, k's tokens" if len(shape) == 4 else "k's tokens"
+        raise ValueError(f"{name}: has shape {list(tokens.shape)}; must be {shape}: {places}, heads and "
                          f"dim of {name}_cache")
-    if new.device != cache.device or not new.is_floating_point() or not (
+    if tokens.device != cache.device or not tokens.is_floating_point() or not (
             cache.is_floating_point() or cache.dtype == torch.int8):
-        raise ValueError(f"{name}: is {new.dtype} on {new.device} but {name}_cache is {cache.dtype} on {cache.device}; "
-                         "both must hold real numbers on one device")
+        raise ValueError(f"{name}: is {tokens.dtype} on {tokens.device} but {name}_cache is {cache.dtype} on "
+                         f"{cache.device}; both must hold real numbers on one device")
     if any(step == 0 and count > 1 for step, count in zip(cache.stride(), cache.shape)):
         raise ValueError(f"{name}_cache: has strides {cache.stride()}; places that are written must lie apart")
     if not torch.compiler.is_compiling() and cache.is_inference() and not torch.is_inference_mode_enabled():
         raise ValueError(f"{name}_cache: is a tensor of inference mode; it can be written in that mode only")
 
 
-def check_new(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_new(cache: Cache, tokens: New, batch: int) -> None:
     """Whether such k and v can be written to the caches."""
-    tokens = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else 1
-    for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
-        _check_new(name, new, cache, [q.shape[0], tokens, *cache.shape[2:]])
+    dims = 4 if tokens.cu_seqlens is None else 3
+    count = tokens.k.shape[dims - 3] if isinstance(tokens.k, Tensor) and tokens.k.dim() == dims else 1
+    for name, given, stored in (("k", tokens.k, cache.k), ("v", tokens.v, cache.v)):
+        _check_one(name, given, stored, [*([batch] if dims == 4 else []), count, *stored.shape[2:]])
+    offsets = tokens.cu_seqlens
+    if offsets is not None and (not isinstance(offsets, Tensor) or list(offsets.shape) != [batch + 1]):
+        shape = list(offsets.shape) if isinstance(offsets, Tensor) else type(offsets).__name__
+        raise ValueError(f"cu_seqlens_k_new: has shape {shape}; must be [{batch + 1}], one more than q has sequences")
+
+
+def _check_rotary(x: Tensor, given: Rotary) -> None:
+    cos, sin = given.cos, given.sin
+    if cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[-1]:
+        raise ValueError(f"rotary_cos: has shape {list(cos.shape)} and rotary_sin {list(sin.shape)}; both must be "
+                         f"[positions, dims], with at most {x.shape[-1] // 2} dims")
 
 
 def _check_leftpad(leftpad: Tensor, used: Tensor) -> None:
@@ -95,53 +151,117 @@ def _check_leftpad(leftpad: Tensor, used: Tensor) -> None:
                          "tokens included")
 
 
-def _check_places(new: Tensor, cache: Tensor, seqused: Tensor, table: Optional[Tensor]) -> None:
-    """Whether rows of [B,n,H,D] have places behind those in use."""
-    size = cache.shape[1]
-    places = seqused.long()[:, None] + torch.arange(new.shape[1], device=new.device)
+def _counted(x: Tensor, cu_seqlens: Optional[Tensor], first: Tensor, ordered: bool) -> tuple[Tensor, Tensor]:
+    """The sequence of each token of x, and its position there: `first` of the sequence, or from `first` on if ordered.
+
+    Both [B,n] or, packed, [T]. Tokens of no sequence have position 0.
+    """
+    if cu_seqlens is None:
+        step = torch.arange(x.shape[1], device=x.device) * int(ordered)
+        sequence = torch.arange(x.shape[0], device=x.device)[:, None].expand(x.shape[:2])
+        return sequence, first.long()[:, None] + step
+    token, offsets = torch.arange(x.shape[0], device=x.device), cu_seqlens.long()
+    sequence = torch.searchsorted(offsets, token, right=True) - 1
+    inside = (sequence >= 0) & (sequence < first.shape[0])
+    sequence = torch.where(inside, sequence, 0)
+    place = first.long()[sequence] + (token - offsets[sequence]) * int(ordered)
+    return sequence, torch.where(inside, place, 0)
+
+
+def _check_places(cache: Cache, tokens: New, seqused: Tensor, table: Optional[Tensor]) -> None:
+    """Whether rows of new tokens have places behind those in use."""
+    size = cache.k.shape[1]
+    sequence, places = _counted(tokens.k, tokens.cu_seqlens, seqused, True)
     capacity = size * (1 if table is None else table.shape[1])
     if places.numel() and (int(places.min()) < 0 or int(places.max()) >= capacity):
         raise ValueError(f"cache_seqlens: places {int(places.min())} to {int(places.max())} are to be written but a "
                          f"sequence's cache has {capacity}")
     if table is None:
         return
-    pages = table.long().gather(1, places // size)
-    if pages.numel() and (int(pages.min()) < 0 or int(pages.max()) >= cache.shape[0]):
-        raise ValueError(f"block_table: names pages {int(pages.min())} to {int(pages.max())} to be written but the "
-                         f"cache has {cache.shape[0]}")
+    pages = table.long()[sequence, places // size]
+    if pages.numel() and (int(pages.min()) < 0 or int(pages.max()) >= cache.k.shape[0]):
+        name = "block_table" if cache.batch_idx is None else "cache_batch_idx"
+        raise ValueError(f"{cache.names.get(name, name)}: names pages {int(pages.min())} to {int(pages.max())} to be "
+                         f"written but the cache has {cache.k.shape[0]}")
 
 
-class Rotary(NamedTuple):
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool
-    ordered: bool  # query i is at position cache_seqlens + i; else all are at cache_seqlens
+def _turned(q: Tensor, positions: Tensor, cache: Cache, tokens: New, given: Rotary) -> Tensor:
+    """q, rotated, by an append of no tokens: q's may be others than the new ones."""
+    rows, positions = (q, positions) if q.dim() == 4 else (q[None], positions[None])
+    batch = rows.shape[0]
+    none = (x.new_empty(batch, 0, *x.shape[-2:]) for x in tokens[:2])
+    empty = torch.empty(batch, 0, dtype=torch.int32, device=q.device)
+    turned = cache.named(append_by_library, *none, cache.k, cache.v, slots=empty, positions=empty, q=rows,
+                         q_positions=positions.int(), rotary_cos=given.cos, rotary_sin=given.sin,
+                         interleaved=given.interleaved)
+    return turned.view(q.shape)  # type: ignore[no-any-return]
 
 
-def check_rotary(x: Tensor, rotary: Rotary) -> None:
-    cos, sin = rotary.cos, rotary.sin
-    if cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[-1]:
-        raise ValueError(f"rotary_cos: has shape {list(cos.shape)} and rotary_sin {list(sin.shape)}; both must be "
-                         f"[positions, dims], with at most {x.shape[-1] // 2} dims")
-
-
-def append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, seqused: Tensor, used: Tensor,
-           table: Optional[Tensor], leftpad: Optional[Tensor], rotary: Optional[Rotary], by_index: bool,
+def append(q: Tensor, cache: Cache, tokens: New, seqused: Tensor, used: Tensor, table: Optional[Tensor],
+           given: Optional[Rotary], ordered: bool, cu_seqlens_q: Optional[Tensor] = None,
            **scales: Optional[Tensor]) -> Tensor:
     """k, rotated, and v go to the places behind those in use, in the caches' types; returns q, rotated.
 
-    Checks the numbers of lengths and tables on the CPU before it writes; the rest has been checked. Those on a GPU are not
-    read: there the library writes to no place outside of the cache.
+    Query i is at the position of new token i if ordered, else all are at that of the first. Checks the numbers of lengths
+    and tables on the CPU before it writes; the rest has been checked. Those on a GPU are not read: there the library
+    writes to no place outside of the cache.
     """
     if not q.is_cuda and not torch.compiler.is_compiling():  # what they say of numbers; the library checks them again
-        if leftpad is not None:
-            _check_leftpad(leftpad, used)
-        _check_places(k, k_cache, seqused, table)
+        if cache.leftpad is not None:
+            _check_leftpad(cache.leftpad, used)
+        _check_places(cache, tokens, seqused, table)
     options: dict[str, Any] = {}
-    if rotary is not None:
-        options = {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "interleaved": rotary.interleaved, "q": q}
-        if not rotary.ordered:
-            options["q_positions"] = seqused[:, None].expand(q.shape[0], q.shape[1])
-    rotated = named(by_index, append_by_library, k, v, k_cache, v_cache, seqused_k=used, block_table=table,
-                    **scales, **options)
-    return q if rotated is None else rotated
+    together = cu_seqlens_q is None and tokens.cu_seqlens is None
+    if given is not None:
+        options = {"rotary_cos": given.cos, "rotary_sin": given.sin, "interleaved": given.interleaved}
+        first = seqused if given.first is None else given.first
+        if given.first is not None:
+            options["positions"] = _counted(tokens.k, tokens.cu_seqlens, first, True)[1]
+        if not together:
+            q = _turned(q, _counted(q, cu_seqlens_q, first, ordered)[1], cache, tokens, given)
+        elif given.first is not None or not ordered:
+            options["q_positions"] = _counted(q, None, first, ordered)[1]
+        if together:
+            options["q"] = q
+    turned = cache.named(append_by_library, tokens.k, tokens.v, cache.k, cache.v, seqused_k=used, block_table=table,
+                         cu_seqlens_new=tokens.cu_seqlens, **scales, **options)
+    return q if turned is None else turned
+
+
+def attend(q: Tensor, cache: Cache, tokens: Optional[New], given: Optional[Rotary],
+           scales: Mapping[str, Optional[Tensor]], append_scales: Optional[Mapping[str, Optional[Tensor]]] = None, *,
+           cu_seqlens_q: Optional[Tensor] = None, max_seqlen_q: Optional[int] = None, attention_chunk: int = 0,
+           **options: Any) -> tuple[Tensor, Tensor]:
+    """(O, LSE). What is appended is divided by append_scales, which are `scales` where they are not given."""
+    chunk = _chunks.size(attention_chunk)
+    seqused = _lengths(q, cu_seqlens_q, cache, appends=tokens is not None)
+    table = _table(cache, seqused, needed=bool(chunk) or cu_seqlens_q is not None)
+    if given is not None and tokens is None:
+        raise ValueError("rotary_cos: goes with rotary_sin, k and v; rotating without appending is not defined")
+    used = seqused
+    if tokens is not None:
+        _check_new(cache, tokens, q.shape[0] if cu_seqlens_q is None else seqused.shape[0])
+        used = seqused + (tokens.k.shape[1] if tokens.cu_seqlens is None else tokens.cu_seqlens.diff())
+        if given is not None:
+            _check_rotary(tokens.k, given)
+    options.update(scales, seqused_k=used)
+    if table is not None:
+        options.update(block_table=table, leftpad_k=cache.leftpad)
+    if cu_seqlens_q is not None:
+        options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
+    if not torch.compiler.is_compiling() and (tokens is not None or chunk):  # a plan cannot be traced
+        cache.named(check, q, cache.k, cache.v, **options)
+    if tokens is not None:
+        ordered = bool(options["causal"] or chunk) or tuple(options["window"]) != (-1, -1)
+        q = append(q, cache, tokens, seqused, used, table, given, ordered, cu_seqlens_q,
+                   **(scales if append_scales is None else append_scales))
+    if not chunk or table is None:
+        return cache.named(attention, q, cache.k, cache.v, return_lse=True, **options)  # type: ignore[no-any-return]
+    if tokens is None and cache.leftpad is not None and not q.is_cuda and not torch.compiler.is_compiling():
+        _check_leftpad(cache.leftpad, used)
+    parts, places = _chunks.of_caches(chunk, q, cu_seqlens_q, max_seqlen_q, used, cache.leftpad, table)
+    qv = options.pop("qv", None)
+    options = {**options, **places, **_chunks.scales(parts, False, **scales), "max_seqlen_q": None}
+    o, lse = cache.named(attention, _chunks.flat(q), cache.k, cache.v, return_lse=True,
+                         qv=None if qv is None else _chunks.flat(qv), **options)
+    return _chunks.back(o, lse, q)

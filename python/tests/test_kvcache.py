@@ -251,12 +251,12 @@ def test_on_a_gpu_the_library_appends(paged, rotates, scaled):
         table = None if table is None else torch.empty(table.shape, dtype=torch.int32, device="cuda")
         lengths = torch.empty(B, dtype=torch.int32, device="cuda")
         q, k, v = (torch.empty(B, NEW, heads, D, device="cuda", dtype=torch.bfloat16) for heads in (HQ, HK, HK))
-        rotary = _kvcache.Rotary(*torch.empty(2, CAPACITY, 8, device="cuda"), False, False) if rotates else None
+        rotary = _kvcache.Rotary(*torch.empty(2, CAPACITY, 8, device="cuda"), False) if rotates else None
         scales = {"k_scale": torch.empty(HK, device="cuda"), "v_scale": torch.empty(HK, device="cuda")} if scaled else {}
         leftpad = torch.zeros(B, dtype=torch.int32, device="cuda") if paged else None
         with Operators() as seen:
-            given = {"seqused": lengths, "used": lengths + NEW, "table": table, "leftpad": leftpad}
-            turned_q = _kvcache.append(q, k_cache, v_cache, k, v, **given, rotary=rotary, by_index=False, **scales)
+            cache = _kvcache.Cache(k_cache, v_cache, lengths, None, leftpad, table)
+            turned_q = _kvcache.append(q, cache, _kvcache.New(k, v), lengths, lengths + NEW, table, rotary, False, **scales)
         assert turned_q.is_cuda and (turned_q is not q) == rotates
     assert seen.called["tessera.append.default"] == {"cuda"}
     writing = {"aten.index_put_.default", "aten.copy_.default", "aten.index_put.default", "aten.scatter_.src"}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """attn_implementation="tessera": small random models against eager, in logits, gradients and what they generate."""
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -92,6 +94,40 @@ def test_layers_that_do_not_say_that_they_are_causal():
         tokens, _ = padded_batch("cpu")
         results.append(model(input_ids=tokens, decoder_input_ids=tokens[:, :9]).logits)
     torch.testing.assert_close(*results, atol=2e-5, rtol=2e-4)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_flash_attention_by_its_own_name(version, monkeypatch):
+    """What transformers calls where it believes FlashAttention-3 or -4 to be installed. It would ask for the package's
+    distribution and for CUDA first, so the name is set behind its back."""
+    from transformers import modeling_flash_attention_utils as utilities
+
+    import tessera.flash_attn.cute
+    import tessera.flash_attn_interface
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", tessera.flash_attn_interface)
+    monkeypatch.setitem(sys.modules, "flash_attn", tessera.flash_attn)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", tessera.flash_attn.cute)
+    monkeypatch.setattr(utilities, "_loaded_implementation", None)
+    tokens, seen = padded_batch("cpu")
+    torch.manual_seed(5)
+    config = CONFIGS["gpt_oss" if version == 4 else "gemma2"]()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    packed = torch.cat((torch.arange(9), torch.arange(12)))[None]  # two sequences in one, which positions tell
+    with pytest.raises(ImportError, match="installed"):
+        model.set_attn_implementation(f"flash_attention_{version}")
+    results = []
+    for name in ("eager", f"flash_attention_{version}"):
+        model.config._attn_implementation = name
+        logits = [model(tokens, attention_mask=seen).logits[seen.bool()], model(tokens).logits]
+        if name != "eager":
+            logits += model(tokens[1:], position_ids=packed).logits.split([9, 12], 1)
+        else:
+            logits += [model(tokens[1:, :9]).logits, model(tokens[1:, 9:]).logits]
+        results.append([*logits, *torch.autograd.grad(logits[0].square().mean(), list(model.parameters()), allow_unused=True)])
+    for x, y in zip(*results):
+        assert (x is None) == (y is None)
+        if x is not None:
+            torch.testing.assert_close(y, x, atol=2e-5, rtol=2e-4)
 
 
 def test_no_mask_where_layers_say_it_all(make_model, monkeypatch):

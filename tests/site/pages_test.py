@@ -68,7 +68,9 @@ def public_names():
     python = {module: (ROOT / "python/tessera" / path).read_text() for module, path in (
         ("tessera", "__init__.py"), ("tessera.torch", "torch.py"),
         ("tessera.flash_attn.bert_padding", "flash_attn/bert_padding.py"),
-        ("tessera.flash_attn.layers.rotary", "flash_attn/layers/rotary.py"))}
+        ("tessera.flash_attn.layers.rotary", "flash_attn/layers/rotary.py"),
+        ("tessera.flash_attn_interface", "flash_attn_interface.py"),
+        ("tessera.flash_attn.cute.interface", "flash_attn/cute/interface.py"))}
     types = (ROOT / "include/tessera/types.hpp").read_text()
     offered = {}
     for module, text in python.items():

@@ -231,6 +231,8 @@ def python_reference():
                           ("flash_attn/__init__.py", "tessera.flash_attn"),
                           ("flash_attn/bert_padding.py", "tessera.flash_attn.bert_padding"),
                           ("flash_attn/layers/rotary.py", "tessera.flash_attn.layers.rotary"),
+                          ("flash_attn_interface.py", "tessera.flash_attn_interface"),
+                          ("flash_attn/cute/interface.py", "tessera.flash_attn.cute.interface"),
                           ("transformers.py", "tessera.transformers")]:
         text = ast.get_docstring(ast.parse((folder / module).read_text())) or ""
         made += [f"## {title}", "", prose(text), ""]

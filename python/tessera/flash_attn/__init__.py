@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import _kvcache
 from .._abi import renamed
-from ..torch import attention, check
+from ..torch import attention
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: Optional[float], causal: bool,
@@ -126,41 +126,10 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     or, written for k and v, [pages,page_size,Hk] or [B,capacity,Hk], also with ceil(D/128) behind. With qv [B,Nq,Hq,Dv]
     scores are those of q and k plus those of qv and v. A call that is refused leaves the caches as they were.
     """
+    rotary = _kvcache.rotary(rotary_cos, rotary_sin, rotary_interleaved)
+    cache = _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
     with torch.no_grad():
-        o, lse = _with_kvcache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-                               cache_leftpad, block_table, rotary_interleaved, {"k_scale": k_descale,
-                                                                                "v_scale": v_descale},
-                               scale=softmax_scale, causal=causal,
-                               window=window_size, softcap=softcap, alibi_slopes=alibi_slopes, qv=qv)
+        o, lse = _kvcache.attend(q, cache, _kvcache.new(k, v), rotary, {"k_scale": k_descale, "v_scale": v_descale},
+                                 scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
+                                 alibi_slopes=alibi_slopes, qv=qv)
     return (o, lse) if return_softmax_lse else o
-
-
-def _with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor], v: Optional[Tensor],
-                  rotary_cos: Optional[Tensor], rotary_sin: Optional[Tensor],
-                  cache_seqlens: Optional[Union[int, Tensor]], cache_batch_idx: Optional[Tensor],
-                  cache_leftpad: Optional[Tensor], block_table: Optional[Tensor], interleaved: bool,
-                  scales: dict[str, Optional[Tensor]], **options: Any) -> tuple[Tensor, Tensor]:
-    seqused = _kvcache.lengths(q, k_cache, cache_seqlens, block_table, appends=k is not None)
-    table = _kvcache.table(k_cache, seqused, cache_batch_idx, cache_leftpad, block_table)
-    if (rotary_cos is None) != (rotary_sin is None) or (rotary_cos is not None and k is None):
-        raise ValueError("rotary_cos: goes with rotary_sin, k and v; rotating without appending is not defined")
-    used, by_index = seqused, cache_batch_idx is not None
-    if table is not None:
-        options = {**options, "block_table": table, "leftpad_k": cache_leftpad}
-    if k is not None:
-        if v is None:
-            raise ValueError("v: is missing; k and v are appended together")
-        _kvcache.check_new(q, k_cache, v_cache, k, v)
-        used = seqused + k.shape[1]
-        rotary = None
-        if rotary_cos is not None and rotary_sin is not None:
-            ordered = options["causal"] or tuple(options["window"]) != (-1, -1)
-            rotary = _kvcache.Rotary(rotary_cos, rotary_sin, interleaved, ordered)
-            _kvcache.check_rotary(k, rotary)
-        if not torch.compiler.is_compiling():  # a plan cannot be traced
-            _kvcache.named(by_index, check, q, k_cache, v_cache, seqused_k=used, **scales, **options)
-        q = _kvcache.append(q, k_cache, v_cache, k, v, seqused, used, table, cache_leftpad, rotary, by_index,
-                            **scales)
-    o, lse = _kvcache.named(by_index, attention, q, k_cache, v_cache, return_lse=True, seqused_k=used,
-                            **scales, **options)
-    return o, lse
