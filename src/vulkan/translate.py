@@ -168,6 +168,8 @@ def expression(text, scope):
     text = re.sub(r"__builtin_bit_cast\(float, ", "uintBitsToFloat(", text)
     text = re.sub(r"__builtin_bit_cast\(UInt32, ", "floatBitsToUint(", text)
     text = re.sub(r"\bUInt16\(", "low16(", text)
+    text = re.sub(r"(\w+) ([/%]) (ceil_div\([^()]*\))",  # the divisor is no constant: see common.glsl
+                  lambda found: f"{ {'/': 'quotient', '%': 'remainder'}[found[2]]}({found[1]}, {found[3]})", text)
     text = re.sub(r"(\w+)::(\w+)", r"\1_\2", text)
     text = re.sub(r"((?:\([^()]*\)|\w+) & 1) \?", r"((\1) != 0) ?", text)  # integers are no conditions in GLSL
     text = re.sub(r">> \((16 \* \(j & 1\))\)", r">> int(\1)", text)

@@ -70,6 +70,14 @@ void score_rules() {
   for (int n = 4; n < 8; ++n) put(n, 0);
 }
 
+// Places in padded tensors, by division: number, rows, B, N.
+void padded_rules() {
+  const BlockPlace at = place_of(given(0), given(1), int(given(2)), given(3), LengthRef(0ul, 1l));
+  put(0, int64_t(at.b)), put(1, at.first);
+  put(2, quotient(given(0), given(3))), put(3, remainder(given(0), given(3)));
+  for (int n = 4; n < 8; ++n) put(n, 0);
+}
+
 void main() {
   number = block_number() * THREADS + int64_t(gl_LocalInvocationIndex);
   if (number >= Task(parameters).count) return;
@@ -77,5 +85,6 @@ void main() {
   if (RULE == 1) philox_rules();
   if (RULE == 2) type_rules();
   if (RULE == 3) place_rules();
+  if (RULE == 5) padded_rules();
   if (RULE == 4) score_rules();
 }

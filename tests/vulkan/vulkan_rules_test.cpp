@@ -19,7 +19,7 @@ namespace {
 
 using Record = std::array<Int64, 16>;
 using Result = std::array<Int64, 8>;
-enum Rule { mask_rules, philox_rules, type_rules, place_rules, score_rules };
+enum Rule { mask_rules, philox_rules, type_rules, place_rules, score_rules, padded_rules };
 
 Int64 bits_of(float x) { return __builtin_bit_cast(UInt32, x); }
 float float_of(Int64 bits) { return __builtin_bit_cast(float, UInt32(bits)); }
@@ -160,6 +160,26 @@ TEST_F(Vulkan, PlacesOfBlocks) {
               0};
     });
   }
+}
+
+// Divisions in 32 bits, and, where numbers are larger, in 64.
+TEST_F(Vulkan, PlacesOfBlocksInPaddedTensors) {
+  std::vector<Record> records;
+  std::mt19937_64 random(11);
+  for (int n = 0; n < 4000; ++n)
+    for (Int64 rows : {1, 32, 64}) {
+      const Int64 N = 1 + Int64(random() >> (24 + random() % 40)), per_sequence = ceil_div(N, rows);
+      const Int64 number = Int64(random() >> (24 + random() % 40)) % (per_sequence * 1000);
+      records.push_back({number, rows, 1000, N});
+    }
+  for (Int64 edge : {Int64(1) << 31, Int64(1) << 32, Int64(1) << 62})
+    for (Int64 a : {edge - 1, edge, edge + 1})
+      for (Int64 b : {Int64(1), Int64(3), (Int64(1) << 31) - 1, Int64(1) << 31, edge - 1, edge, edge + 1})
+        records.push_back({a, 1, 1, b});
+  expect_same(padded_rules, records, [](const Record& r) -> Result {
+    const gpu::BlockPlace at = gpu::place_of(r[0], r[1], Int32(r[2]), r[3], gpu::LengthRef{nullptr, 1});
+    return {at.b, at.first, r[0] / r[3], r[0] % r[3], 0, 0, 0, 0};
+  });
 }
 
 // The rule in f64.

@@ -26,6 +26,21 @@ int64_t load_int(uint64_t data, int64_t index) { return int64_t(int(word_at(data
 uint64_t long_at(uint64_t address) { return uint64_t(word_at(address)) | (uint64_t(word_at(address + 4)) << 32); }
 uint low16(uint x) { return x & 0xffffu; }
 
+// Of numbers that are not negative. GPUs divide in 32 bits, in which nearly all fit; drivers make a thousand
+// instructions of a division in 64.
+int64_t quotient(int64_t a, int64_t b) {
+  if ((a | b) >> 31 == 0) return int64_t(uint(a) / uint(b));
+  if (a < b) return 0;
+  uint64_t rest = 0ul, whole = 0ul;
+  [[dont_unroll]] for (int bit = 62; bit >= 0; --bit) {
+    rest = (rest << 1) | ((uint64_t(a) >> bit) & 1ul);
+    whole <<= 1;
+    if (rest >= uint64_t(b)) rest -= uint64_t(b), whole |= 1ul;
+  }
+  return int64_t(whole);
+}
+int64_t remainder(int64_t a, int64_t b) { return a - quotient(a, b) * b; }
+
 // --- what math/score_rule.hpp asks for
 
 struct ScoreElement { float distance, bias; };  // of one pair: j - i - shift, and the bias's number
@@ -185,9 +200,9 @@ struct Place {
 bool query_place(Question x, int64_t blocks, int64_t rows, out Place place) {
   const int64_t number = blocks - 1 - block_number();
   if (number < 0) return false;
-  place.h = int(number % x.Hq);
+  place.h = int(remainder(number, x.Hq));
   place.kv = place.h / (x.Hq / x.Hk);
-  const BlockPlace at = place_of(number / x.Hq, rows, x.B, x.Nq, x.cu_seqlens_q);
+  const BlockPlace at = place_of(quotient(number, x.Hq), rows, x.B, x.Nq, x.cu_seqlens_q);
   place.b = at.b, place.first = at.first;
   place.s = sequence_of(x, at.b);
   return place.first < place.s.nq;
@@ -196,9 +211,9 @@ bool query_place(Question x, int64_t blocks, int64_t rows, out Place place) {
 bool key_place(Question x, int64_t blocks, int64_t rows, out Place place) {
   const int64_t number = block_number();
   if (number >= blocks) return false;
-  place.kv = int(number % x.Hk);
+  place.kv = int(remainder(number, x.Hk));
   place.h = place.kv * (x.Hq / x.Hk);
-  const BlockPlace at = place_of(number / x.Hk, rows, x.B, x.Nk, x.cu_seqlens_k);
+  const BlockPlace at = place_of(quotient(number, x.Hk), rows, x.B, x.Nk, x.cu_seqlens_k);
   place.b = at.b, place.first = at.first;
   place.s = sequence_of(x, at.b);
   return place.first < place.s.nk;

@@ -9,17 +9,18 @@
 layout(constant_id = 0) const int V_CHUNKS = 1;  // of Dv, 64 each
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Parameters { ForwardBlock block; };
 layout(push_constant) uniform Push { uint64_t parameters; };
+// The block stays in memory, and a number of it is read where it is used: what were read at once would fill registers
+// that tiles need.
+#define given Parameters(parameters).block
 
 void main() {
-  const ForwardBlock given = Parameters(parameters).block;
-  const Question x = given.p.x;
   const int D = given.launch.D, Dv = given.launch.Dv;
   Place place;
-  if (!query_place(x, given.launch.blocks, ROWS, place)) return;
+  if (!query_place(given.p.x, given.launch.blocks, ROWS, place)) return;
   const DeviceSequence s = place.s;
   const int64_t i0 = place.first;
-  const HeadScores head = head_scores(x, given.launch, place.b, place.h, given.kind.bias);
-  const Rows queries = rows_at(x.q, place.b, s.q_begin + i0, place.h, s.nq - i0, D, given.kind.q, false);
+  const HeadScores head = head_scores(given.p.x, given.launch, place.b, place.h, given.kind.bias);
+  const Rows queries = rows_at(given.p.x.q, place.b, s.q_begin + i0, place.h, s.nq - i0, D, given.kind.q, false);
 
   float m[4], l[4], lost[4], sums[V_CHUNKS][32];
   [[unroll]] for (int r = 0; r < 4; ++r) m[r] = lowest, l[r] = 0.0, lost[r] = 0.0;
@@ -29,8 +30,8 @@ void main() {
   const bool once = D <= CHUNK;  // the queries stay where they are
   bool loaded = false;
   for (int64_t j0 = keys.begin / COLS * COLS; j0 < keys.end; j0 += COLS) {
-    const Rows key_rows = rows_at(x.k, place.b, s.k_begin + j0, place.kv, s.nk - j0, D, given.kind.q, false);
-    const Rows value_rows = rows_at(x.v, place.b, s.k_begin + j0, place.kv, s.nk - j0, Dv, given.kind.q, false);
+    const Rows key_rows = rows_at(given.p.x.k, place.b, s.k_begin + j0, place.kv, s.nk - j0, D, given.kind.q, false);
+    const Rows value_rows = rows_at(given.p.x.v, place.b, s.k_begin + j0, place.kv, s.nk - j0, Dv, given.kind.q, false);
     float S[16];
     multiply(queries, key_rows, loaded, S);
     loaded = once;
@@ -41,7 +42,10 @@ void main() {
     [[unroll]] for (int n = 0; n < 16; ++n) weights[own_place(n)] = S[n];
     [[dont_unroll]] for (int n = 0; n < 16; ++n) {
       const int row = own_row(n / 4), column = own_column(n % 4), at = own_place(n);
-      weights[at] = sees(band, row, column) ? score_of(x, s, head, weights[at], i0 + row, j0 + column, unused) : lowest;
+      float score = lowest;
+      if (sees(band, row, column))
+        score = score_of(given.p.x, s, head, weights[at], i0 + row, j0 + column, unused);
+      weights[at] = score;
     }
     [[unroll]] for (int n = 0; n < 16; ++n) S[n] = weights[own_place(n)];
     [[unroll]] for (int r = 0; r < 4; ++r)
@@ -67,7 +71,7 @@ void main() {
     [[unroll]] for (int n = 0; n < 16; ++n) weights[own_place(n)] = S[n];
     if (head.options.dropout)
       [[dont_unroll]] for (int n = 0; n < 16; ++n)
-        weights[own_place(n)] *= keep_of(x, head, i0 + own_row(n / 4), j0 + own_column(n % 4));
+        weights[own_place(n)] *= keep_of(given.p.x, head, i0 + own_row(n / 4), j0 + own_column(n % 4));
     barrier();
     [[unroll]] for (int r = 0; r < 4; ++r) {
       float sum = 0.0;
@@ -81,7 +85,7 @@ void main() {
   }
 
   [[unroll]] for (int r = 0; r < 4; ++r) {
-    const float inverse = finished(x, place.h, m[r], l[r]);
+    const float inverse = finished(given.p.x, place.h, m[r], l[r]);
     for (int c = 0; c < V_CHUNKS; ++c) [[unroll]] for (int n = 0; n < 8; ++n) sums[c][r * 8 + n] *= inverse;
     const int64_t i = i0 + own_row(r);
     if (given.p.lse.data != 0ul && i < s.nq && invocation() % 8 == 0)

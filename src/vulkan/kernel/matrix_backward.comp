@@ -63,12 +63,10 @@ void put_factor(float factor) {
 }
 
 void main() {
-  const BackwardBlock given = Parameters(parameters).block;
-  const BackwardParams p = given.p;
   const int D = given.launch.D, Dv = given.launch.Dv, kind = given.kind.q;
   Place place;
-  if (KEYS ? !key_place(p.x, given.launch.blocks, ROWS, place) : !query_place(p.x, given.launch.blocks, ROWS, place))
-    return;
+  const int64_t blocks = given.launch.blocks;
+  if (KEYS ? !key_place(given.p.x, blocks, ROWS, place) : !query_place(given.p.x, blocks, ROWS, place)) return;
   const DeviceSequence s = place.s;
   const int64_t row0 = place.first;
   const Range own = Range(row0, lesser(row0 + ROWS, KEYS ? s.nk : s.nq));
@@ -82,31 +80,31 @@ void main() {
   UNROLLED for (int n = 0; n < QK_SUMS; ++n) qk_sums[n] = ZERO_SUM;
 
   if (!KEYS) {
-    load_query_numbers(p, s, place.b, place.h, row0);
+    load_query_numbers(given.p, s, place.b, place.h, row0);
     barrier();
   }
-  Rows qk_own = rows_at(p.x.q, place.b, s.q_begin + row0, place.h, s.nq - row0, D, kind, true);
-  Rows v_own = rows_at(p.d_o, place.b, s.q_begin + row0, place.h, s.nq - row0, Dv, kind, true);
+  Rows qk_own = rows_at(given.p.x.q, place.b, s.q_begin + row0, place.h, s.nq - row0, D, kind, true);
+  Rows v_own = rows_at(given.p.d_o, place.b, s.q_begin + row0, place.h, s.nq - row0, Dv, kind, true);
   if (KEYS) {
-    qk_own = rows_at(p.x.k, place.b, s.k_begin + row0, place.kv, s.nk - row0, D, kind, false);
-    v_own = rows_at(p.x.v, place.b, s.k_begin + row0, place.kv, s.nk - row0, Dv, kind, false);
+    qk_own = rows_at(given.p.x.k, place.b, s.k_begin + row0, place.kv, s.nk - row0, D, kind, false);
+    v_own = rows_at(given.p.x.v, place.b, s.k_begin + row0, place.kv, s.nk - row0, Dv, kind, false);
   }
   load_qk(qk_own, area(0), qk_rows);
   if (SUM_QK) load_v(v_own, area(0), v_rows);
 
-  const int heads = KEYS ? p.x.Hq / p.x.Hk : 1;
+  const int heads = KEYS ? given.p.x.Hq / given.p.x.Hk : 1;
   for (int g = 0; g < heads; ++g) {
     const int h = place.h + g;
-    const HeadScores head = head_scores(p.x, given.launch, place.b, h, given.kind.bias);
+    const HeadScores head = head_scores(given.p.x, given.launch, place.b, h, given.kind.bias);
     for (int64_t column0 = others.begin / COLS * COLS; column0 < others.end; column0 += COLS) {
       const int64_t i0 = KEYS ? column0 : row0, j0 = KEYS ? row0 : column0;
-      if (KEYS) load_query_numbers(p, s, place.b, h, i0);
+      if (KEYS) load_query_numbers(given.p, s, place.b, h, i0);
       barrier();
-      Rows qk_others = rows_at(p.x.k, place.b, s.k_begin + j0, place.kv, s.nk - j0, D, kind, false);
-      Rows v_others = rows_at(p.x.v, place.b, s.k_begin + j0, place.kv, s.nk - j0, Dv, kind, false);
+      Rows qk_others = rows_at(given.p.x.k, place.b, s.k_begin + j0, place.kv, s.nk - j0, D, kind, false);
+      Rows v_others = rows_at(given.p.x.v, place.b, s.k_begin + j0, place.kv, s.nk - j0, Dv, kind, false);
       if (KEYS) {
-        qk_others = rows_at(p.x.q, place.b, s.q_begin + i0, h, s.nq - i0, D, kind, true);
-        v_others = rows_at(p.d_o, place.b, s.q_begin + i0, h, s.nq - i0, Dv, kind, true);
+        qk_others = rows_at(given.p.x.q, place.b, s.q_begin + i0, h, s.nq - i0, D, kind, true);
+        v_others = rows_at(given.p.d_o, place.b, s.q_begin + i0, h, s.nq - i0, Dv, kind, true);
       }
       Range queries = strip, keys = Range(column0, column0 + COLS);
       if (KEYS) queries = Range(column0, lesser(column0 + COLS, s.nq)), keys = strip;
@@ -121,7 +119,7 @@ void main() {
         if (!idle) store_scores(S, area(1));
       }
       LeftMatrix weights[WEIGHTS];
-      if (!idle) strip_gradients(p, s, head, i0, j0, kind);
+      if (!idle) strip_gradients(given.p, s, head, i0, j0, kind);
       if (SUM_V) {
         if (!idle) load_weights(area(0), weights);
         UNROLLED for (int c = 0; c < V_WIDE; ++c)
@@ -141,16 +139,16 @@ void main() {
     }
   }
 
-  const bool accumulate = p.accumulate != 0;
-  if (SUM_V && p.dv.data != 0ul) {
+  const bool accumulate = given.p.accumulate != 0;
+  if (SUM_V && given.p.dv.data != 0ul) {
     put_factor(1.0);
-    const Rows rows = rows_at(p.dv, place.b, s.k_begin + row0, place.kv, s.nk - row0, Dv, given.kind.dv, false);
+    const Rows rows = rows_at(given.p.dv, place.b, s.k_begin + row0, place.kv, s.nk - row0, Dv, given.kind.dv, false);
     store_v(rows, v_sums, accumulate);
   }
-  if (SUM_QK && (KEYS ? p.dk.data : p.dq.data) != 0ul) {
-    put_factor(p.x.scale);
-    Rows rows = rows_at(p.dq, place.b, s.q_begin + row0, place.h, s.nq - row0, D, given.kind.dq, false);
-    if (KEYS) rows = rows_at(p.dk, place.b, s.k_begin + row0, place.kv, s.nk - row0, D, given.kind.dk, false);
+  if (SUM_QK && (KEYS ? given.p.dk.data : given.p.dq.data) != 0ul) {
+    put_factor(given.p.x.scale);
+    Rows rows = rows_at(given.p.dq, place.b, s.q_begin + row0, place.h, s.nq - row0, D, given.kind.dq, false);
+    if (KEYS) rows = rows_at(given.p.dk, place.b, s.k_begin + row0, place.kv, s.nk - row0, D, given.kind.dk, false);
     store_qk(rows, qk_sums, accumulate);
   }
 }

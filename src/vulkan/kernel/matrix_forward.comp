@@ -11,6 +11,9 @@ layout(constant_id = 1) const int D_CHUNKS = 1;  // of D
 layout(constant_id = 7) const bool KEPT = true;  // Q stays in registers
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Parameters { ForwardBlock block; };
 layout(push_constant) uniform Push { uint64_t parameters; };
+// The block stays in memory, and a number of it is read where it is used: what were read at once would fill registers
+// that tiles need.
+#define given Parameters(parameters).block
 
 const int QUERIES = (KEPT ? D_CHUNKS : 1) * BANDS * DEPTH, OUTPUTS = V_CHUNKS * BANDS * WIDE;  // matrices
 ROW_OPERAND(load_query_chunk, load_queries, multiply_chunk, multiply, D_CHUNKS, QUERIES)
@@ -20,15 +23,13 @@ STORE_SUMS(store_sums, V_CHUNKS, OUTPUTS)
 const int ALPHA = 16;  // where a row of area 1 has its alpha, behind 32 weights of 16 bits: once for each column
 
 void main() {
-  const ForwardBlock given = Parameters(parameters).block;
-  const Question x = given.p.x;
   const int D = given.launch.D, Dv = given.launch.Dv, kind = given.kind.q;
   Place place;
-  if (!query_place(x, given.launch.blocks, ROWS, place)) return;
+  if (!query_place(given.p.x, given.launch.blocks, ROWS, place)) return;
   const DeviceSequence s = place.s;
   const int64_t i0 = place.first;
-  const HeadScores head = head_scores(x, given.launch, place.b, place.h, given.kind.bias);
-  const Rows queries = rows_at(x.q, place.b, s.q_begin + i0, place.h, s.nq - i0, D, kind, false);
+  const HeadScores head = head_scores(given.p.x, given.launch, place.b, place.h, given.kind.bias);
+  const Rows queries = rows_at(given.p.x.q, place.b, s.q_begin + i0, place.h, s.nq - i0, D, kind, false);
   const Range strip = Range(i0 + strip_row(), lesser(i0 + strip_row() + STRIP, s.nq));
   HeadScores plain = head;  // of tiles that have neither a mask nor options
   plain.options = ScoreOptions(false, false, false, false, false);
@@ -43,8 +44,8 @@ void main() {
 
   const Range keys = visible_keys(s.mask, Range(i0, lesser(i0 + ROWS, s.nq)));
   for (int64_t j0 = keys.begin / COLS * COLS; j0 < keys.end; j0 += COLS) {
-    const Rows key_rows = rows_at(x.k, place.b, s.k_begin + j0, place.kv, s.nk - j0, D, kind, false);
-    const Rows value_rows = rows_at(x.v, place.b, s.k_begin + j0, place.kv, s.nk - j0, Dv, kind, false);
+    const Rows key_rows = rows_at(given.p.x.k, place.b, s.k_begin + j0, place.kv, s.nk - j0, D, kind, false);
+    const Rows value_rows = rows_at(given.p.x.v, place.b, s.k_begin + j0, place.kv, s.nk - j0, Dv, kind, false);
     const int visible = tile_class(s.mask, strip, Range(j0, j0 + COLS));
     const bool idle = visible == TileClass_empty;
     SumMatrix S[SCORES];
@@ -65,9 +66,9 @@ void main() {
             const float product = uintBitsToFloat(strips[at + key]);
             float score = lowest;
             if (simple)
-              score = score_of(x, s, plain, product, i0 + query, j0 + key, unused);
+              score = score_of(given.p.x, s, plain, product, i0 + query, j0 + key, unused);
             else if (sees(band, query, key))
-              score = score_of(x, s, head, product, i0 + query, j0 + key, unused);
+              score = score_of(given.p.x, s, head, product, i0 + query, j0 + key, unused);
             strips[at + key] = floatBitsToUint(score);
             top = max(top, score);
           }
@@ -83,7 +84,7 @@ void main() {
             const float score = uintBitsToFloat(strips[at + key]);
             P[e] = score <= hidden ? 0.0 : exp2_of(score - top);
             sum += P[e];
-            P[e] *= keep_of(x, head, i0 + query, j0 + key);
+            P[e] *= keep_of(given.p.x, head, i0 + query, j0 + key);
           }
           strips[area(1) + row * PITCH + own_pair(p)] = narrowed(P[0], kind) | (narrowed(P[1], kind) << 16);
         }
@@ -114,7 +115,7 @@ void main() {
   strip_barrier();
   UNROLLED for (int r = 0; r < OWN_ROWS; ++r) {
     const int64_t i = i0 + strip_row() + own_row(r);
-    const float inverse = finished(x, place.h, m[r], l[r]);
+    const float inverse = finished(given.p.x, place.h, m[r], l[r]);
     strips[area(1) + own_row(r) * PITCH + FACTOR] = floatBitsToUint(inverse);
     if (given.p.lse.data != 0ul && i < s.nq && lane() % LANES_PER_ROW == 0)
       put_lse(number_of(given.p.lse, place.b, s.q_begin + i, place.h), m[r], l[r]);

@@ -3,6 +3,9 @@
 // vk_matrix. Implements docs/algorithm.md, "Backward, tile by tile".
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Parameters { BackwardBlock block; };
 layout(push_constant) uniform Push { uint64_t parameters; };
+// The block stays in memory, and a number of it is read where it is used: what were read at once would fill registers
+// that tiles need.
+#define given Parameters(parameters).block
 
 int64_t workspace_row(BackwardParams p, int b, int64_t token, int h) {
   return h * p.row_head + b * p.row_batch + token;

@@ -43,13 +43,13 @@ void multiply(Rows rows, Rows columns, bool loaded, out float S[16]) {
       float sum[16];
       [[unroll]] for (int n = 0; n < 16; ++n) sum[n] = 0.0;
       for (int q = q1; q < min(q1 + 4, end); ++q) {
-        vec4 a[4], b[4];
-        [[unroll]] for (int n = 0; n < 4; ++n) {
-          a[n] = row_operand[own_row(n) * ROW_QUADS + q];
-          b[n] = column_operand[own_column(n) * ROW_QUADS + q];
+        vec4 a[4];
+        [[unroll]] for (int n = 0; n < 4; ++n) a[n] = row_operand[own_row(n) * ROW_QUADS + q];
+        [[unroll]] for (int c = 0; c < 4; ++c) {  // a column at a time: fewer registers
+          const vec4 b = column_operand[own_column(c) * ROW_QUADS + q];
+          [[unroll]] for (int d = 0; d < 4; ++d)
+            [[unroll]] for (int r = 0; r < 4; ++r) sum[r * 4 + c] = fma(a[r][d], b[d], sum[r * 4 + c]);
         }
-        [[unroll]] for (int d = 0; d < 4; ++d)
-          [[unroll]] for (int n = 0; n < 16; ++n) sum[n] = fma(a[n / 4][d], b[n % 4][d], sum[n]);
       }
       [[unroll]] for (int n = 0; n < 16; ++n) S[n] += sum[n];
     }
