@@ -15,16 +15,6 @@ namespace {
 constexpr std::uint32_t widest_grid = 65535;  // workgroups along one dimension that every device takes
 constexpr std::size_t staging_bytes = std::size_t{16} << 20;
 
-std::uint32_t compute_family(const InstanceFunctions& f, VkPhysicalDevice physical) {
-  std::uint32_t count = 0;
-  f.GetPhysicalDeviceQueueFamilyProperties(physical, &count, nullptr);
-  std::vector<VkQueueFamilyProperties> families(count);
-  f.GetPhysicalDeviceQueueFamilyProperties(physical, &count, families.data());
-  for (std::uint32_t n = 0; n < count; ++n)
-    if (families[n].queueFlags & VK_QUEUE_COMPUTE_BIT) return n;
-  return count;
-}
-
 bool takes_compute(const InstanceFunctions& f, VkPhysicalDevice physical, std::uint32_t family, std::uint32_t& count) {
   f.GetPhysicalDeviceQueueFamilyProperties(physical, &count, nullptr);
   std::vector<VkQueueFamilyProperties> families(count);
@@ -71,21 +61,7 @@ Facts facts_of(const InstanceFunctions& f, VkPhysicalDevice physical) {
 DeviceContext::DeviceContext(const InstanceFunctions& functions, VkPhysicalDevice physical) :
     functions(functions), physical(physical), family(compute_family(functions, physical)), owned(true),
     known(facts_of(functions, physical)) {
-  const float priority = 1;
-  auto queue = of_type<VkDeviceQueueCreateInfo>(VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO);
-  queue.queueFamilyIndex = family, queue.queueCount = 1, queue.pQueuePriorities = &priority;
-  auto features11 = of_type<VkPhysicalDeviceVulkan11Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES);
-  features11.storageBuffer16BitAccess = VK_TRUE;
-  auto features12 =
-      of_type<VkPhysicalDeviceVulkan12Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, &features11);
-  features12.bufferDeviceAddress = features12.scalarBlockLayout = features12.timelineSemaphore = VK_TRUE;
-  auto features = of_type<VkPhysicalDeviceFeatures2>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, &features12);
-  features.features.shaderInt64 = VK_TRUE;
-  auto info = of_type<VkDeviceCreateInfo>(VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, &features);
-  info.queueCreateInfoCount = 1, info.pQueueCreateInfos = &queue;
-  MatrixFeatures matrices(known.matrices);
-  matrices.add_to(features12, info);
-  check(functions.CreateDevice(physical, &info, nullptr, &device), "vkCreateDevice");
+  device = create_device(functions, physical, family, known);
   f = device_functions(functions, device);
   f.GetDeviceQueue(device, family, 0, &own_queue);
   prepare();
@@ -107,10 +83,7 @@ DeviceContext::DeviceContext(const InstanceFunctions& functions, const tessera_v
 void DeviceContext::prepare() {
   try {
     functions.GetPhysicalDeviceMemoryProperties(physical, &memories);
-    const VkPushConstantRange push{VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof(VkDeviceAddress)};
-    auto info = of_type<VkPipelineLayoutCreateInfo>(VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO);
-    info.pushConstantRangeCount = 1, info.pPushConstantRanges = &push;
-    check(f.CreatePipelineLayout(device, &info, nullptr, &layout), "vkCreatePipelineLayout");
+    layout = make_layout(f, device);
     load_pipeline_cache();
   } catch (...) {
     destroy();
@@ -172,24 +145,7 @@ VkPipeline DeviceContext::pipeline(const Shader& shader, const Constants& consta
   const std::lock_guard lock(pipelines_mutex);
   VkPipeline& made = pipelines[{shader.name, constants}];
   if (made) return made;
-  auto code = of_type<VkShaderModuleCreateInfo>(VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO);
-  code.codeSize = shader.code.size_bytes(), code.pCode = shader.code.data();
-  VkShaderModule module = VK_NULL_HANDLE;
-  check(f.CreateShaderModule(device, &code, nullptr, &module), "vkCreateShaderModule");
-  std::array<VkSpecializationMapEntry, std::tuple_size_v<Constants>> entries{};
-  for (std::uint32_t n = 0; n < entries.size(); ++n) entries[n] = {n, n * 4, 4};
-  const VkSpecializationInfo special{entries.size(), entries.data(), sizeof(constants), constants.data()};
-  auto info = of_type<VkComputePipelineCreateInfo>(VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO);
-  info.stage.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO;
-  info.stage.stage = VK_SHADER_STAGE_COMPUTE_BIT, info.stage.module = module, info.stage.pName = "main";
-  info.stage.pSpecializationInfo = &special;
-  if (shader.full_subgroups) info.stage.flags = VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT;
-  info.layout = layout;
-  VkPipeline pipeline = VK_NULL_HANDLE;
-  const VkResult result = f.CreateComputePipelines(device, pipeline_cache, 1, &info, nullptr, &pipeline);
-  f.DestroyShaderModule(device, module, nullptr);
-  check(result, "vkCreateComputePipelines");
-  made = pipeline;
+  made = make_pipeline(f, device, layout, pipeline_cache, shader, constants);
   save_pipeline_cache();
   return made;
 }

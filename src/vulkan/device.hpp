@@ -46,6 +46,17 @@ struct Facts {
 };
 Facts facts_of(const InstanceFunctions& functions, VkPhysicalDevice physical);
 
+// The first of its queue families that takes compute work; their number: none does.
+std::uint32_t compute_family(const InstanceFunctions& functions, VkPhysicalDevice physical);
+// A device with a queue of the family, and with what kernels need of what the physical device has. `extension` and its
+// features come on top, for tests that ask the driver what it makes of the kernels.
+VkDevice create_device(const InstanceFunctions& functions, VkPhysicalDevice physical, std::uint32_t family,
+                       const Facts& facts, const char* extension = nullptr, void* extension_features = nullptr);
+VkPipelineLayout make_layout(const DeviceFunctions& functions, VkDevice device);
+VkPipeline make_pipeline(const DeviceFunctions& functions, VkDevice device, VkPipelineLayout layout,
+                         VkPipelineCache cache, const Shader& shader, const Constants& constants,
+                         VkPipelineCreateFlags flags = 0);
+
 // A buffer with an address, and its memory; mapped where the host can see it.
 struct Buffer {
   VkBuffer buffer = VK_NULL_HANDLE;

@@ -152,11 +152,12 @@ MatrixFacts matrix_facts(const InstanceFunctions& f, VkPhysicalDevice physical) 
 MatrixFeatures::MatrixFeatures(const MatrixFacts& facts) :
     f16(facts.f16.missing.empty()), bf16(facts.bf16.missing.empty()) {}
 
-void MatrixFeatures::add_to(VkPhysicalDeviceVulkan12Features& features12, VkDeviceCreateInfo& info) {
+void MatrixFeatures::add_to(VkPhysicalDeviceVulkan12Features& features12, VkDeviceCreateInfo& info,
+                            std::vector<const char*>& extensions) {
   if (!f16 && !bf16) return;
   features12.vulkanMemoryModel = VK_TRUE;
   features12.shaderFloat16 = f16;
-  extensions = {matrix_extension, subgroup_extension};
+  extensions.insert(extensions.end(), {matrix_extension, subgroup_extension});
   matrices = {matrix_features_type, const_cast<void*>(info.pNext), VK_TRUE, VK_FALSE};
   subgroups = of_type<VkPhysicalDeviceSubgroupSizeControlFeatures>(
       VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES, &matrices);
@@ -167,8 +168,6 @@ void MatrixFeatures::add_to(VkPhysicalDeviceVulkan12Features& features12, VkDevi
     brain = {brain_features_type, &subgroups, VK_TRUE, VK_FALSE, VK_TRUE};
     info.pNext = &brain;
   }
-  info.enabledExtensionCount = static_cast<std::uint32_t>(extensions.size());
-  info.ppEnabledExtensionNames = extensions.data();
 }
 
 }  // namespace tessera::vulkan

@@ -39,8 +39,9 @@ MatrixShape best_shape(const std::vector<MatrixShape>& listed);
 class MatrixFeatures {
  public:
   explicit MatrixFeatures(const MatrixFacts& facts);
-  // Sets members of features12 that are wanted, and adds the rest of the chain behind `info`'s.
-  void add_to(VkPhysicalDeviceVulkan12Features& features12, VkDeviceCreateInfo& info);
+  // Sets members of features12 that are wanted, adds the rest of the chain behind `info`'s, and the extensions.
+  void add_to(VkPhysicalDeviceVulkan12Features& features12, VkDeviceCreateInfo& info,
+              std::vector<const char*>& extensions);
   MatrixFeatures(const MatrixFeatures&) = delete;
 
  private:
@@ -61,7 +62,6 @@ class MatrixFeatures {
   CooperativeMatrix matrices{};
   BrainFloat brain{};
   VkPhysicalDeviceSubgroupSizeControlFeatures subgroups{};
-  std::vector<const char*> extensions;
 };
 
 }  // namespace tessera::vulkan

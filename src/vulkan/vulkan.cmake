@@ -12,8 +12,8 @@ set(TESSERA_HAS_VULKAN OFF CACHE INTERNAL "Whether the Vulkan backend is built")
 set(vulkan_sources vulkan/absent.cpp)
 if(TESSERA_VULKAN AND GLSLANG_VALIDATOR AND Python3_Interpreter_FOUND AND TESSERA_VULKAN_HEADERS)
   set(TESSERA_HAS_VULKAN ON CACHE INTERNAL "Whether the Vulkan backend is built")
-  set(vulkan_sources vulkan/loader.cpp vulkan/device.cpp vulkan/devices.cpp vulkan/matrix_facts.cpp
-    vulkan/plan.cpp vulkan/backend.cpp)
+  set(vulkan_sources vulkan/loader.cpp vulkan/create.cpp vulkan/device.cpp vulkan/devices.cpp
+    vulkan/matrix_facts.cpp vulkan/plan.cpp vulkan/backend.cpp)
   set(vulkan_generated ${CMAKE_CURRENT_BINARY_DIR}/generated/vulkan)
   set(TESSERA_VULKAN_GENERATED ${vulkan_generated} CACHE INTERNAL "Where its SPIR-V is")
   set(vulkan_kernels forward backward bias_gradient rows naive)

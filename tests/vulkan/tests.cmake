@@ -15,6 +15,7 @@ if(TESSERA_HAS_VULKAN)
     VERBATIM)
   tessera_test(NAME vulkan_rules_test SOURCES vulkan/vulkan_rules_test.cpp ${rules_spirv} LABELS vulkan)
   target_include_directories(vulkan_rules_test PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
+  tessera_test(NAME vulkan_compile_test SOURCES vulkan/vulkan_compile_test.cpp LABELS vulkan)
   tessera_test(NAME vulkan_calls_test SOURCES vulkan/vulkan_calls_test.cpp LABELS vulkan)
   # vk_matrix without cooperative matrices: the same kernels with matrices of the tests' own.
   set(emulated_folder ${CMAKE_CURRENT_BINARY_DIR}/generated/emulated/vulkan)
@@ -48,7 +49,7 @@ if(TESSERA_HAS_VULKAN)
 endif()
 
 get_property(all_tests DIRECTORY PROPERTY TESTS)
-list(FILTER all_tests INCLUDE REGEX "^vulkan_(cases|calls|rules|matrix)")
+list(FILTER all_tests INCLUDE REGEX "^vulkan_(cases|calls|rules|matrix|compile)")
 set_property(TEST ${all_tests} APPEND PROPERTY ENVIRONMENT "TESSERA_CACHE=${PROJECT_BINARY_DIR}/vulkan_pipelines"
              "VK_INSTANCE_LAYERS=VK_LAYER_KHRONOS_validation")
 if(TESSERA_SANITIZE MATCHES "address")  # lavapipe keeps some memory of its own for good
