@@ -3,6 +3,7 @@
 // function, one instruction of the PTX ISA, whose section each comment names. Device code.
 #pragma once
 
+#include "gpu/kernel/launch.cuh"
 #include "math/types.hpp"
 
 namespace tessera::sm90 {
@@ -66,10 +67,7 @@ __device__ inline void judge_races(bool) {}
 // The same of fences between proxies in global memory, for bulk stores.
 __device__ inline void judge_proxies(bool) {}
 
-// "griddepcontrol": until the kernel before this one in its stream has ended and its writes are visible; and: the next
-// kernel may start already.
-__device__ inline void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ inline void start_kernel_after() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+using gpu::start_kernel_after, gpu::wait_for_kernel_before;
 
 // "setmaxnreg".
 template <int registers>

@@ -3,6 +3,7 @@
 // ended the phase of parity 1.
 #pragma once
 
+#include "gpu/kernel/launch.cuh"
 #include "tests/emulated/machine.hpp"
 
 namespace tessera::sm90 {
@@ -31,8 +32,7 @@ inline void publish_barriers() {}
 inline void sync_threads(int name, int threads) { Machine::here().meet_in_order(name, threads, threadIdx.x % threads); }
 inline void judge_races(bool judged) { Machine::here().judge_races(judged); }
 inline void judge_proxies(bool judged) { Machine::here().judge_proxies(judged); }
-inline void wait_for_kernel_before() { Machine::here().wait_for_launch_before(); }
-inline void start_kernel_after() {}
+using gpu::start_kernel_after, gpu::wait_for_kernel_before;
 template <int registers>
 void give_registers() {}
 template <int registers>
