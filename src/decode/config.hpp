@@ -45,7 +45,7 @@ struct ScheduleConfig {
   int threads = 256;
   constexpr bool operator==(const ScheduleConfig&) const = default;
 };
-inline constexpr int schedule_bytes = 1024;  // of shared memory
+inline constexpr int schedule_bytes = 16384;  // of shared memory
 
 // A state in memory, wherever: O in the order of accumulators, a float4 of every thread side by side, then m and l of
 // each row.

@@ -9,25 +9,49 @@
 
 namespace tessera::decode {
 
-// A work item: a node of the merge tree, of the rows `tile` of one KV head of one sequence.
-struct Item {
+// Rows of a tile: row r is head r % group of query r / group of the sequence.
+struct RowTile {
+  Int32 first, count;
+  Range keys;   // that some of them see
+  Range whole;  // that all of them see
+};
+
+// A tile of rows of a sequence: what all of its work items have in common. The schedule reads lengths and asks masks
+// once, and leaves it here.
+struct alignas(16) Group {
+  Int32 b, tile;
+  RowTile rows;
+  Int64 shift;  // of the diagonal
+  BandMask mask;
+  Int64 q_begin;     // of the sequence
+  Int64 k_first;     // where the sequence's keys begin: a token; paged: the left padding
+  Int64 k_entry;     // paged: the sequence's first entry of each table
+  Int64 v_entry;
+  Int32 tree_begin;  // the key of a tree's bit 0
+};
+inline constexpr int group_bytes = 128;
+static_assert(sizeof(Group) == group_bytes);
+
+// A work item: a node of the merge tree, of one KV head of a group.
+struct alignas(16) Item {
   Int32 b, kv, tile;
   Int32 node;
   Nodes siblings;  // of it, itself included: with one there is nothing to merge
   Int32 slot;      // of the first sibling's state; -1: none has any
-  Int32 unused;
+  Int32 group;     // its number
 };
 static_assert(sizeof(Item) == 32);
 
-struct Queue {
+struct alignas(16) Queue {
   Int32 level;  // of all nodes
   Int32 items;
-  UInt32 taken;
+  UInt32 taken;  // of those behind the first of each block
   Int32 unused;
 };
 
 struct Memory {
   Queue* queue;
+  Group* groups;   // [groups.count]
   Item* items;     // [most_items]
   UInt32* counts;  // [climbs][most_slots]: siblings that have arrived, by the slot of their family's first
   float* stacks;   // [blocks][stack_levels] states
@@ -78,25 +102,15 @@ struct Load {
   Int64 leaves = 0, longest = 0;  // of all items together, of the longest sequence
 };
 
-// How long the slowest worker works, in leaves, at most: rounds of equal items, or a fair share and one item more.
+// How long the slowest worker works, in leaves, at most: rounds of equal items, or a fair share and one item more; and
+// families of families that are merged one after another, each of which takes about as long as a leaf.
 constexpr Int64 cost_of(const LevelCount& count, const Load& load, int level, Int64 workers) {
   const Int64 item = lesser(Int64(1) << level, load.longest);
-  return lesser(ceil_div(count.items, workers) * item, ceil_div(load.leaves, workers) + item);
+  const Int64 climbs = ceil_div(greater(levels_above(load.longest) - level, 0), family_levels);
+  return lesser(ceil_div(count.items, workers) * item, ceil_div(load.leaves, workers) + item) + climbs;
 }
-
-// The highest level whose cost is within 3 % of the least: fewer items, fewer merges. At the highest of all every
-// sequence is one item, which keeps no state.
-constexpr int chosen_level(const LevelCount* counts, int levels, const Load& load, Int64 workers, Int64 most_slots) {
-  Int64 least = 0;
-  for (int level = levels; level >= 0; --level) {
-    if (counts[level].slots > most_slots) continue;
-    const Int64 cost = cost_of(counts[level], load, level, workers);
-    if (level == levels || cost < least) least = cost;
-  }
-  for (int level = levels; level > 0; --level)
-    if (counts[level].slots <= most_slots && cost_of(counts[level], load, level, workers) * 100 <= least * 103)
-      return level;
-  return 0;
-}
+// Of all levels the highest whose cost is within 3 % of the least is taken: fewer items, fewer merges. At the highest
+// of all every sequence is one item, which keeps no state.
+constexpr bool is_near(Int64 cost, Int64 least) { return cost * 100 <= least * 103; }
 
 }  // namespace tessera::decode

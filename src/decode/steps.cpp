@@ -102,13 +102,17 @@ int rows_wanted(const Problem& p) {
   return rows;
 }
 
-// Two blocks on a multiprocessor, with more stages than two if they fit, else one; the rest is the stack's. Whether a
-// tile fits must not decide about its keys: rows would have other bits in other company.
+// Two blocks on a multiprocessor, with more stages than two if they fit, else one; the rest is the stack's. Of 8 rows
+// four have registers enough: they hide the latency of products, where small tiles leave room for three stages, or K and
+// V of 8 bits let memory wait for products. Whether a tile fits must not decide about its keys: rows would have other
+// bits in other company.
 bool fit(Config& c, int shared_bytes) {
   constexpr int reserved = 1024;  // of every block
-  for (const int blocks : {2, 1}) {
+  for (const int blocks : {4, 2, 1}) {
     const int room = (shared_bytes + reserved) / blocks - reserved;
+    if (blocks == 4 && c.rows > 8) continue;
     for (const int stages : {4, 3, 2}) {
+      if (blocks == 4 && stages == 2 && !(eight_bits(c.k) && eight_bits(c.v))) continue;
       c.blocks_per_sm = blocks, c.stages = stages, c.levels = 1;
       // The largest tiles leave no room for a state: the whole stack lies in the workspace then.
       if (layout_of(c).bytes > room && blocks == 1 && stages == 2 && (c.rows == 8 || c.Dv > 256)) c.levels = 0;
@@ -187,6 +191,7 @@ void add_launches(Steps& steps, const Problem& p, const Problem& taken, const cu
               .blocks = carved.blocks,
               .threads = threads,
               .shared_bytes = layout_of(c).bytes,
+              .programmatic = target.major >= 9,
               .tiles = text("tiles of ", c.rows, " rows x ", c.tile_keys, " keys")};
   attend.gives<Params>(params);
   steps.add(std::move(schedule));
@@ -287,6 +292,7 @@ Carved carve(const Problem& p, const cuda::Target& target, const Config& c, std:
   };
   Carved out{};
   out.memory.queue = reinterpret_cast<Queue*>(take(sizeof(Queue)));
+  out.memory.groups = reinterpret_cast<Group*>(take(product({groups_of(p, c.rows).count, sizeof(Group)})));
   out.memory.items = reinterpret_cast<Item*>(take(product({groups + slots, sizeof(Item)})));
   out.memory.counts = reinterpret_cast<UInt32*>(take(product({climbs, slots, sizeof(UInt32)})));
   out.memory.stacks = reinterpret_cast<float*>(take(product({blocks, stack_levels, state})));
@@ -307,7 +313,8 @@ std::string attend_unit_text(const Config& c) {
 }
 
 namespace {
-constexpr const char* by_name = "this kernel has not run on a GPU yet; a call gets it if it asks for it by name";
+constexpr const char* by_name =
+    "this kernel is not the fastest for few keys yet; a call without a cache gets it if it asks for it by name";
 }
 
 std::vector<gpu::Algorithm> algorithms() {

@@ -47,7 +47,8 @@ constexpr Merged merge(RowState a, RowState b) {
 // An element of O.
 template <class Math>
 constexpr float merged(Weights w, float a, float b) {
-  return w.b == absent ? a : w.a == absent ? b : Math::multiply_add(a, w.a, b * w.b);
+  const float both = Math::multiply_add(a, w.a, b * w.b);  // a select, no branch
+  return w.b == absent ? a : w.a == absent ? b : both;
 }
 
 // --- nodes

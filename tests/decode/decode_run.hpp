@@ -71,7 +71,12 @@ inline std::vector<Item> model_items(const Params& p, const std::vector<ModelGro
 // After the schedule: another level, another order.
 inline void rearrange(const Params& p, const Run& run) {
   std::vector<Item> items(p.memory.items, p.memory.items + p.memory.queue->items);
-  if (run.level) items = model_items(p, model_groups(p), *run.level), p.memory.queue->level = *run.level;
+  if (run.level) {
+    std::map<std::pair<Int32, Int32>, Int32> groups;  // what the schedule has found out about them stays
+    for (const Item& item : items) groups[{item.b, item.tile}] = item.group;
+    items = model_items(p, model_groups(p), *run.level), p.memory.queue->level = *run.level;
+    for (Item& item : items) item.group = groups.at({item.b, item.tile});
+  }
   ASSERT_LE(items.size(), static_cast<std::size_t>(p.memory.most_items));
   if (run.shuffle) {
     std::mt19937 random(*run.shuffle);
@@ -106,7 +111,8 @@ void run_plan(const Problem& problem, Call call, const Run& run, const Units& un
     ASSERT_LE(step.shared_bytes, static_cast<int>(memory_bytes));
     if (step.name == "decode_attend" && (run.level || run.shuffle)) rearrange(params, run);
     machine.tickets(&params.memory.queue->taken);
-    machine.run(static_cast<int>(step.blocks), step.threads, 0, [&] { unit->second(&params); });
+    machine.run(
+        static_cast<int>(step.blocks), step.threads, 0, [&] { unit->second(&params); }, step.programmatic);
   }
 }
 

@@ -22,6 +22,7 @@ bool before(const Item& a, const Item& b) {
 // A question of lengths and masks, with room for a schedule of it. Sequences of all lengths, some without tokens.
 struct Question {
   std::vector<Int32> used_q, used_k, cu_seqlens_q;
+  std::vector<Group> groups;
   std::vector<Item> items;
   std::vector<UInt32> counts;
   Queue queue{-1, -1, 77, 0};
@@ -54,18 +55,21 @@ struct Question {
     const Int32 common = std::gcd(rows, group), queries = rows / common, tiles = group / common;
     if (const auto blocks = Int32(x.Nq / queries + B); packed && blocks * tiles < B * p.tiles)
       p.groups = {blocks * tiles, queries, tiles};
-    const Int64 groups = Int64(p.groups.count) * heads, leaves = greater(1, ceil_div(most_keys, leaf_keys));
-    p.memory.most_slots = Int32(lesser(groups * leaves, between(0, 400)));
-    p.memory.most_items = Int32(groups + p.memory.most_slots), p.memory.climbs = 2;
+    const Int64 of_heads = Int64(p.groups.count) * heads, leaves = greater(1, ceil_div(most_keys, leaf_keys));
+    p.memory.most_slots = Int32(lesser(of_heads * leaves, between(0, 400)));
+    p.memory.most_items = Int32(of_heads + p.memory.most_slots), p.memory.climbs = 2;
+    groups.resize(std::size_t(p.groups.count));
     items.resize(std::size_t(p.memory.most_items));
     std::memset(static_cast<void*>(items.data()), 0xff, items.size() * sizeof(Item));
     counts.assign(2 * std::size_t(p.memory.most_slots), 0xffffffffu);
-    p.memory.queue = &queue, p.memory.items = items.data(), p.memory.counts = counts.data();
+    p.memory.queue = &queue, p.memory.groups = groups.data(), p.memory.items = items.data();
+    p.memory.counts = counts.data();
   }
 
   void run() {
     emulated::Watch watch;
     watch.memory(&queue, sizeof(queue), "the queue");
+    watch.memory(groups.data(), groups.size() * sizeof(Group), "the groups");
     watch.memory(items.data(), items.size() * sizeof(Item), "the items");
     watch.memory(counts.data(), counts.size() * sizeof(UInt32), "the counts");
     emulated::Machine& machine = emulated::Machine::here();
@@ -75,7 +79,7 @@ struct Question {
 };
 
 // The level by the rule of the documents: the highest whose cost is within 3 % of the least, of those whose states have
-// room. `full`: how many of its items have all leaves.
+// room; a merge of families costs as much as a leaf. `full`: how many of its items have all leaves.
 int model_level(const Params& p, const std::vector<ModelGroup>& groups, std::size_t& full) {
   int levels = 0;
   while (Int64(leaf_keys) << levels < p.most.keys) ++levels;
@@ -97,7 +101,9 @@ int model_level(const Params& p, const std::vector<ModelGroup>& groups, std::siz
     const Int64 slots = std::count_if(items.begin(), items.end(), [](const Item& item) { return item.slot >= 0; });
     const Int64 item = std::min<Int64>(1 << level, longest), count = Int64(items.size());
     const Int64 rounds = (count + p.workers - 1) / p.workers, share = (total + p.workers - 1) / p.workers;
-    costs.push_back(slots > p.memory.most_slots ? 1e18 : double(std::min(rounds * item, share + item)));
+    Int64 climbs = 0;  // of families of 16, until one node is left
+    for (Int64 nodes = (longest + (1 << level) - 1) >> level; nodes > 1; nodes = (nodes + 15) / 16) ++climbs;
+    costs.push_back(slots > p.memory.most_slots ? 1e18 : double(std::min(rounds * item, share + item) + climbs));
     fulls.push_back(complete);
   }
   const double least = *std::min_element(costs.begin(), costs.end());
@@ -130,6 +136,12 @@ void expect_as_the_model(const Question& question) {
     const Item &item = items[n], &model = expected[n];
     ASSERT_TRUE(item.b == model.b && item.tile == model.tile && item.kv == model.kv && item.node == model.node);
     ASSERT_EQ(item.siblings, model.siblings);
+    Group group;
+    ASSERT_TRUE(look_at(p, item.b, item.tile, group));
+    const Group& found = question.groups[std::size_t(item.group)];
+    ASSERT_TRUE(found.b == item.b && found.tile == item.tile && found.q_begin == group.q_begin &&
+                found.rows.keys.begin == group.rows.keys.begin && found.rows.keys.end == group.rows.keys.end &&
+                found.mask.low == group.mask.low && found.mask.high == group.mask.high && found.shift == group.shift);
     ASSERT_EQ(item.slot < 0, model.slot < 0);
     if (item.slot < 0) continue;
     // Siblings share the first one's slot, and their own are nobody else's.

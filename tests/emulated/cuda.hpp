@@ -69,6 +69,12 @@ inline Thing __ldcg(const Thing* at) {
   return *at;
 }
 
+inline unsigned __ballot_sync(unsigned, bool x) {
+  auto& m = tessera::emulated::Machine::here();
+  unsigned votes = 0, lane = 0;
+  for (const tessera::UInt64 one : m.meet(m.warp_name(), 32, threadIdx.x % 32, x)) votes |= unsigned(one) << lane++;
+  return votes;
+}
 inline bool __any_sync(unsigned, bool x) {
   auto& m = tessera::emulated::Machine::here();
   for (const tessera::UInt64 one : m.meet(m.warp_name(), 32, threadIdx.x % 32, x))

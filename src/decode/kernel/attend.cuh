@@ -6,6 +6,7 @@
 #pragma once
 
 #include "decode/kernel/products.cuh"
+#include "gpu/kernel/launch.cuh"
 #include "gpu/kernel/quad.cuh"
 #include "gpu/kernel/scores.cuh"
 
@@ -45,8 +46,8 @@ struct Attend : Products<config> {
   __device__ bool sees(const Column& of, Int32 key) const {
     if (key < of.begin) return false;
     if constexpr (config.draft) {
-      if (p.draft.tree && key >= w.tree_begin) {
-        const Int32 t = key - w.tree_begin;
+      if (p.draft.tree && key >= w.group.tree_begin) {
+        const Int32 t = key - w.group.tree_begin;
         return key < of.tree_end && t < p.draft.tree_bits &&
                (UInt32(p.draft.tree[of.tree + t / 32 * p.draft.tree_word]) >> t % 32 & 1u);
       }
@@ -57,7 +58,7 @@ struct Attend : Products<config> {
   __device__ void score(Scores& S, Int32 tile) const {
     constexpr ScoreOptions options = config.options.options();
     const Int32 first = tile * T + 16 * warp + lane / 4;
-    const bool cut = tile * T < w.rows.whole.begin || tile * T + T > w.rows.whole.end;
+    const bool cut = tile * T < w.group.rows.whole.begin || tile * T + T > w.group.rows.whole.end;
 #pragma unroll
     for (int c = 0; c < columns; ++c)
 #pragma unroll
@@ -158,30 +159,25 @@ struct Attend : Products<config> {
 
   // --- leaves, and the stack of a block
 
-  // A tile: the copies of the one `stages` - 1 further are issued, and the rows of the one after that looked for.
-  __device__ void add_tile(Int32 tile, Int32 end) {
-    gpu::wait_copies<config.stages - 2>();
-    __syncthreads();  // this tile has arrived, and all warps are done with the one before
-    if (tile + config.stages - 1 < end) this->copy_tile(tile + config.stages - 1);
-    gpu::commit_copies();
-    const auto place = this->find_row(tile + config.stages);
-    const int stage = tile % config.stages;
+  // The scores of a tile whose keys have arrived, and their maxima for all warps.
+  struct Tile {
     Scores S;
     ValueScale scale[groups];
-    if (warp < key_warps) {
-      this->multiply_KQ(S, stage);
-      score(S, tile);
-      share_maxima(S, {0, 0}, 0);
-      if constexpr (config.scaled) {
+  };
+  __device__ void score_tile(Tile& x, Int32 tile) {
+    if (warp >= key_warps) return;
+    score(x.S, tile);
+    share_maxima(x.S, {0, 0}, 0);
+    if constexpr (config.scaled) {
 #pragma unroll
-        for (int g = 0; g < groups; ++g) {
-          scale[g] = value_scales(stage, g);
-          share_maxima(S, scale[g].exponent, value_maxima(g));
-        }
+      for (int g = 0; g < groups; ++g) {
+        x.scale[g] = value_scales(tile % config.stages, g);
+        share_maxima(x.S, x.scale[g].exponent, value_maxima(g));
       }
     }
-    this->keep_row(tile + config.stages, place);
-    __syncthreads();  // maxima
+  }
+  // Behind a barrier: the state's O and l are relative to the new maxima, and P of the tile is there for all warps.
+  __device__ void weigh_tile(const Tile& x) {
     ColumnNumbers base, alpha, v_base[groups];
     const bool changes = raise(state.m, 0, base, alpha);
     if constexpr (config.scaled) {
@@ -193,9 +189,23 @@ struct Attend : Products<config> {
     } else {
       if (changes) state.scale(alpha);
     }
-    if (warp < key_warps) store_P(S, base, alpha, v_base, scale);
-    __syncthreads();  // P
-    this->multiply_VP(state, stage);
+    if (warp < key_warps) store_P(x.S, base, alpha, v_base, x.scale);
+  }
+
+  // Where a tile's products do not need its values, they run a tile ahead, beside the products with the values of the
+  // tile before: neither waits for the other, and a tile has one barrier less. Keys are then copied a tile further than
+  // values.
+  static constexpr bool ahead = !config.qv;
+  static constexpr int value_reach = config.stages - 1, key_reach = value_reach + ahead;
+
+  // All warps have arrived at a tile: what it needs is there, and nobody needs what the one before it needed. The copies
+  // that have room now are issued; their rows have been found.
+  __device__ void come_to(Int32 tile, Int32 end) const {
+    gpu::wait_copies<config.stages - 2>();
+    __syncthreads();
+    if (tile + key_reach < end) this->copy_keys(tile + key_reach);
+    if (tile + value_reach < end) this->copy_values(tile + value_reach);
+    gpu::commit_copies();
   }
 
   // l of a leaf, from the lanes and warps that have summed parts of it, in a fixed order: all threads get it.
@@ -246,34 +256,80 @@ struct Attend : Products<config> {
     return p.memory.stacks + (Int64(blockIdx.x) * p.memory.stack_levels + level - config.levels) * numbers;
   }
 
-  // The leaves of the item one after another, merged as a binary counter counts: node n of a level waits on the stack
-  // for node n + 1 if n is even. What is left in the end lacks later siblings, which changes nothing.
-  __device__ void attend_leaves() {
-    const Int32 end = Int32(ceil_div(w.end, T));
-    Int32 tile = w.begin / T;
+  // Keys are the longest way off: their first tile is asked for before all else.
+  __device__ void begin_copies(Int32 tile, Int32 end) {
     for (int n = 0; n < config.stages; ++n) this->keep_row(tile + n, this->find_row(tile + n));
     __syncthreads();
+    this->copy_keys(tile);
+    if (threadIdx.x < R) shared<Column>(layout.columns)[threadIdx.x] = column_of(p, w, threadIdx.x);
+    __syncthreads();
     this->copy_Q();
+    if constexpr (!ahead) this->copy_values(tile);
+    gpu::commit_copies();
 #pragma unroll
-    for (int n = 0; n < config.stages - 1; ++n) {
-      if (tile + n < end) this->copy_tile(tile + n);
+    for (int n = 1; n < key_reach; ++n) {
+      if (tile + n < end) this->copy_keys(tile + n);
+      if (tile + n - ahead < end) this->copy_values(tile + n - ahead);
       gpu::commit_copies();
     }
+  }
+
+  // The state is that of a whole leaf, and is merged with those before it as a binary counter counts: node n of a level
+  // waits on the stack for node n + 1 if n is even. What is left in the end lacks later siblings, which changes nothing.
+  // `held`: levels of the stack that hold a state.
+  __device__ void end_leaf(Int32 leaf, UInt32& held) {
+    share_sums();
+    if constexpr (config.scaled) rebase_O();
+    const UInt32 number = leaf - (w.item.node << w.level);
+    const bool last = leaf + 1 == w.leaves.end;
+    int level = 0;
+    for (; (number >> level & 1) || (last && held >> level); ++level)
+      if (held >> level & 1) state.merge_after(stack_at(level)), held &= ~(1u << level);
+    if (last) return;
+    state.store(stack_at(level)), held |= 1u << level;
+    state.clear();
+  }
+
+  // The tiles of the item, leaf after leaf.
+  __device__ void attend_tiles(Int32 tile, Int32 end) {
+    Tile x;
+    typename Base::Place place;
     clear_v_top();
-    UInt32 held = 0;  // levels of the stack that hold a state
-    for (Int32 leaf = w.leaves.first; leaf < w.leaves.end; ++leaf) {
-      state.clear();
-      const Int32 next = (leaf + 1) * (leaf_keys / T), leaf_end = next < end ? next : end;
+    if constexpr (ahead) {
+      place = this->find_row(tile + key_reach);
+      gpu::wait_copies<config.stages - 1>();
+      __syncthreads();
+      if (warp < key_warps) this->multiply_KQ(x.S, tile % config.stages);
+      score_tile(x, tile);
+      this->keep_row(tile + key_reach, place);
+      __syncthreads();  // maxima
+      weigh_tile(x);
+    }
+    Int32 leaf = w.leaves.first;
+    UInt32 held = 0;
 #pragma unroll 1
-      for (; tile < leaf_end; ++tile) add_tile(tile, end);
-      share_sums();
-      if constexpr (config.scaled) rebase_O();
-      const UInt32 number = leaf - (w.item.node << w.level);
-      const bool last = leaf + 1 == w.leaves.end;
-      int level = 0;
-      for (; (number >> level & 1) || (last && held >> level); ++level)
-        if (held >> level & 1) state.merge_after(stack_at(level)), held &= ~(1u << level);
-      if (!last) state.store(stack_at(level)), held |= 1u << level;
+    for (; tile < end; ++tile) {
+      come_to(tile, end);  // and P is there, if it was made ahead
+      place = this->find_row(tile + key_reach + 1);
+      const int stage = tile % config.stages;
+      const bool more = tile + 1 < end, ends_leaf = (tile + 1) % (leaf_keys / T) == 0 || !more;
+      if constexpr (ahead) {
+        if (more && warp < key_warps) this->multiply_KQ(x.S, (tile + 1) % config.stages);
+        this->multiply_VP(state, stage);
+        if (more) score_tile(x, tile + 1);
+      } else {
+        if (warp < key_warps) this->multiply_KQ(x.S, stage);
+        score_tile(x, tile);
+        __syncthreads();  // maxima
+        weigh_tile(x);
+        __syncthreads();  // P
+        this->multiply_VP(state, stage);
+      }
+      if (ends_leaf) end_leaf(leaf++, held);
+      if constexpr (ahead) __syncthreads();  // maxima; and all are done with P and with the rows' places
+      this->keep_row(tile + key_reach + 1, place);
+      if constexpr (ahead)
+        if (more) weigh_tile(x);
     }
     gpu::wait_copies<0>();
   }
@@ -307,8 +363,8 @@ struct Attend : Products<config> {
         __syncthreads();
         if (!work.last_come) return false;
         __threadfence();
-        const auto at = [&](int n) { return p.memory.states + Int64(slot_of(family_first + n)) * numbers; };
-        merge_family(state, Family<decltype(at)>{first - family_first, end - family_first, at},
+        const auto slot = [&](int n) { return slot_of(family_first + n); };
+        merge_family(state, Family<decltype(slot)>{first - family_first, end - family_first, p.memory.states, slot},
                      shared<float>(layout.weights));
         __syncthreads();  // of the weights, which the next family needs room for
       }
@@ -326,14 +382,14 @@ struct Attend : Products<config> {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int column = State<config>::column(c, e);
-        const bool exists = column < w.rows.count;
-        const Int32 row = w.rows.first + (exists ? column : 0);
+        const bool exists = column < w.group.rows.count;
+        const Int32 row = w.group.rows.first + (exists ? column : 0);
         const Int32 i = row / p.group, h = w.item.kv * p.group + row % p.group;
         if (p.call.x.sinks) state.merge_sink(c, e, p.call.x.sinks[h * p.call.x.sink_head] * log2e<float>);
         const float l = state.l[c][e];
         factor[c][e] = l == 0 ? 0 : 1 / l;
         if (State<config>::speaks() && exists && p.call.lse.data)
-          *gpu::number_of(p.call.lse, w.item.b, w.q_begin + i, h) = gpu::natural_lse_by_mantissa(state.m[c][e], l);
+          *gpu::number_of(p.call.lse, w.item.b, w.group.q_begin + i, h) = gpu::natural_lse_by_mantissa(state.m[c][e], l);
       }
     state.scale(factor);
     float* const out = shared<float>(layout.out);
@@ -346,15 +402,15 @@ struct Attend : Products<config> {
         for (int e = 0; e < 4; ++e)
           out[State<config>::column(c, e % 2) * pitch + 64 * v + this->dim_of(e)] = state.O[v][c][e];
     __syncthreads();
-    for (int n = threadIdx.x; n < w.rows.count * (config.Dv / 8); n += threads) {
+    for (int n = threadIdx.x; n < w.group.rows.count * (config.Dv / 8); n += threads) {
       const int r = n / (config.Dv / 8), first = n % (config.Dv / 8) * 8;
-      if (first < p.Dv) store_dims(w.rows.first + r, first, out + r * pitch + first);
+      if (first < p.Dv) store_dims(w.group.rows.first + r, first, out + r * pitch + first);
     }
   }
   // Eight dims of a row.
   __device__ void store_dims(Int32 row, int first, const float* x) const {
     auto* to =
-        gpu::row_of<config.o>(p.call.o, w.item.b, w.q_begin + row / p.group, w.item.kv * p.group + row % p.group) +
+        gpu::row_of<config.o>(p.call.o, w.item.b, w.group.q_begin + row / p.group, w.item.kv * p.group + row % p.group) +
         first;
     if constexpr (config.o == Element::f32) {
       for (int n = 0; n < 8 && first + n < p.Dv; ++n) to[n] = x[n];
@@ -366,17 +422,22 @@ struct Attend : Products<config> {
     }
   }
 
-  // One work item; false: there was none.
+  // One work item; false: there was none. The first is the block's own, those behind come from the queue: the next is
+  // asked for while this one's first copies are on their way.
   __device__ bool run() {
-    __syncthreads();  // all are done with the one before
-    if (threadIdx.x == 0) take_work(p, *shared<Work>(layout.work));
+    Work& work = *shared<Work>(layout.work);
+    if (warp == 0) take_work(p, work);
     __syncthreads();
     if (!w.exists) return false;
-    if (threadIdx.x < R) shared<Column>(layout.columns)[threadIdx.x] = column_of(p, w, threadIdx.x);
+    const Int32 tile = w.begin / T, end = Int32(ceil_div(w.end, T));
+    const bool has_keys = w.begin < w.end;
+    if (has_keys) begin_copies(tile, end);
+    if (threadIdx.x == 0) work.number = gridDim.x + atomicAdd(&p.memory.queue->taken, 1u);
     state.clear();
-    if (w.begin < w.end) attend_leaves();
+    if (has_keys) attend_tiles(tile, end);
     __syncthreads();  // the ring is free
     if (climb()) write();
+    __syncthreads();  // all are done with it
     return true;
   }
 };
@@ -384,7 +445,10 @@ struct Attend : Products<config> {
 template <Config config>
 __device__ void attend(const Params& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
+  gpu::wait_for_kernel_before();
   Attend<config> block(p, memory);
+  if (threadIdx.x == 0) block.template shared<Work>(block.layout.work)->number = blockIdx.x;
+  __syncwarp();
   while (block.run()) {
   }
 }

@@ -40,9 +40,9 @@ struct Rows {
   __device__ Place place_of(Int32 key, int side) const {
     if (key < w.begin || key >= w.end) return {};
     const gpu::TokenRef& t = side ? p.call.x.v : p.call.x.k;
-    Int64 page = w.item.b, place = w.k_first + key;
+    Int64 page = w.item.b, place = w.group.k_first + key;
     if constexpr (config.paged) {
-      page = gpu::page_of(p.pages, side ? p.pages.v : p.pages.k, side ? w.v_entry : w.k_entry, UInt32(place));
+      page = gpu::page_of(p.pages, side ? p.pages.v : p.pages.k, side ? w.group.v_entry : w.group.k_entry, UInt32(place));
       place = gpu::place_in_page(p.pages, UInt32(place));
       if (page < 0) return {};
     }
@@ -73,12 +73,13 @@ struct Rows {
   // Rows of a tile of `units` columns of 16 bits; of a row, `row_bytes` exist.
   template <int rows, int units>
   __device__ void copy_row(UInt32 to, int row, const unsigned char* from, bool exists, int row_bytes) const {
+    constexpr int prefetched = 2 * units >= 256 ? 256 : 128;
 #pragma unroll
     for (int first = 0; first < units; first += gpu::panel_columns) {
       const int unit = first + gpu::copy_column(threadIdx.x);
       int bytes = config.whole ? 16 : bytes_at(2 * unit, row_bytes);
       if (!exists) bytes = 0;
-      gpu::copy_async<16>(to + gpu::tile_byte(rows, row, unit), from + (bytes > 0 ? 2 * unit : 0), bytes);
+      gpu::copy_async<16, prefetched>(to + gpu::tile_byte(rows, row, unit), from + (bytes > 0 ? 2 * unit : 0), bytes);
     }
   }
   template <int dims, Element type>
@@ -115,13 +116,18 @@ struct Rows {
         shared<float>(layout.scales)[to] = 1;
     }
   }
-  // K and V of a tile whose rows are known.
-  __device__ void copy_tile(Int32 tile) const {
+  // Of a tile whose rows are known: K, with all scales; V.
+  __device__ const Int64* places_of(int stage, int side) const {
+    return shared<const Int64>(layout.places) + (2 * stage + side) * T;
+  }
+  __device__ void copy_keys(Int32 tile) const {
     const int stage = tile % config.stages;
-    const Int64* places = shared<const Int64>(layout.places) + stage * 2 * T;
-    copy_side<config.D, config.k>(address(layout.K + stage * layout.k_bytes), p.call.x.k, places, p.D);
-    copy_side<config.Dv, config.v>(address(layout.V + stage * layout.v_bytes), p.call.x.v, places + T, p.Dv);
+    copy_side<config.D, config.k>(address(layout.K + stage * layout.k_bytes), p.call.x.k, places_of(stage, 0), p.D);
     if constexpr (config.scaled) copy_scale(stage);
+  }
+  __device__ void copy_values(Int32 tile) const {
+    const int stage = tile % config.stages;
+    copy_side<config.Dv, config.v>(address(layout.V + stage * layout.v_bytes), p.call.x.v, places_of(stage, 1), p.Dv);
   }
 
   // --- rows of Q
@@ -131,9 +137,9 @@ struct Rows {
     Int64 query, head;
   };
   __device__ QueryRow query_row(int r) const {
-    const bool exists = r < w.rows.count;
-    const Int32 row = w.rows.first + (exists ? r : 0);
-    return {exists, w.q_begin + row / p.group, Int64(w.item.kv) * p.group + row % p.group};
+    const bool exists = r < w.group.rows.count;
+    const Int32 row = w.group.rows.first + (exists ? r : 0);
+    return {exists, w.group.q_begin + row / p.group, Int64(w.item.kv) * p.group + row % p.group};
   }
   __device__ const unsigned char* row_at(const gpu::TokenRef& t, const QueryRow& row) const {
     return reinterpret_cast<const unsigned char*>(gpu::row_of<config.q>(t, w.item.b, row.query, row.head));

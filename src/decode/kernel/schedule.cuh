@@ -5,40 +5,41 @@
 #pragma once
 
 #include "decode/kernel/work.cuh"
-#include "gpu/kernel/lanes.cuh"
+#include "gpu/kernel/launch.cuh"
 
 namespace tessera::decode {
 
-inline constexpr int most_levels = 32;
+inline constexpr int most_levels = 32;  // a lane of a warp for each
 
+// Where the items of a group, their partial ones and their states begin.
+struct Bases {
+  UInt32 full, partial, slot;
+};
+
+template <int threads>
 struct ScheduleShared {
-  LevelCount counts[most_levels];
-  Load load;
+  static constexpr int warps = threads / 32;
+  Nodes leaves[threads];  // of the groups at hand, a thread for each; none: it has no rows
+  Bases bases[threads];
+  LevelCount counts[warps][most_levels];  // of a warp's groups
+  Load loads[warps];
+  LevelCount count;  // of the chosen level
   int level;
-  UInt32 full, partial, slots;  // of the items that are written: how many so far
+  Bases taken;  // by the items that are written
 };
-static_assert(sizeof(ScheduleShared) <= schedule_bytes);
 
-// A tile of rows of a sequence.
-struct Group {
-  Int32 b, tile;
-};
-// Group n of p.groups. False: nobody's.
+// Group n of p.groups, by one thread. False: it has no rows, or is nobody's.
 __device__ inline bool find_group(const Params& p, Int32 n, Group& group) {
-  group = {n / p.tiles, n % p.tiles};
-  const Int32 queries = p.groups.block_queries, tiles = p.groups.block_tiles;
-  if (queries == 0) return true;
-  const gpu::Question& x = p.call.x;
-  const gpu::BlockPlace at = gpu::place_of(n / tiles, queries, x.B, x.Nq, x.cu_seqlens_q);
-  group = {at.b, Int32(at.first / queries) * tiles + n % tiles};
-  return at.first < x.Nq;
-}
-// False: it has no rows.
-__device__ inline bool leaves_of_group(const Params& p, Int32 n, Group& group, Nodes& leaves) {
-  if (!find_group(p, n, group)) return false;
-  const RowTile rows = rows_of_tile(p, sequence_of(p, group.b).s, group.tile);
-  leaves = leaves_of(rows.keys);
-  return rows.count > 0;
+  const Int32 queries = p.groups.block_queries, tiles = queries == 0 ? p.tiles : p.groups.block_tiles;
+  const UInt32 block = UInt32(n) / UInt32(tiles);
+  Int32 b = Int32(block), tile = n - b * tiles;
+  if (queries > 0) {
+    const gpu::Question& x = p.call.x;
+    const gpu::BlockPlace at = gpu::place_of(block, queries, x.B, x.Nq, x.cu_seqlens_q);
+    if (at.first >= x.Nq) return false;
+    b = at.b, tile += Int32(at.first / queries) * tiles;
+  }
+  return look_at(p, b, tile, group);
 }
 
 // Of a group cut at a level: its nodes, and whether the first and the last lack leaves.
@@ -58,81 +59,149 @@ struct Cut {
   __device__ Int32 partial_before(Int32 node) const { return node > nodes.first && first_partial; }
 };
 
-// What a level costs, by the lanes of a warp.
-__device__ inline void count_level(const Params& p, int level, ScheduleShared& shared) {
-  const int lane = threadIdx.x % 32;
-  LevelCount count;
-  Load load;
-  for (Int32 n = lane; n < p.groups.count; n += 32) {
-    Group group;
-    Nodes leaves;
-    if (!leaves_of_group(p, n, group, leaves)) continue;
-    const Cut cut(leaves, level);
-    const Int64 items = Int64(cut.nodes.count()) * p.call.x.Hk;
-    count.items += items, count.full += items - Int64(cut.partial()) * p.call.x.Hk;
-    if (cut.nodes.count() > 1) count.slots += items;
-    load.leaves += Int64(leaves.count()) * p.call.x.Hk, load.longest = greater(load.longest, leaves.count());
-  }
-  Int64 sums[] = {count.items, count.full, count.slots, load.leaves};
-  gpu::sum_over_lanes<32>(sums);
-  for (int distance = 16; distance > 0; distance /= 2)
-    load.longest = greater(load.longest, __shfl_xor_sync(0xffffffffu, load.longest, distance));
-  if (lane != 0) return;
-  shared.counts[level] = {sums[0], sums[1], sums[2]};
-  if (level == 0) shared.load = {sums[3], load.longest};
-}
+template <ScheduleConfig config>
+struct Schedule {
+  static constexpr int threads = config.threads, warps = threads / 32;
+  using Shared = ScheduleShared<threads>;
+  static_assert(sizeof(Shared) <= schedule_bytes);
 
-// The items of group n, by the lanes of a warp: full ones first, then those that lack leaves, so that the longest are
-// taken first. Heads count fastest: their keys lie side by side.
-__device__ inline void write_items(const Params& p, Int32 n, ScheduleShared& shared) {
-  const int lane = threadIdx.x % 32;
-  Group group;
-  Nodes leaves;
-  if (!leaves_of_group(p, n, group, leaves)) return;
-  const Cut cut(leaves, shared.level);
-  const Int32 heads = p.call.x.Hk, count = cut.nodes.count();
-  UInt32 full = 0, partial = 0, slot = 0;
-  if (lane == 0) {
-    full = atomicAdd(&shared.full, UInt32(count - cut.partial()) * heads);
-    partial = atomicAdd(&shared.partial, UInt32(cut.partial()) * heads) + UInt32(shared.counts[shared.level].full);
-    if (count > 1) slot = atomicAdd(&shared.slots, UInt32(count) * heads);
+  const Params& p;
+  Shared& shared;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int levels = levels_above(ceil_div(p.most.keys, leaf_keys));
+
+  // A thread looks at one group: its lengths, its masks. `keeps`: for the attention kernel.
+  __device__ void find_leaves(Int32 first, bool keeps) {
+    const Int32 n = first + Int32(threadIdx.x);
+    Nodes leaves{};
+    Group group;
+    if (n < p.groups.count && find_group(p, n, group)) {
+      leaves = leaves_of(group.rows.keys);
+      if (keeps) p.memory.groups[n] = group;
+    }
+    shared.leaves[threadIdx.x] = leaves;
   }
-  full = __shfl_sync(0xffffffffu, full, 0), partial = __shfl_sync(0xffffffffu, partial, 0);
-  slot = __shfl_sync(0xffffffffu, slot, 0);
-  for (Int32 r = lane; r < count * heads; r += 32) {
-    const Int32 kv = r % heads, node = cut.nodes.first + r / heads;
-    const UInt32 place =
-        cut.is_partial(node) ? partial + cut.partial_before(node) * heads : full + cut.full_before(node) * heads;
-    p.memory.items[place + kv] = {.b = group.b,
-                                  .kv = kv,
-                                  .tile = group.tile,
-                                  .node = node,
-                                  .siblings = cut.nodes,
-                                  .slot = count > 1 ? Int32(slot) + kv * count : -1,
-                                  .unused = 0};
+
+  // What every level would cost: a warp goes through its groups, a lane counts for its level.
+  __device__ void count_levels(Int32 groups, LevelCount& count, Load& load) const {
+    const int level = lane < levels ? lane : levels;
+    const Int64 heads = p.call.x.Hk;
+    for (Int32 n = warp; n < groups; n += warps) {
+      const Nodes leaves = shared.leaves[n];
+      if (leaves.count() == 0) continue;
+      const Cut cut(leaves, level);
+      const Int64 items = cut.nodes.count() * heads;
+      count.items += items, count.full += items - cut.partial() * heads;
+      if (cut.nodes.count() > 1) count.slots += items;
+      load.leaves += leaves.count() * heads, load.longest = greater(load.longest, leaves.count());
+    }
   }
-}
+
+  // By the first warp: the level, from the counts of all.
+  __device__ void choose_level() const {
+    LevelCount count;
+    Load load;
+    for (int n = 0; n < warps; ++n) {
+      const LevelCount& more = shared.counts[n][lane];
+      count.items += more.items, count.full += more.full, count.slots += more.slots;
+      load.leaves += shared.loads[n].leaves, load.longest = greater(load.longest, shared.loads[n].longest);
+    }
+    const bool able = lane <= levels && count.slots <= p.memory.most_slots;
+    const Int64 cost = able ? cost_of(count, load, lane, p.workers) : Int64(1) << 60;
+    Int64 least = cost;
+    for (int distance = 16; distance > 0; distance /= 2)
+      least = lesser(least, __shfl_xor_sync(0xffffffffu, least, distance));
+    const int level = 31 - __clz(int(__ballot_sync(0xffffffffu, able && is_near(cost, least))));
+    if (lane != level) return;
+    shared.level = level, shared.count = count, shared.taken = {};
+    *p.memory.queue = {level, Int32(count.items), 0, 0};
+  }
+
+  // Room for the items of each thread's group: full ones first, then those that lack leaves, so that the longest are
+  // taken first.
+  __device__ void take_room() {
+    const Nodes leaves = shared.leaves[threadIdx.x];
+    if (leaves.count() == 0) return;
+    const Cut cut(leaves, shared.level);
+    const Int32 heads = p.call.x.Hk, count = cut.nodes.count();
+    shared.bases[threadIdx.x] = {
+        atomicAdd(&shared.taken.full, UInt32(count - cut.partial()) * heads),
+        atomicAdd(&shared.taken.partial, UInt32(cut.partial()) * heads) + UInt32(shared.count.full),
+        count > 1 ? atomicAdd(&shared.taken.slot, UInt32(count) * heads) : 0};
+  }
+
+  // The items of the groups at hand, each by `team` threads. Heads count fastest: their keys lie side by side.
+  __device__ void write_items(Int32 first, Int32 groups) const {
+    int team = threads;
+    while (team > 32 && threads / team < groups) team /= 2;
+    for (Int32 n = threadIdx.x / team; n < groups; n += threads / team) {
+      const Nodes leaves = shared.leaves[n];
+      if (leaves.count() == 0) continue;
+      const Cut cut(leaves, shared.level);
+      const Bases at = shared.bases[n];
+      const Group& group = p.memory.groups[first + n];
+      const Int32 heads = p.call.x.Hk, count = cut.nodes.count(), b = group.b, tile = group.tile;
+      for (Int32 r = threadIdx.x % team; r < count * heads; r += team) {
+        const Int32 kv = r % heads, node = cut.nodes.first + r / heads;
+        const UInt32 place = cut.is_partial(node) ? at.partial + cut.partial_before(node) * heads
+                                                  : at.full + cut.full_before(node) * heads;
+        p.memory.items[place + kv] = {.b = b,
+                                      .kv = kv,
+                                      .tile = tile,
+                                      .node = node,
+                                      .siblings = cut.nodes,
+                                      .slot = count > 1 ? Int32(at.slot) + kv * count : -1,
+                                      .group = first + n};
+      }
+    }
+  }
+
+  // What is 0 at first, and what is told of lengths.
+  __device__ void prepare() const {
+    const Int64 counts = Int64(p.memory.climbs) * p.memory.most_slots;
+    for (Int64 n = threadIdx.x; n < counts; n += threads) p.memory.counts[n] = 0;
+    if (!p.pages.status) return;
+    for (Int32 b = threadIdx.x; b < p.call.x.B; b += threads)
+      if (gpu::is_cut(p.call.x, p.pages, p.most, b)) atomicOr(p.pages.status, gpu::beyond_bounds);
+  }
+
+  // The groups are gone through twice, as many at a time as there are threads: to choose the level, and to write their
+  // items. So few instructions are better than fast ones: what runs once comes from memory.
+  __device__ void run() {
+    LevelCount count;
+    Load load;
+    prepare();
+#pragma unroll 1
+    for (int writes = 0; writes < 2; ++writes) {
+#pragma unroll 1
+      for (Int32 first = 0; first < p.groups.count; first += threads) {
+        const Int32 groups = Int32(lesser(threads, p.groups.count - first));
+        if (!writes || p.groups.count > threads) {
+          __syncthreads();  // all are done with those before
+          find_leaves(first, !writes);
+        }
+        if (writes) take_room();  // of the thread's own group
+        __syncthreads();
+        if (writes)
+          write_items(first, groups);
+        else
+          count_levels(groups, count, load);
+      }
+      if (writes) return;
+      shared.counts[warp][lane] = count;
+      if (lane == 0) shared.loads[warp] = load;
+      __syncthreads();
+      if (warp == 0) choose_level();
+      __syncthreads();
+    }
+  }
+};
 
 template <ScheduleConfig config>
 __device__ void schedule(const Params& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<ScheduleShared*>(memory);
-  constexpr int warps = config.threads / 32;
-  const int warp = threadIdx.x / 32, levels = levels_above(ceil_div(p.most.keys, leaf_keys));
-  for (int level = warp; level <= levels; level += warps) count_level(p, level, shared);
-  if (p.pages.status)
-    for (Int32 b = threadIdx.x; b < p.call.x.B; b += config.threads)
-      if (gpu::is_cut(p.call.x, p.pages, p.most, b)) atomicOr(p.pages.status, gpu::beyond_bounds);
-  const Int64 counts = Int64(p.memory.climbs) * p.memory.most_slots;
-  for (Int64 n = threadIdx.x; n < counts; n += config.threads) p.memory.counts[n] = 0;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    shared.level = chosen_level(shared.counts, levels, shared.load, p.workers, p.memory.most_slots);
-    shared.full = shared.partial = shared.slots = 0;
-    *p.memory.queue = {shared.level, Int32(shared.counts[shared.level].items), 0, 0};
-  }
-  __syncthreads();
-  for (Int32 n = warp; n < p.groups.count; n += warps) write_items(p, n, shared);
+  gpu::start_kernel_after();
+  Schedule<config>{p, *reinterpret_cast<ScheduleShared<config.threads>*>(memory)}.run();
 }
 
 }  // namespace tessera::decode

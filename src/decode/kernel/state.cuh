@@ -75,15 +75,15 @@ struct State {
       for (int e = 0; e < 2; ++e) m_at(at)[column(c, e)] = m[c][e], l_at(at)[column(c, e)] = l[c][e];
   }
 
+  __device__ void keep(int v, int c, const float4& x) {
+    O[v][c][0] = x.x, O[v][c][1] = x.y, O[v][c][2] = x.z, O[v][c][3] = x.w;
+  }
   // What this thread has stored of O.
   __device__ void load_O(float* at) {
 #pragma unroll
     for (int v = 0; v < values; ++v)
 #pragma unroll
-      for (int c = 0; c < columns; ++c) {
-        const float4 x = *part(at, v, c);
-        O[v][c][0] = x.x, O[v][c][1] = x.y, O[v][c][2] = x.z, O[v][c][3] = x.w;
-      }
+      for (int c = 0; c < columns; ++c) keep(v, c, *part(at, v, c));
   }
 
   // --- merging
@@ -131,60 +131,94 @@ struct State {
 template <class At>
 struct Family {
   int first, end;
-  At at;  // the state of a sibling
+  float* states;
+  At slot_of;  // the place of a sibling's state
 
   __device__ bool has(int n) const { return first <= n && n < end; }
+  // The state of a sibling, `numbers` long; of one that is not there a neighbour's, for loads without a branch: what is
+  // not there weighs nothing. Offsets of 32 bits: they are kept, and registers are few.
+  __device__ float* at(int n, int numbers) const {
+    return states + slot_of(n < first ? first : n < end ? n : end - 1) * numbers;
+  }
 };
 
 // Merges a family that other blocks have written, in the order of the tree. `weights`: shared memory, two numbers for
-// each of the 15 merges and each row, then m and l of the rows. All threads of the block. The result takes the place of
-// the first one on its way to registers: a loop over parts needs few of them at a time.
+// each of the 15 merges and each row, then m and l of the rows. All threads of the block. The states are far away, so
+// that many are asked for at once: where registers allow it, all of both parts of a thread. Else eight at a time, and
+// the result takes the place of the first state on its way to registers.
 template <Config config, class At>
 __device__ void merge_family(State<config>& state, const Family<At>& siblings, float* weights) {
   using Rows = State<config>;
-  constexpr int rows = config.rows, columns = Rows::columns, values = Rows::values;
+  constexpr int rows = config.rows, columns = Rows::columns, values = Rows::values, parts = values * columns;
+  constexpr bool all_at_once = parts <= 2 && config.blocks_per_sm <= 2;
+  constexpr int at_once = all_at_once ? family : family / 2;
+  const auto at = [&](int n) { return siblings.at(n, state_floats(rows, config.Dv)); };
   float* const result = weights + 2 * (family - 1) * rows;
+  // Where the weights of the merge of nodes n and n + step begin.
+  const auto weights_of = [&](int n, int step) {
+    return weights + 2 * rows * (family - family / step + n / (2 * step));
+  };
+  const auto merge_two = [&](float4& a, const float4& b, const float* weight) {
+    const Weights even{weight[0], weight[rows]}, odd{weight[1], weight[rows + 1]};
+    a = {merged<TreeMath>(even, a.x, b.x), merged<TreeMath>(odd, a.y, b.y), merged<TreeMath>(even, a.z, b.z),
+         merged<TreeMath>(odd, a.w, b.w)};
+  };
+  using Nodes = float4[at_once];
+  const auto load = [&](Nodes& x, int first, int v, int c) {
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) x[n] = __ldcg(Rows::part(at(first + n), v, c));
+  };
+  // The merges of a part under a node: into x[0].
+  const auto merge_nodes = [&](Nodes& x, int first, int c) {
+#pragma unroll
+    for (int step = 1; step < at_once; step *= 2)
+#pragma unroll
+      for (int n = 0; n < at_once; n += 2 * step)
+        merge_two(x[n], x[n + step], weights_of(first + n, step) + Rows::column(c, 0));
+  };
+  Nodes all[all_at_once ? parts : 1];
+  if constexpr (all_at_once)
+#pragma unroll
+    for (int n = 0; n < parts; ++n) load(all[n], 0, n / columns, n % columns);
   if (threadIdx.x < rows) {
     const int row = threadIdx.x;
     RowState x[family];
 #pragma unroll
     for (int n = 0; n < family; ++n) {
-      x[n] = {minus_infinity<float>, 0};
-      if (siblings.has(n)) x[n] = {__ldcg(Rows::m_at(siblings.at(n)) + row), __ldcg(Rows::l_at(siblings.at(n)) + row)};
+      x[n] = {__ldcg(Rows::m_at(at(n)) + row), __ldcg(Rows::l_at(at(n)) + row)};
+      if (!siblings.has(n)) x[n] = {minus_infinity<float>, 0};
     }
-    float* weight = weights + row;
 #pragma unroll
     for (int step = 1; step < family; step *= 2)
 #pragma unroll
-      for (int n = 0; n < family; n += 2 * step, weight += 2 * rows) {
+      for (int n = 0; n < family; n += 2 * step) {
         const Merged both = merge<TreeMath>(x[n], x[n + step]);
         x[n] = both.state;
+        float* const weight = weights_of(n, step) + row;
         weight[0] = both.weights.a, weight[rows] = both.weights.b;
       }
     result[row] = x[0].m, result[rows + row] = x[0].l;
   }
   __syncthreads();
-#pragma unroll 1
-  for (int v = 0; v < values; ++v)
-#pragma unroll 1
-    for (int c = 0; c < columns; ++c) {
-      float4 x[family];
+  if constexpr (all_at_once) {
 #pragma unroll
-      for (int n = 0; n < family; ++n)
-        x[n] = siblings.has(n) ? __ldcg(Rows::part(siblings.at(n), v, c)) : float4{0, 0, 0, 0};
-      const float* weight = weights + Rows::column(c, 0);
-#pragma unroll
-      for (int step = 1; step < family; step *= 2)
-#pragma unroll
-        for (int n = 0; n < family; n += 2 * step, weight += 2 * rows) {
-          const Weights even{weight[0], weight[rows]}, odd{weight[1], weight[rows + 1]};
-          const float4 a = x[n], b = x[n + step];
-          x[n] = {merged<TreeMath>(even, a.x, b.x), merged<TreeMath>(odd, a.y, b.y), merged<TreeMath>(even, a.z, b.z),
-                  merged<TreeMath>(odd, a.w, b.w)};
-        }
-      *Rows::part(siblings.at(siblings.first), v, c) = x[0];
+    for (int n = 0; n < parts; ++n) {
+      merge_nodes(all[n], 0, n % columns);
+      state.keep(n / columns, n % columns, all[n][0]);
     }
-  state.load_O(siblings.at(siblings.first));
+  } else {
+#pragma unroll 1
+    for (int v = 0; v < values; ++v)
+#pragma unroll 1
+      for (int c = 0; c < columns; ++c) {
+        Nodes left, right;
+        load(left, 0, v, c), merge_nodes(left, 0, c);
+        load(right, at_once, v, c), merge_nodes(right, at_once, c);
+        merge_two(left[0], right[0], weights_of(0, at_once) + Rows::column(c, 0));
+        *Rows::part(at(siblings.first), v, c) = left[0];
+      }
+    state.load_O(at(siblings.first));
+  }
 #pragma unroll
   for (int c = 0; c < columns; ++c)
 #pragma unroll

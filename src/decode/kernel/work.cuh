@@ -18,13 +18,6 @@ __device__ inline PagedSequence sequence_of(const Params& p, Int32 b) {
   return out;
 }
 
-// Rows of a tile: row r is head r % group of query r / group of the sequence.
-struct RowTile {
-  Int32 first, count;
-  Range keys;   // that some of them see
-  Range whole;  // that all of them see
-};
-
 __device__ inline RowTile rows_of_tile(const Params& p, const gpu::DeviceSequence& s, Int32 tile) {
   RowTile t{};
   t.first = tile * p.rows;
@@ -53,54 +46,65 @@ struct alignas(16) Column {
 static_assert(sizeof(Column) == column_bytes);
 
 struct Work {
+  Group group;
   Item item;
+  UInt32 number;  // in the queue
   Int32 level;
-  bool exists;     // false: the queue is empty
-  bool last_come;  // of the item's family
-  RowTile rows;
+  bool exists;       // false: the queue is empty
+  bool last_come;    // of the item's family
   Nodes leaves;      // of the item
   Int32 begin, end;  // keys of the item: of those leaves that some row sees
-  Int64 q_begin;     // of the sequence
-  Int64 k_first;     // where the sequence's keys begin: a token; paged: the left padding
-  Int64 k_entry;     // paged: the sequence's first entry of each table
-  Int64 v_entry;
-  Int32 tree_begin;  // the key of a tree's bit 0
 };
 static_assert(sizeof(Work) <= work_bytes);
 
-// The next item of the queue.
+// A tile of rows of sequence b, by one thread. False: it has no rows.
+__device__ inline bool look_at(const Params& p, Int32 b, Int32 tile, Group& g) {
+  const PagedSequence of = sequence_of(p, b);
+  g.b = b, g.tile = tile;
+  g.rows = rows_of_tile(p, of.s, tile);
+  g.shift = of.s.shift, g.mask = of.s.mask;
+  g.q_begin = of.s.q_begin;
+  g.k_first = p.pages.k.entries ? of.leftpad : of.s.k_begin;
+  g.k_entry = gpu::first_entry(p.pages, of, p.pages.k, b);
+  g.v_entry = gpu::first_entry(p.pages, of, p.pages.v, b);
+  g.tree_begin = Int32(of.s.nk - of.s.nq);
+  return g.rows.count > 0;
+}
+
+// Item w.number of the queue, by the lanes of a warp. What lies behind the last item is read, but not used.
 __device__ inline void take_work(const Params& p, Work& w) {
-  const Queue& queue = *p.memory.queue;
-  const UInt32 number = atomicAdd(&p.memory.queue->taken, 1u);
-  w.exists = number < UInt32(queue.items);
-  if (!w.exists) return;
-  w.item = p.memory.items[number], w.level = queue.level;
-  const PagedSequence of = sequence_of(p, w.item.b);
-  w.rows = rows_of_tile(p, of.s, w.item.tile);
-  w.leaves = leaves_under(leaves_of(w.rows.keys), w.item.node, w.level);
-  w.begin = Int32(greater(w.rows.keys.begin, Int64(w.leaves.first) * leaf_keys));
-  w.end = Int32(lesser(w.rows.keys.end, Int64(w.leaves.end) * leaf_keys));
-  w.q_begin = of.s.q_begin;
-  w.k_first = p.pages.k.entries ? of.leftpad : of.s.k_begin;
-  w.k_entry = gpu::first_entry(p.pages, of, p.pages.k, w.item.b);
-  w.v_entry = gpu::first_entry(p.pages, of, p.pages.v, w.item.b);
-  w.tree_begin = Int32(of.s.nk - of.s.nq);
+  const int lane = threadIdx.x % 32;
+  const UInt32 number = w.number;
+  const Queue queue = *p.memory.queue;
+  const bool exists = number < UInt32(queue.items);
+  const Item item = p.memory.items[number < UInt32(p.memory.most_items) ? number : 0];
+  if (exists && lane < group_bytes / 16)
+    reinterpret_cast<uint4*>(&w.group)[lane] = reinterpret_cast<const uint4*>(p.memory.groups + item.group)[lane];
+  __syncwarp();
+  if (lane != 0) return;
+  w.exists = exists;
+  if (!exists) return;
+  const Range& keys = w.group.rows.keys;
+  w.item = item, w.level = queue.level;
+  w.leaves = leaves_under(leaves_of(keys), item.node, queue.level);
+  w.begin = Int32(greater(keys.begin, Int64(w.leaves.first) * leaf_keys));
+  w.end = Int32(lesser(keys.end, Int64(w.leaves.end) * leaf_keys));
 }
 
 // Row r of the item's.
 __device__ inline Column column_of(const Params& p, const Work& w, int r) {
-  if (r >= w.rows.count) return {};
+  const Group& g = w.group;
+  if (r >= g.rows.count) return {};
   const gpu::Question& x = p.call.x;
-  const PagedSequence of = sequence_of(p, w.item.b);
-  const Int32 row = w.rows.first + r, i = row / p.group, h = w.item.kv * p.group + row % p.group;
-  const Int64 query = w.q_begin + i;
-  Column out{.origin = i + of.s.shift, .factor = 1};
-  Range keys = visible_keys(of.s.mask, {i, i + 1});
+  const Int32 row = g.rows.first + r, i = row / p.group, h = w.item.kv * p.group + row % p.group;
+  const Int64 query = g.q_begin + i;
+  Column out{.origin = i + g.shift, .factor = 1};
+  Range keys = visible_keys(g.mask, {i, i + 1});
   if (p.draft.positions || p.draft.tree) {
     if (p.draft.positions)
       out.origin = bounded(p.draft.positions[w.item.b * p.draft.position_batch + query * p.draft.position_row] +
                            bounded(bounded(x.row0) - bounded(x.col0)));
-    const Int64 nk = of.s.nk, right = x.window_right < 0 ? nk : clamp(out.origin + bounded(x.window_right) + 1, 0, nk);
+    const Int64 nk = g.mask.keys, right = x.window_right < 0 ? nk : clamp(out.origin + bounded(x.window_right) + 1, 0, nk);
     keys.begin = x.window_left < 0 ? 0 : clamp(out.origin - bounded(x.window_left), 0, nk);
     keys.end = x.causal ? lesser(right, clamp(out.origin + 1, 0, nk)) : right;
     out.tree_end = Int32(right), out.tree = w.item.b * p.draft.tree_batch + query * p.draft.tree_row;
