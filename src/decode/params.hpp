@@ -23,9 +23,9 @@ struct alignas(16) Group {
   RowTile rows;
   Int64 shift;  // of the diagonal
   BandMask mask;
-  Int64 q_begin;     // of the sequence
-  Int64 k_first;     // where the sequence's keys begin: a token; paged: the left padding
-  Int64 k_entry;     // paged: the sequence's first entry of each table
+  Int64 q_begin;  // of the sequence
+  Int64 k_first;  // where the sequence's keys begin: a token; paged: the left padding
+  Int64 k_entry;  // paged: the sequence's first entry of each table
   Int64 v_entry;
   Int32 tree_begin;  // the key of a tree's bit 0
 };

@@ -42,7 +42,8 @@ struct Rows {
     const gpu::TokenRef& t = side ? p.call.x.v : p.call.x.k;
     Int64 page = w.item.b, place = w.group.k_first + key;
     if constexpr (config.paged) {
-      page = gpu::page_of(p.pages, side ? p.pages.v : p.pages.k, side ? w.group.v_entry : w.group.k_entry, UInt32(place));
+      page =
+          gpu::page_of(p.pages, side ? p.pages.v : p.pages.k, side ? w.group.v_entry : w.group.k_entry, UInt32(place));
       place = gpu::place_in_page(p.pages, UInt32(place));
       if (page < 0) return {};
     }

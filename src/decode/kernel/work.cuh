@@ -104,7 +104,8 @@ __device__ inline Column column_of(const Params& p, const Work& w, int r) {
     if (p.draft.positions)
       out.origin = bounded(p.draft.positions[w.item.b * p.draft.position_batch + query * p.draft.position_row] +
                            bounded(bounded(x.row0) - bounded(x.col0)));
-    const Int64 nk = g.mask.keys, right = x.window_right < 0 ? nk : clamp(out.origin + bounded(x.window_right) + 1, 0, nk);
+    const Int64 nk = g.mask.keys,
+                right = x.window_right < 0 ? nk : clamp(out.origin + bounded(x.window_right) + 1, 0, nk);
     keys.begin = x.window_left < 0 ? 0 : clamp(out.origin - bounded(x.window_left), 0, nk);
     keys.end = x.causal ? lesser(right, clamp(out.origin + 1, 0, nk)) : right;
     out.tree_end = Int32(right), out.tree = w.item.b * p.draft.tree_batch + query * p.draft.tree_row;
