@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# mpi_test.py PROGRAM check|faults: the ranks of mpi_ranks under mpirun. `check`: 1, 2, 3, 4 and 8 of them, every
+# mpi_test.py PROGRAM check|faults|gpu: the ranks of mpi_ranks under mpirun. `check`: 1, 2, 3, 4 and 8 of them, every
 # scheme, bit by bit as on threads. `faults`: the last of four is killed, stopped, absent, late, sends nonsense or is
 # inside a call of MPI that never returns, and every live rank must answer in time, in words, with its outputs as they
-# were. With both thread levels of MPI: see docs/scale_out.md, "Failure".
+# were. With both thread levels of MPI: see docs/scale_out.md, "Failure". `gpu`: 4 of gpu_mpi_ranks, which share a GPU.
 import concurrent.futures
 import contextlib
 import os
@@ -20,10 +20,10 @@ ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROO
                    OMPI_MCA_btl_vader_single_copy_mechanism="none", OMPI_MCA_plm_rsh_agent="false")
 
 
-def mpirun(ranks, *arguments, speakers=None, options=()):
+def mpirun(ranks, *arguments, speakers=None, options=(), limit=60):
     """Status, and standard output and error of all ranks. They are ended when so many have answered, or else when the
     launcher outlives its limit: a hang."""
-    command = ["timeout", "-k", "5", "60", "mpirun", *options, "-n", str(ranks), PROGRAM, *arguments]
+    command = ["timeout", "-k", "5", str(limit), "mpirun", *options, "-n", str(ranks), PROGRAM, *arguments]
     text, here, speaking = "", [], set()
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         for line in run.stdout:
@@ -50,6 +50,18 @@ def check():
             wrong += 1
             print(text)
     return wrong
+
+
+def gpu():
+    status, text = mpirun(4, "--gtest_color=no", limit=300)  # kernels are compiled first
+    if status == 77:  # as every test ends that finds no GPU
+        print(re.search(r"^no GPU to test.*", text, re.M)[0])
+        sys.exit(status)
+    good = status == 0 and len(re.findall(r"^\[  PASSED  \] 1 test\.$", text, re.M)) == 4
+    print(f"gpu: 4 ranks over MPI share a GPU, {'as on threads' if good else 'NOT as on threads'}")
+    if not good:
+        print(f"status {status}\n{text}")
+    return not good
 
 
 # What every live rank must say, the last one too where it lives. Where it is heard of at once, `AT_ONCE`.
@@ -116,4 +128,4 @@ if not os.path.exists(PROGRAM) or not shutil.which("mpirun"):
     print("skipped: there is no MPI here (Debian: libopenmpi-dev, openmpi-bin), or the build did not find it")
     sys.exit(77)
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-sys.exit(1 if {"check": check, "faults": faults}[MODE]() else 0)
+sys.exit(1 if {"check": check, "faults": faults, "gpu": gpu}[MODE]() else 0)
