@@ -10,6 +10,7 @@ tessera_test(NAME gpu_hopper_test SOURCES gpu/gpu_hopper_test.cpp SHARDS 28 LABE
 tessera_test(NAME gpu_hopper_backward_test SOURCES gpu/gpu_hopper_backward_test.cpp SHARDS 28 LABELS gpu)
 tessera_test(NAME gpu_parts_test SOURCES gpu/gpu_parts_test.cpp LABELS gpu)
 tessera_test(NAME gpu_dist_test SOURCES gpu/gpu_dist_test.cpp LABELS gpu)
+tessera_test(NAME gpu_nccl_test SOURCES gpu/gpu_nccl_test.cpp LABELS gpu)
 tessera_test(NAME gpu_mma_test SOURCES gpu/gpu_mma_test.cpp SHARDS 28 LABELS gpu)
 tessera_test(NAME gpu_decode_test SOURCES gpu/gpu_decode_test.cpp SHARDS 14 LABELS gpu)
 tessera_test(NAME gpu_append_test SOURCES gpu/gpu_append_test.cpp LABELS gpu)
