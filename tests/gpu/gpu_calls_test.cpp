@@ -325,7 +325,7 @@ TEST_F(GpuRefusals, KernelsOfTheCpu) {
   Execution execution = on->execution;
   execution.kernel = "reference";
   EXPECT_EQ(refused([&] { run_forward(on->placed.inputs(), on->placed.outputs(), execution); }),
-            "no kernel can run this: reference: device is cuda:0; the reference runs on cpu");
+            "no kernel can run this: reference: device is cuda:0; this kernel runs on cpu");
 }
 
 }  // namespace
