@@ -7,10 +7,10 @@ mark gpu, then benchmarks, one at a time. Ends with a table of what ran, what pa
     python3 tools/gpu_tests.py build --without benches --limit 900
     python3 tools/gpu_tests.py build --only decode,append
 
-Most important first: what has never run on a GPU. Every shard has a time limit of its own, and tests end in time for the
-benchmarks' share of the limit (--bench-share). BUILD needs nothing but the programs: neither CMake nor ctest. Logs go to
-BUILD/gpu_tests/. Exit status: 0 all passed, 1 something failed, was stopped or did not begin, 77 nothing could run.
-Python's standard library only. See docs/testing.md.
+Most important first: what has waited longest for a GPU. Every shard has a time limit of its own, the Python tests twice
+that, and tests end in time for the benchmarks' share of the limit (--bench-share). BUILD needs nothing but the
+programs: neither CMake nor ctest. Logs go to BUILD/gpu_tests/. Exit status: 0 all passed, 1 something failed, was
+stopped or did not begin, 77 nothing could run. Python's standard library only. See docs/testing.md.
 """
 import argparse
 import concurrent.futures
@@ -28,8 +28,9 @@ from typing import NamedTuple, Optional
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = 77
 # Of programs and of benchmarks; what is named nowhere comes behind, by name.
-FIRST = ("gpu_decode_test", "gpu_append_test", "gpu_mma_test", "python", "gpu_calls_test", "gpu_ptx_test",
-         "gpu_hopper_test", "gpu_hopper_backward_test")
+FIRST = ("python", "gpu_cases_test", "gpu_invariance_test", "gpu_memory_test", "gpu_sizes_test", "gpu_decode_test",
+         "gpu_append_test", "gpu_calls_test", "gpu_mma_test", "gpu_ptx_test", "gpu_hopper_test",
+         "gpu_hopper_backward_test")
 
 
 class Job(NamedTuple):
@@ -86,9 +87,10 @@ def test_jobs(build, arguments):
     tests, library = ROOT / "python/tests", build / "src/libtessera.so"
     if wanted("python", arguments) and library.exists():
         if all(importlib.util.find_spec(module) for module in ("pytest", "torch")):
-            jobs.append(Job("python", 0, 1, (sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(tests)),
-                            {**environment, "TESSERA_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python")},
-                            arguments.shard_timeout))
+            jobs.append(Job("python", 0, 1, (sys.executable, "-m", "pytest", "-v", "-m", "gpu", str(tests)),
+                            {**environment, "TESSERA_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python"),
+                             "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # JAX leaves the other tests their memory
+                            2 * arguments.shard_timeout))
         else:
             skipped.append("python")
     return sorted(jobs, key=lambda job: rank(job.name)), skipped
@@ -202,7 +204,7 @@ def parse_arguments(words=None):
     parser.add_argument("build", nargs="?", default=ROOT / "build", type=lambda text: Path(text).resolve())
     parser.add_argument("--limit", type=float, default=1500, help="seconds for all of it (1500)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="shards side by side (all processors)")
-    parser.add_argument("--shard-timeout", type=float, default=300, help="seconds of a shard (300)")
+    parser.add_argument("--shard-timeout", type=float, default=300, help="seconds of a shard (300); Python: twice that")
     parser.add_argument("--bench-share", type=float, default=0.4, help="of the limit, for benchmarks (0.4)")
     parser.add_argument("--only", type=split, default=(), help="words; names that contain one: decode,append")
     parser.add_argument("--without", type=split, default=(), help="the same, left out; benches: all benchmarks")

@@ -11,6 +11,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 sys.dont_write_bytecode = True
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,12 +73,12 @@ class Runs(unittest.TestCase):
         self.assertFalse((self.build / "tests/gpu_a_test.child").exists())
 
     def test_the_limit_leaves_the_less_important(self):
-        self.write("gpu_cases_test", "touch $0.ran", tests=4)
-        self.write("gpu_decode_test", "sleep 60", tests=2)
+        self.write("gpu_append_test", "touch $0.ran", tests=4)
+        self.write("gpu_cases_test", "sleep 60", tests=2)
         status, rows, text = self.run_tool("--limit", "1", "--without", "benches")
-        self.assertEqual((rows["gpu_decode_test"]["stopped"], rows["gpu_cases_test"]["not begun"]), (2, 4))
-        self.assertFalse((self.build / "tests/gpu_cases_test.ran").exists())
-        self.assertEqual((status, list(rows)), (1, ["gpu_decode_test", "gpu_cases_test"]))
+        self.assertEqual((rows["gpu_cases_test"]["stopped"], rows["gpu_append_test"]["not begun"]), (2, 4))
+        self.assertFalse((self.build / "tests/gpu_append_test.ran").exists())
+        self.assertEqual((status, list(rows)), (1, ["gpu_cases_test", "gpu_append_test"]))
 
     def test_without_a_gpu_nothing_runs(self):
         self.write("gpu_a_test", "", tests=None)
@@ -94,6 +95,15 @@ class Runs(unittest.TestCase):
         ran = (self.build / "cli/tessera.ran").read_text()
         self.assertEqual([line for line in ran.splitlines() if line.startswith("--suite")], ["--suite decode", "--suite gpu"])
         self.assertIn("gpu_a_test.2.log", ran.partition("--suite gpu")[0])
+
+    def test_python_comes_first_and_jax_leaves_memory(self):
+        self.write("gpu_cases_test", "exit 0")
+        self.write("libtessera.so", "", place="src")
+        arguments = gpu_tests.parse_arguments([str(self.build), "--shard-timeout", "7"])
+        with mock.patch.object(gpu_tests.importlib.util, "find_spec", lambda name: name):
+            jobs, skipped = gpu_tests.test_jobs(arguments.build, arguments)
+        self.assertEqual((jobs[0].name, jobs[0].timeout, jobs[1].name, skipped), ("python", 14, "gpu_cases_test", []))
+        self.assertEqual(jobs[0].environment["XLA_PYTHON_CLIENT_PREALLOCATE"], "false")
 
     def test_only(self):
         self.write("gpu_a_test", "exit 0")
