@@ -158,6 +158,26 @@ def errors_table(name):
             + ", ".join(f"{row['tensor']} {row['largest_ratio']:.3f}" for row in worst) + "."]
 
 
+def parts_table(name):
+    """bench/parts.py: each way to cut the keys, times as long as one call."""
+    found = {}
+    for row in load(name):
+        found.setdefault((row["D"], mask_text(row["causal"])), []).append(row)
+    rows, bare, invariant = [], [], []
+    for key, (one, *others) in found.items():
+        long = [row for row in others if row["range"] >= 16384]
+        bare += [row["ratio"] for row in long]
+        invariant += [row["ratio_invariant"] for row in long if "any cut" not in row["entry"]]
+        scatter = max(abs(ratio / row["ratio"] - 1) for row in others for ratio in row["ratios"])
+        rows.append([*key, f"{one['ms']:.2f}", *(f"{row['ratio']:.3f}" for row in others), f"{scatter * 100:.0f} %"])
+    kinds = [re.sub(r"ranges of (\d+)", lambda match: f"ranges of {int(match[1]) // 1024}k",
+                    row["entry"].removeprefix("one call, ")) for row in next(iter(found.values()))[1:]]
+    return [*table(["D", "mask", "one call, ms", *kinds, "rounds scatter"], rows), "",
+            f"Ranges of 16k keys: {min(bare):.3f} to {max(bare):.3f} times one call; the bar is 1.01, which "
+            f"{sum(ratio <= 1.01 for ratio in bare)} of {len(bare)} meet. With `part_invariant` they take "
+            f"{min(invariant):.3f} to {max(invariant):.3f} times one invariant call."]
+
+
 def decode_page(name):
     """Every part of bench/decode_peers.py, then the bars."""
     figures = load(name)
@@ -270,7 +290,12 @@ MACHINES = {
          "that reads the same bytes and does nothing else.", decode_page, "h200-decode.json"),
         ("Errors", "Relative, in the Frobenius norm, against float64, B=2 H=8 N=2048.", errors_table,
          "h200-errors.json"),
-        ("Through PyTorch", "By autograd, with all that the host does.", torch_table, "h200-torch.json"),
+        ("A carried state", "Forward over ranges of the keys, one call after the other, beside one call: 16,384 queries, "
+         "65,536 keys, 2048 / D heads, bf16. \"Invariant\" is one call with `part_invariant`, which the ranges have too, but "
+         "for \"any cut\"; the last column says how far single rounds are off. "
+         "`bench/parts.py --ranges 16384,8192` on 2026-11-18, CUDA 13.0, PyTorch 2.11.", parts_table, "h200-parts.json"),
+        ("Through PyTorch", "By autograd, with all that the host does, before tensors were read in C: "
+         "[python.md](../python.md#speed) has newer figures up to N = 1024.", torch_table, "h200-torch.json"),
         ("The ladder", "B=2 H=8 N=4096, TFLOP/s, and in brackets the speed-up over `naive`. `tiled` adds with atomics "
          "in its backward pass (`deterministic = false`).", printed_table, "h200-ladder.json"),
         ("The kernel vector", "B=2 H=16 N=4096, full / causal, TFLOP/s, of an earlier build than the ladder's.",

@@ -237,6 +237,21 @@ class Tables(unittest.TestCase):
         self.assertIn("Taken without a warm-up before each timing", lines[0])
         self.assertEqual(lines[2], "| D | mask | N | Tessera | cuDNN | over cuDNN |")
 
+    def test_parts(self):
+        whole = {"kind": "parts", "D": 64, "causal": True, "range": 0, "ms": 15.0, "ratios": [1, 1]}
+        rows = [{**whole, "entry": "one call", "ratio": 1.0, "ratio_invariant": 0.99},
+                {**whole, "entry": "one call, invariant", "ratio": 1.01, "ratio_invariant": 1.0, "ratios": [1.0, 1.02]},
+                {**whole, "entry": "ranges of 16416", "range": 16416, "ratio": 1.03, "ratio_invariant": 1.02},
+                {**whole, "entry": "ranges of 8256", "range": 8256, "ratio": 1.2, "ratio_invariant": 1.19, "ratios": [1.32]},
+                {**whole, "entry": "ranges of 16416, any cut", "range": 16416, "ratio": 1.0, "ratio_invariant": 0.99}]
+        with mock.patch.object(benchmarks, "load", lambda name: rows):
+            lines = benchmarks.parts_table("x.json")
+        self.assertEqual(lines[0], "| D | mask | one call, ms | invariant | ranges of 16k | ranges of 8k | "
+                                   "ranges of 16k, any cut | rounds scatter |")
+        self.assertEqual(lines[2], "| 64 | causal | 15.00 | 1.010 | 1.030 | 1.200 | 1.000 | 10 % |")
+        self.assertIn("1.000 to 1.030 times one call; the bar is 1.01, which 1 of 2 meet.", lines[-1])
+        self.assertIn("1.020 to 1.020 times one invariant call.", lines[-1])
+
 
 if __name__ == "__main__":
     unittest.main()
