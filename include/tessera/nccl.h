@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages over NCCL, for the plans of dist.h. libnccl.so.2 (2.14 or later) is opened at run time; NCCL's header is not
- * needed. C99 and C++. Rows of a plan are in the CPU's memory today, and NCCL moves a GPU's: every message is copied to
+ * needed. C99 and C++. Messages of a plan are in the CPU's memory, and NCCL moves a GPU's: every message is copied to
  * the GPU, sent, and copied back. What it means: docs/scale_out.md. */
 #ifndef TESSERA_NCCL_H
 #define TESSERA_NCCL_H

@@ -44,7 +44,7 @@ class AttentionOptions(TypedDict, total=False):
     seqused_q/_k      int32 [B]: how much of each sequence counts
     max_seqlen_q/_k   upper bounds for packed sequences, and of paged keys; they never change a bit
     block_table       int32 [B,entries]: the pages of each sequence. k is then a pool [pages,page_size,Hk,D], v
-                      [pages,page_size,Hk,Dv], and seqused_k the lengths. Without gradients; not run on a GPU yet
+                      [pages,page_size,Hk,Dv], and seqused_k the lengths. Without gradients
     v_block_table     the same for v, where its pages are not k's
     page_indptr, page_indices   int32 [B+1], [n], instead of block_table: sequence b has the pages
                       page_indices[page_indptr[b]:page_indptr[b + 1]]
@@ -52,14 +52,14 @@ class AttentionOptions(TypedDict, total=False):
     k_scale, v_scale  f32: an element of k, or v, means scale times number. [1], [Hk], [B,Hk], or one for each key and head:
                       [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk]; a fourth size of ceil(D/128), or of
                       Dv: one for each 128 dims. k and v may then have types of their own,
-                      float8_e4m3fn and int8 among them. Without gradients; not run on a GPU yet
+                      float8_e4m3fn and int8 among them. Without gradients
     qv                [B,Nq,Hq,Dv], packed [Tq,Hq,Dv], q's type: scores are scale * (q.k + qv.v), as MLA's caches need
-                      them; scale is then 1/sqrt(D + Dv) by default. Without gradients; not run on a GPU yet
+                      them; scale is then 1/sqrt(D + Dv) by default. Without gradients
     tree_mask         a tree of draft tokens, whose keys are the last Nq of each sequence: which of these a query sees. Bits
                       of int32 [B,Nq,words], packed [Tq,words], or bool [B,Nq,Nq], packed [Tq,most]: true means seen.
-                      It stands in place of causal there. Without gradients; not run on a GPU yet
+                      It stands in place of causal there. Without gradients
     positions         int32 [B,Nq], packed [Tq]: the key beside which each query stands, for causal, window and ALiBi.
-                      Without gradients; not run on a GPU yet
+                      Without gradients
     row0, col0, head0, batch0   position of the first query, key, head and sequence in a larger whole, within 2**48 of 0
     deterministic     False: a GPU may add up dQ, dK and dV in any order, which can be faster; their bits may vary
     kernel            name of a kernel to force, as `tessera.info()` lists them
