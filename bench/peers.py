@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tessera beside cuDNN, FlashAttention-2 and FlashAttention-3: speed, energy, errors, in one process on one GPU.
 
-    python3 bench/peers.py [--passes forward,backward] [--suite grid|extras|step|all] [--json FILE]
-    python3 bench/peers.py --sustained [--json FILE]
+    python3 bench/peers.py [--passes forward,backward] [--suite grid|extras|step|all] [--limit SECONDS] [--json FILE]
+    python3 bench/peers.py --sustained [--limit SECONDS] [--json FILE]
     python3 bench/peers.py --errors [--json FILE]
 
 cuDNN and FlashAttention-2 are PyTorch's, called as operators; FlashAttention-3 takes part if flash_attn_interface can
@@ -18,6 +18,7 @@ _rounds.py); medians count. The L2 cache is flushed between launches, and up to 
 calls are captured in CUDA graphs so that no host time counts. With --sustained each contender runs alone for a second
 or more, without flushes, while nvidia-smi reads clocks and power. TFLOP/s are 4 B H N N D / time forward, half of that
 when causal, 2.5 times that backward. Forward, cuDNN writes no LSE, as in inference with PyTorch; the others always do.
+--limit begins no further point after so many seconds, and says what is left.
 """
 import argparse
 import datetime
@@ -38,8 +39,9 @@ TOKENS, HIDDEN = 16384, 2048  # of every point of the grid: batch x length, head
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 GRAPHS_UP_TO = 1024
 # Points of the grid for --sustained: head dim, causal, length.
-ALONE = ((64, False, 8192), (64, True, 16384), (128, False, 8192), (128, True, 16384), (256, False, 8192),
-         (256, True, 4096))
+ALONE = ((64, False, 2048), (64, False, 8192), (64, True, 4096), (64, True, 16384),
+         (128, False, 2048), (128, False, 8192), (128, True, 4096), (128, True, 16384),
+         (256, False, 2048), (256, False, 8192), (256, True, 4096), (256, True, 16384))
 # Seconds of warm-up and of measurement in each round, and how many rounds: in turn, and with --sustained.
 IN_TURN, SUSTAINED = (0.08, 0.08, 4), (0.25, 1.2, 1)
 # How far a result may lie from another's: relative, in the Frobenius norm, where two correct ones differ by about 3e-3;
@@ -214,6 +216,17 @@ def measure_alone(problem, found, arguments, meter):
             print(f"{problem.title():28} {short}  {name}: {sentence}", flush=True)
 
 
+def measure_until(end, problems, rows_of, put):
+    """The rows of problem after problem, none begun after `end` of time.monotonic; what is left."""
+    left = list(problems)
+    while left and time.monotonic() < end:
+        for row in rows_of(left.pop(0)):
+            put(row)
+    if left:
+        print(f"left for want of time: {', '.join(problem.title() for problem in left)}", flush=True)
+    return left
+
+
 def measure_step(found, arguments, put):
     """Milliseconds of one training step, forward and backward, by bursts of calls: what the host does counts."""
     from tessera._measure import measure
@@ -308,12 +321,13 @@ def parse_arguments():
                         help="step: forward and backward together, host time included; all: everything")
     parser.add_argument("--flex", action="store_true", help="FlexAttention too, where there is a window (compiles)")
     parser.add_argument("--sustained", action="store_true",
-                        help="each contender alone, with clocks and power; six points of the grid, or all extras")
+                        help="each contender alone, with clocks and power; twelve points of the grid, or all extras")
     parser.add_argument("--errors", action="store_true", help="measure errors against float64 instead of speed")
     for name, index, kind, what in (("warm", 0, float, "seconds of warm-up of each contender in each round"),
                                     ("seconds", 1, float, "seconds of measurement of each contender in each round"),
                                     ("rounds", 2, int, "rounds")):
         parser.add_argument(f"--{name}", type=kind, help=f"{what} ({IN_TURN[index]}; --sustained: {SUSTAINED[index]})")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no point begins")
     parser.add_argument("--json", metavar="FILE", help="write the rows to this file")
     arguments = parser.parse_args()
     for name, default in zip(("warm", "seconds", "rounds"), SUSTAINED if arguments.sustained else IN_TURN):
@@ -376,13 +390,12 @@ def main():
     put(measure_product(arguments))
     problems = grid(arguments) if arguments.suite in ("grid", "all") else []
     problems += extras(arguments) if arguments.suite in ("extras", "all") else []
-    for problem in problems:
-        for row in measure_alone(problem, found, arguments, meter) if arguments.sustained else measure_problem(
-                problem, found, arguments):
-            put(row)
+    rows_of = (lambda problem: measure_alone(problem, found, arguments, meter)) if arguments.sustained else (
+        lambda problem: measure_problem(problem, found, arguments))
+    left = measure_until(begin + arguments.limit, problems, rows_of, put)
     if meter:
         meter.close()
-    if arguments.suite in ("step", "all"):
+    if arguments.suite in ("step", "all") and not left:
         measure_step(found, arguments, put)
     if arguments.sustained:
         print("\nTFLOP/s, MHz, W, J/TFLOP\n\n" + "\n".join(load_table(rows)), flush=True)

@@ -159,6 +159,22 @@ class Program(unittest.TestCase):
         self.assertEqual(len(peers.grid(arguments_of())), 36)
         alone = peers.grid(arguments_of("--sustained"))
         self.assertEqual([(x.dim, x.causal, x.tokens) for x in alone], list(peers.ALONE))
+        self.assertEqual(len(alone), 12)
+
+    def test_limit(self):
+        self.assertEqual(arguments_of().limit, float("inf"))
+        now, rows = [10.0], []
+
+        def rows_of(problem):
+            now[0] += 2
+            yield problem.tokens
+
+        with mock.patch.object(peers.time, "monotonic", lambda: now[0]), \
+                contextlib.redirect_stdout(io.StringIO()) as text:
+            left = peers.measure_until(10 + arguments_of("--limit", "2.5").limit,
+                                       peers.grid(arguments_of("--tokens", "512,1024"))[:3], rows_of, rows.append)
+        self.assertEqual((rows, [x.tokens for x in left]), ([512, 1024], [512]))
+        self.assertEqual(text.getvalue(), "left for want of time: D=64 causal N=512\n")
 
     def test_refusals(self):
         self.assertIn("--beside: must be NAME=LIBRARY", refusal_of("--beside", "x.so"))
