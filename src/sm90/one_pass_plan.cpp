@@ -47,8 +47,9 @@ std::int64_t section_of(std::int64_t heads, std::int64_t wanted, std::int64_t le
 // head that they are at. But works that add in order wait for each other, the more the more of them are of one head. So
 // there are at least as many heads as it takes for a head's works to come to a tile one after another: the grid holds
 // grid / heads of them, and each has `tiles` tiles. Under a causal mask works differ, and those that began together
-// also end together. It takes more heads then, in different phases; where a block of keys is longer than a tile of
-// queries, that costs more than the cache gives back (docs/experiments.md, "The order of works").
+// also end together: groups of heads overlap, in different phases. Where a block of keys is longer than a tile of
+// queries, a group fills the grid, and three are at work; otherwise it takes more heads, in more phases. Which is
+// better was measured (docs/experiments.md, "The order of works").
 WorkOrder order_of_works(const Problem& p, const OnePassPlan& plan, const cuda::Target& target) {
   const OnePassConfig& c = plan.config;
   const std::int64_t all = p.packed ? p.Hk : p.B * p.Hk, blocks = plan.blocks / all;
@@ -64,10 +65,12 @@ WorkOrder order_of_works(const Problem& p, const OnePassPlan& plan, const cuda::
   const std::int64_t head_bytes = p.Nq * (2 * (p.D + p.Dv) + std::int64_t{sizeof(float)} * c.D);
   const std::int64_t cached = gpu::heads_in_cache(target, head_bytes);
   if (c.ordered && p.options.causal && p.options.window_left < 0) {
-    constexpr std::int64_t grids = 4, long_head = 8;
+    constexpr std::int64_t grids = 4, long_head = 8, phases = 3;
+    if (p.Hq > p.Hk) return order(usual, blocks);
+    if (c.block_queries < one_pass_keys)
+      return order(std::max<std::int64_t>(1, plan.grid / blocks), ceil_div(blocks, phases));
     const std::int64_t heads = std::max<std::int64_t>(ceil_div(grids * plan.grid, tiles), cached);
-    if (c.block_queries < one_pass_keys || p.Hq > p.Hk || blocks < long_head || heads >= all)
-      return order(usual, blocks);
+    if (blocks < long_head || heads >= all) return order(usual, blocks);
     return order(ceil_div(heads, blocks), ceil_div(blocks, heads));
   }
   const std::int64_t least = std::max<std::int64_t>(2, c.ordered ? ceil_div(plan.grid, tiles) : 0);
