@@ -46,7 +46,6 @@ struct Thread {
   UInt32 stores = 0;                // that it has begun
   UInt32 in_product = 0;            // of this group, or 0
   bool unjudged = false;            // what is read or written does not count
-  bool proxies_judged = true;       // fences between proxies are asked for in global memory
 };
 
 struct Block {
@@ -79,7 +78,7 @@ struct Block {
     for (Thread& thread : threads) {
       thread.done = false, thread.waits_for = nullptr;
       thread.copies = thread.products = thread.stores = thread.in_product = 0;
-      thread.unjudged = false, thread.proxies_judged = true;
+      thread.unjudged = false;
       thread.fiber.begin(entry);
     }
     order.resize(threads.size());

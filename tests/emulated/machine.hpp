@@ -165,8 +165,6 @@ class Machine {
   void commit_products() { block->late_products[current].emplace_back(), ++own().products; }
   // Whether what is read from here on, products included, is used: what is not may be anything.
   void judge_races(bool judged) { own().unjudged = !judged; }
-  // Whether bulk stores to global memory need fences between proxies from here on.
-  void judge_proxies(bool judged) { own().proxies_judged = judged; }
   // Until only the latest `pending` groups are under way. A product is one of the whole warpgroup: it ends only after
   // all four warps have begun it, and for all of them.
   void wait_products(int pending) {
@@ -273,8 +271,8 @@ class Machine {
       races.access_by(Agent::bulk_stores, &thread, ++thread.stores, current, memory + from,
                       static_cast<std::size_t>(bytes), Access::read);
       look_at([&](const void* to, int size, Access access) {
-        races.access_by(Agent::bulk_writes, &thread, thread.stores, current, to, static_cast<std::size_t>(size), access,
-                        thread.proxies_judged);
+        races.access_by(Agent::bulk_writes, &thread, thread.stores, current, to, static_cast<std::size_t>(size),
+                        access);
       });
     }
   }

@@ -173,11 +173,11 @@ bool Races::knows(const Knower& k, const Event& e) const {
 
 // What an ordinary instruction wrote, or another block's asynchronous one, the asynchronous proxy sees behind a fence
 // only, in its own block. The end of an asynchronous operation is such a fence, for ordinary instructions.
-bool Races::sees(const Knower& k, const Event& write, bool async, bool global, bool proxies) const {
+bool Races::sees(const Knower& k, const Event& write, bool async, bool global) const {
   if (!knows(k, write)) return false;
   if (!async || write.time == 0 || (write.async && write.block == now->number)) return true;
   if (!global) return holds(k.published, write.who, write.time);
-  return !proxies || write.block < k.complete || holds(k.published_global, write.block, write.who, write.time);
+  return write.block < k.complete || holds(k.published_global, write.block, write.who, write.time);
 }
 
 UInt32 Races::number_of(Agent agent, const void* key) {
@@ -189,18 +189,17 @@ UInt32 Races::number_of(Agent agent, const void* key) {
 void Races::access(std::size_t thread, const void* at, std::size_t bytes, Access access, const void* code) {
   if (!now) return;
   const Knower& k = knower(thread);
-  visit(k, {.who = UInt32(thread), .time = k.known[thread], .block = now->number, .code = code}, at, bytes, access,
-        true);
+  visit(k, {.who = UInt32(thread), .time = k.known[thread], .block = now->number, .code = code}, at, bytes, access);
 }
 void Races::access_by(Agent agent, const void* key, UInt32 time, std::size_t thread, const void* at, std::size_t bytes,
-                      Access access, bool proxies) {
+                      Access access) {
   if (!now) return;
   const Event by{.who = number_of(agent, key),
                  .time = time,
                  .block = now->number,
                  .async = agent != Agent::copies,
                  .agent = agent};
-  visit(knower(thread), by, at, bytes, access, proxies);
+  visit(knower(thread), by, at, bytes, access);
 }
 
 // Whoever knows of the new event knows of those that it has known of, and those of its kind need not be kept.
@@ -209,12 +208,12 @@ void Races::add_after(const Knower& k, std::vector<Event>& to, const Event& by) 
   to.push_back(by);
 }
 
-void Races::visit(const Knower& k, Event by, const void* at, std::size_t bytes, Access access, bool proxies) {
+void Races::visit(const Knower& k, Event by, const void* at, std::size_t bytes, Access access) {
   Shadow* const in = shadow_of(at);
   if (!in) return;
   const bool global = in != &now->shared, writes = access != Access::read && access != Access::strong_read;
   by.strong = access == Access::atomic || access == Access::strong_read;
-  const auto seen = [&](const Event& write) { return sees(k, write, by.async, global, proxies); };
+  const auto seen = [&](const Event& write) { return sees(k, write, by.async, global); };
   const auto allowed = [&](const Event& before) { return by.strong && before.strong && by.async == before.async; };
   const auto offset = std::size_t(static_cast<const unsigned char*>(at) - in->begin);
   for (std::size_t n = offset / in->cell_bytes; n <= (offset + bytes - 1) / in->cell_bytes; ++n) {

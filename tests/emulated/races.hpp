@@ -113,10 +113,10 @@ class Races {
   void strong(std::size_t thread, const void* at, Strong how);
 
   // By the thread itself, or by an agent of its own, which begins with what the thread knows. Memory that is not
-  // watched is passed over. `proxies`: whether fences between proxies are asked for in global memory.
+  // watched is passed over.
   void access(std::size_t thread, const void* at, std::size_t bytes, Access access, const void* code);
   void access_by(Agent agent, const void* key, UInt32 time, std::size_t thread, const void* at, std::size_t bytes,
-                 Access access, bool proxies = true);
+                 Access access);
 
   std::string found;  // the first race, in words
 
@@ -127,8 +127,8 @@ class Races {
   Shadow* shadow_of(const void* at);
   UInt32 number_of(Agent agent, const void* key);
   bool knows(const Knower& k, const Event& e) const;
-  bool sees(const Knower& k, const Event& write, bool async, bool global, bool proxies) const;
-  void visit(const Knower& k, Event by, const void* at, std::size_t bytes, Access access, bool proxies);
+  bool sees(const Knower& k, const Event& write, bool async, bool global) const;
+  void visit(const Knower& k, Event by, const void* at, std::size_t bytes, Access access);
   void add_after(const Knower& k, std::vector<Event>& to, const Event& by) const;
   void report(const Shadow& in, std::size_t cell, const Event& by, bool writes, const Event& before, bool wrote,
               bool only_fence);

@@ -296,14 +296,12 @@ TEST(RacesOfBulkStores, AreWaitedFor) {
 // The next block's bulk additions, behind the first one's bulk stores or its ordinary ones: in turn, and behind a fence
 // between proxies in their own block. Additions alone need none.
 TEST(RacesOfBulkStores, InTurn) {
-  enum { right, ordinary_stores, only_additions, no_fence, fence_of_the_first, no_fence_asked_for, no_turn };
-  for (const int how :
-       {right, ordinary_stores, only_additions, no_fence, fence_of_the_first, no_fence_asked_for, no_turn}) {
+  enum { right, ordinary_stores, only_additions, no_fence, fence_of_the_first, no_turn };
+  for (const int how : {right, ordinary_stores, only_additions, no_fence, fence_of_the_first, no_turn}) {
     const std::string found = race(2, 32, [&] {
       if (threadIdx.x > 0) return;
       for (int n = 0; n < 32; ++n) shared_numbers()[n] = 1;
       sm90::publish_shared();
-      Machine& m = Machine::here();
       if (blockIdx.x == 0) {
         if (how == ordinary_stores)
           for (int n = 0; n < 32; ++n) global.data[n] = 1;
@@ -312,17 +310,16 @@ TEST(RacesOfBulkStores, InTurn) {
         else
           sm90::store_bytes<128>(global.data, 0);
         sm90::wait_stores();
-        if (how == fence_of_the_first) m.publish_global();
+        if (how == fence_of_the_first) sm90::publish_global();
         sm90::count_one_more(&global.count);
         return;
       }
       if (how != no_turn && how != only_additions) sm90::wait_for_count(&global.count, 1);
-      if (how == right || how == ordinary_stores) m.publish_global();
-      if (how == no_fence_asked_for) sm90::judge_proxies(false);
+      if (how == right || how == ordinary_stores) sm90::publish_global();
       sm90::add_floats<128>(global.data, 0);
       sm90::wait_stores();
     });
-    const bool is_right = how == right || how == ordinary_stores || how == only_additions || how == no_fence_asked_for;
+    const bool is_right = how == right || how == ordinary_stores || how == only_additions;
     EXPECT_TRUE(finds(found, is_right, how == no_turn ? unordered : unfenced)) << how;
   }
 }
@@ -341,7 +338,7 @@ TEST(RacesOfCopies, ReadWhatAnotherBlockWrote) {
         }
         if (fault != no_wait) sm90::wait_for_count(&global.count, 1);
         if (bulk) {
-          if (fault != no_fence) Machine::here().publish_global();
+          if (fault != no_fence) sm90::publish_global();
           barrier().init(1);
           barrier().expect(16);
           sm90::load_bytes<16>(0, global.data, barrier());

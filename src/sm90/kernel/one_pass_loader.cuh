@@ -160,11 +160,8 @@ struct OnePassServants {
 
   // dQ of every other tile to its sum: it takes longer than a tile until what was added is there. In order: when all
   // blocks of earlier keys have added to the tile, the first one of them only stores; what has been added becomes
-  // visible to the block whose turn is next. By the letter of the PTX memory model its bulk copies see those of other
-  // blocks behind a fence.proxy.async.global only. Nobody but bulk copies touches these bytes, and all of them have
-  // arrived when they are counted, so there is none.
+  // visible to the block whose turn is next, and behind a fence between proxies to its bulk copies, too.
   __device__ void add_up(int adder) const {
-    judge_proxies(false);
     RingPlace<1> place;
     int other_tiles = adder;  // to be left to others first
     for_works([&](const OnePassWork<config>& w, int) {
@@ -178,6 +175,7 @@ struct OnePassServants {
         wait_full(shared.dQ_full(adder), place);
         place.advance();
         publish_shared();  // what the consumers wrote
+        if constexpr (config.ordered) publish_global();  // and what other blocks have added
         if (turn == 0)
           store_bytes<parts_of(config) * part_bytes>(to, shared.dQ());
         else

@@ -64,9 +64,6 @@ __device__ inline void sync_threads(int name, int threads) {
 // instruction.
 __device__ inline void judge_races(bool) {}
 
-// The same of fences between proxies in global memory, for bulk stores.
-__device__ inline void judge_proxies(bool) {}
-
 using gpu::start_kernel_after, gpu::wait_for_kernel_before;
 
 // "setmaxnreg".

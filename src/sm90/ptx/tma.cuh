@@ -80,8 +80,10 @@ __device__ inline void add_floats(float* to, UInt32 from) {
 __device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// "fence.proxy.async": what this thread wrote to shared memory is visible to tensor copies and to wgmma.
+// "fence.proxy.async": what this thread wrote to shared memory is visible to tensor copies and to wgmma; what it has
+// seen written to global memory, to its bulk stores.
 __device__ inline void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void publish_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // Ordinary instructions, for what tensor copies cannot do: 16 bytes, the same set to 0, and an element.
 __device__ inline void store_four(UInt32 to, const float* x) {

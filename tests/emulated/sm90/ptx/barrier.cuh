@@ -31,7 +31,6 @@ struct Barrier {
 inline void publish_barriers() {}
 inline void sync_threads(int name, int threads) { Machine::here().meet_in_order(name, threads, threadIdx.x % threads); }
 inline void judge_races(bool judged) { Machine::here().judge_races(judged); }
-inline void judge_proxies(bool judged) { Machine::here().judge_proxies(judged); }
 using gpu::start_kernel_after, gpu::wait_for_kernel_before;
 template <int registers>
 void give_registers() {}

@@ -153,6 +153,7 @@ inline UInt16 load_element(UInt32 from) {
 inline void wait_stores_read() { Machine::here().wait_stores_read(); }
 inline void wait_stores() { Machine::here().wait_stores(); }
 inline void publish_shared() { Machine::here().publish(); }
+inline void publish_global() { Machine::here().publish_global(); }
 inline void prefetch(const TensorMap&) {}
 
 }  // namespace tessera::sm90
