@@ -49,7 +49,8 @@ std::int64_t section_of(std::int64_t heads, std::int64_t wanted, std::int64_t le
 // grid / heads of them, and each has `tiles` tiles. Under a causal mask works differ, and those that began together
 // also end together: groups of heads overlap, in different phases. Where a block of keys is longer than a tile of
 // queries, a group fills the grid, and three are at work; otherwise it takes more heads, in more phases. Which is
-// better was measured (docs/experiments.md, "The order of works").
+// better was measured (docs/experiments.md, "The order of works"). Where heads share keys all of them are at a tile
+// before the next one, and half as many heads of K and V are enough.
 WorkOrder order_of_works(const Problem& p, const OnePassPlan& plan, const cuda::Target& target) {
   const OnePassConfig& c = plan.config;
   const std::int64_t all = p.packed ? p.Hk : p.B * p.Hk, blocks = plan.blocks / all;
@@ -59,14 +60,17 @@ WorkOrder order_of_works(const Problem& p, const OnePassPlan& plan, const cuda::
                      .together = static_cast<Int32>(together),
                      .stagger = static_cast<Int32>(stagger)};
   };
-  if (p.packed) return order(all, blocks);                                            // the blocks of all sequences
-  const std::int64_t usual = std::min<std::int64_t>(all, ceil_div(16, p.Hk) * p.Hk);  // whole sequences
+  if (p.packed) return order(all, blocks);  // the blocks of all sequences
+  const auto whole_sequences = [&](std::int64_t least) {
+    return std::min<std::int64_t>(all, ceil_div(least, p.Hk) * p.Hk);
+  };
+  const std::int64_t usual = whole_sequences(16);
   const std::int64_t tiles = ceil_div(p.Nq, std::int64_t{c.block_queries});
   const std::int64_t head_bytes = p.Nq * (2 * (p.D + p.Dv) + std::int64_t{sizeof(float)} * c.D);
   const std::int64_t cached = gpu::heads_in_cache(target, head_bytes);
   if (c.ordered && p.options.causal && p.options.window_left < 0) {
     constexpr std::int64_t grids = 4, long_head = 8, phases = 3;
-    if (p.Hq > p.Hk) return order(usual, blocks);
+    if (p.Hq > p.Hk) return order(whole_sequences(8), blocks);
     if (c.block_queries < one_pass_keys)
       return order(std::max<std::int64_t>(1, plan.grid / blocks), ceil_div(blocks, phases));
     const std::int64_t heads = std::max<std::int64_t>(ceil_div(grids * plan.grid, tiles), cached);

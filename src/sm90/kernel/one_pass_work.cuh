@@ -73,20 +73,29 @@ struct alignas(16) OnePassWork {
 static_assert(sizeof(OnePassWork<OnePassConfig{}>) == one_pass_work_bytes);
 
 // The tiles of a block in the order in which everybody takes them: the last queries first. So blocks of keys that start
-// one after another come to a tile one after another, whatever the mask. In registers: shared memory is busy.
+// one after another come to a tile one after another, whatever the mask. In order, a tile of all heads comes before the
+// next tile: if it were a head before the next head, the blocks that see fewer queries would wait at every head for
+// those that see more. In any order nobody waits, and one head at a time is less to keep in the L2 cache. In registers:
+// shared memory is busy.
 template <OnePassConfig config>
 struct TileWalk {
-  const Int32 begin, end;
+  const Int32 begin, end, first_head, end_head;
   Int32 tile, head, left;  // left: tiles of all heads, with this one
 
   __device__ explicit TileWalk(const OnePassWork<config>& w) :
-      begin(w.begin), end(w.end), tile(end - 1), head(w.head), left(w.heads * (end - begin)) {}
+      begin(w.begin), end(w.end), first_head(w.head), end_head(w.head + w.heads), tile(end - 1), head(first_head),
+      left(w.heads * (end - begin)) {}
 
   __device__ bool has_more() const { return left > 0; }
   __device__ void advance() {
     --left;
-    if (--tile >= begin) return;
-    tile = end - 1, ++head;
+    if constexpr (config.ordered) {
+      if (++head < end_head) return;
+      head = first_head, --tile;
+    } else {
+      if (--tile >= begin) return;
+      tile = end - 1, ++head;
+    }
   }
   // Number of the tile among those of all heads and sequences.
   __device__ Int32 number(const OnePassMemory& memory, const OnePassWork<config>& w) const {
