@@ -128,7 +128,8 @@ class Compiler {
 
 // Whether people want to see it: registers, and memory in their place.
 bool is_telling(const std::string& name) {
-  for (const char* word : {"GPRs", "egisters", "Spill", "Fill", "cratch", "STP", "LDP", "SIMD", "Waves", "LDS", "SLM"})
+  for (const char* word : {"GPRs", "egister", "Spill", "Fill", "cratch", "STP", "LDP", "SIMD", "Waves", "LDS", "SLM",
+                           "Stack", "Local Memory", "Shared Memory"})
     if (name.find(word) != std::string::npos) return !name.starts_with("Pre-Sched");
   return false;
 }

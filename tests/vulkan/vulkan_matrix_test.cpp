@@ -126,19 +126,26 @@ TEST(MatrixPlans, SayWhatTheyUseAndRefuse) {
   EXPECT_EQ(plan_matrix(p, facts).reason, "dO is f32 and Q is f16; this kernel takes both in one type");
 }
 
-class Matrices : public Vulkan {
+class Matrices : public VulkanWith<Type> {
  protected:
   void SetUp() override {
-    Vulkan::SetUp();
+    VulkanWith<Type>::SetUp();
     if (IsSkipped()) return;
-    const std::string& missing = vulkan::own_device(0).facts().matrices.f16.missing;
+    const vulkan::MatrixFacts& facts = vulkan::own_device(0).facts().matrices;
+    const std::string& missing = (GetParam() == Type::f16 ? facts.f16 : facts.bf16).missing;
     if (!missing.empty()) GTEST_SKIP() << "no cooperative matrices to test: " << missing;
+    if (facts.lockstep) most_dims = 64;  // llvmpipe compiles more of them for minutes
   }
+  std::int64_t most_dims = 256;
 };
 
-TEST_F(Matrices, AgreeWithFloat64) {
-  for (const char* name : {"regular", "features", "corner", "random"}) expect_agreement(name, Type::f16, {64, 4e7, 1});
+TEST_P(Matrices, AgreeWithFloat64) {
+  for (const char* name : {"regular", "features", "corner", "random"})
+    expect_agreement(name, GetParam(), {most_dims, 4e7, 1});
 }
+
+INSTANTIATE_TEST_SUITE_P(Types, Matrices, testing::Values(Type::f16, Type::bf16),
+                         [](const auto& info) { return info.param == Type::f16 ? "f16" : "bf16"; });
 
 }  // namespace
 }  // namespace tessera::test
