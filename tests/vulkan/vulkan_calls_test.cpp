@@ -2,6 +2,7 @@
 // Calls on a Vulkan device: the same bits in every run and in every batch, a device and queue of the caller's with a
 // timeline semaphore, threads that call together, a plan's text, and no Vulkan kernel for other tensors.
 // Uses src/vulkan's loader to be such a caller. Implements docs/vulkan.md, "Devices and memory".
+#include <stdexcept>
 #include <thread>
 
 #include "cases/device.hpp"
@@ -151,7 +152,9 @@ class CallersDevice {
     auto flags = vulkan::of_type<VkMemoryAllocateFlagsInfo>(VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO);
     flags.flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT;
     auto allocation = vulkan::of_type<VkMemoryAllocateInfo>(VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, &flags);
-    allocation.allocationSize = bytes;
+    VkMemoryRequirements needs{};
+    d.GetBufferMemoryRequirements(device, buffer, &needs);
+    allocation.allocationSize = needs.size, allocation.memoryTypeIndex = mappable(needs.memoryTypeBits);
     vulkan::check(d.AllocateMemory(device, &allocation, nullptr, &memory), "memory");
     vulkan::check(d.BindBufferMemory(device, buffer, memory, 0), "bind");
     void* seen = nullptr;
@@ -176,6 +179,15 @@ class CallersDevice {
   template <class Function>
   Function function(const char* name) const {
     return reinterpret_cast<Function>(f.GetDeviceProcAddr(device, name));
+  }
+  // The first type of memory among these that the host can see: a GPU with memory of its own has others.
+  std::uint32_t mappable(std::uint32_t types) const {
+    constexpr VkMemoryPropertyFlags seen = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+    VkPhysicalDeviceMemoryProperties memories;
+    f.GetPhysicalDeviceMemoryProperties(physical, &memories);
+    for (std::uint32_t n = 0; n < memories.memoryTypeCount; ++n)
+      if ((types >> n & 1) && (memories.memoryTypes[n].propertyFlags & seen) == seen) return n;
+    throw std::runtime_error("no memory for buffers that the host can see");
   }
   void wait(std::uint64_t value) const {
     auto info = vulkan::of_type<VkSemaphoreWaitInfo>(VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO);
