@@ -98,7 +98,8 @@ class VulkanPlan : public KernelPlan {
   Steps steps;
 };
 
-constexpr const char* by_name = "no GPU has run this kernel yet; a call gets it if it asks for it by name";
+constexpr const char* by_name =
+    "not all tests of this kernel have ended on a GPU yet; a call gets it if it asks for it by name";
 
 class VulkanKernel : public Kernel {
  public:
