@@ -98,6 +98,7 @@ void DeviceContext::destroy() {
   for (auto& slot : slots) {
     if (slot->submitted) f.WaitForFences(device, 1, &slot->fence, VK_TRUE, UINT64_MAX);
     destroy_buffer(slot->parameters);
+    destroy_buffer(slot->near_parameters);
     if (slot->fence) f.DestroyFence(device, slot->fence, nullptr);
     if (slot->pool) f.DestroyCommandPool(device, slot->pool, nullptr);
   }
@@ -175,6 +176,7 @@ Buffer DeviceContext::make_buffer(std::size_t bytes, VkMemoryPropertyFlags wante
     allocation.allocationSize = needs.size, allocation.memoryTypeIndex = type;
     check(f.AllocateMemory(device, &allocation, nullptr, &made.memory), of_bytes("vkAllocateMemory").c_str());
     check(f.BindBufferMemory(device, made.buffer, made.memory, 0), "vkBindBufferMemory");
+    made.local = (memories.memoryTypes[type].propertyFlags & VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT) != 0;
     const VkMemoryPropertyFlags seen = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     if ((memories.memoryTypes[type].propertyFlags & seen) == seen) {
       void* mapped = nullptr;
@@ -345,6 +347,20 @@ void DeviceContext::wait(Slot& slot) {
   check(f.WaitForFences(device, 1, &slot.fence, VK_TRUE, UINT64_MAX), "vkWaitForFences");
 }
 
+// Where kernels find the parameters: they read them in loops, which must not go through the host's memory.
+VkDeviceAddress DeviceContext::near_parameters(Slot& slot, std::size_t bytes) {
+  if (slot.parameters.local) return slot.parameters.address;
+  Buffer& near = slot.near_parameters;
+  if (near.bytes < bytes) {
+    destroy_buffer(near);
+    near = make_buffer(std::max<std::size_t>(bytes, 16384), VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0);
+  }
+  const VkBufferCopy region{0, 0, bytes};
+  f.CmdCopyBuffer(slot.commands, slot.parameters.buffer, near.buffer, 1, &region);
+  barrier(slot.commands);
+  return near.address;
+}
+
 void DeviceContext::run(std::span<const Dispatch> list, tessera_vulkan_queue* queue) {
   std::size_t bytes = 0;
   const auto rounded = [](std::size_t n) { return (n + 63) / 64 * 64; };
@@ -356,7 +372,12 @@ void DeviceContext::run(std::span<const Dispatch> list, tessera_vulkan_queue* qu
     std::size_t at = 0;
     for (const Dispatch& d : list) {
       std::memcpy(slot.parameters.mapped + at, d.block.data(), d.block.size());
-      const VkDeviceAddress address = slot.parameters.address + at;
+      at += rounded(d.block.size());
+    }
+    const VkDeviceAddress first = near_parameters(slot, bytes);
+    at = 0;
+    for (const Dispatch& d : list) {
+      const VkDeviceAddress address = first + at;
       at += rounded(d.block.size());
       f.CmdBindPipeline(slot.commands, VK_PIPELINE_BIND_POINT_COMPUTE, d.pipeline);
       f.CmdPushConstants(slot.commands, layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof(address), &address);

@@ -64,6 +64,7 @@ struct Buffer {
   VkDeviceAddress address = 0;
   std::size_t bytes = 0;
   std::byte* mapped = nullptr;
+  bool local = false;  // in the device's own memory
 };
 
 class DeviceContext {
@@ -92,7 +93,8 @@ class DeviceContext {
     VkCommandPool pool = VK_NULL_HANDLE;
     VkCommandBuffer commands = VK_NULL_HANDLE;
     VkFence fence = VK_NULL_HANDLE;
-    Buffer parameters;
+    Buffer parameters;       // what the host writes
+    Buffer near_parameters;  // their copy in the device's memory, where the host does not see that
     bool busy = false, submitted = false;
   };
 
@@ -102,6 +104,7 @@ class DeviceContext {
   void destroy_buffer(Buffer& buffer);
   Slot& take_slot(std::size_t parameter_bytes);
   void give_back(Slot& slot, bool submitted);
+  VkDeviceAddress near_parameters(Slot& slot, std::size_t bytes);
   void begin(Slot& slot);
   void submit(Slot& slot, VkQueue queue, tessera_vulkan_queue* semaphore);
   void wait(Slot& slot);
