@@ -81,7 +81,7 @@ MatrixKind kind_of(const std::vector<ListedShape>& all, std::int32_t component, 
   for (const MatrixShape& s : fitting) sizes += text(sizes.empty() ? "" : ", ", s.m, "x", s.n, "x", s.k);
   return {{},
           text("its cooperative matrices with ", type, " operands are of ", sizes,
-               "; vk_matrix takes M and N that divide 16 and K of 8, 16 or 32")};
+               "; vk_matrix takes M and N that divide 16, N from 8 on, and K of 8, 16 or 32")};
 }
 
 }  // namespace
@@ -89,7 +89,7 @@ MatrixKind kind_of(const std::vector<ListedShape>& all, std::int32_t component, 
 MatrixShape best_shape(const std::vector<MatrixShape>& listed) {
   MatrixShape best;
   for (const MatrixShape& s : listed)
-    if (s.m >= 4 && s.n >= 4 && s.k >= 8 && 16 % s.m == 0 && 16 % s.n == 0 && 32 % s.k == 0 &&
+    if (s.m >= 4 && s.n >= 8 && s.k >= 8 && 16 % s.m == 0 && 16 % s.n == 0 && 32 % s.k == 0 &&
         s.m * s.n * s.k > best.m * best.n * best.k)
       best = s;
   return best;
@@ -134,9 +134,9 @@ MatrixFacts matrix_facts(const InstanceFunctions& f, VkPhysicalDevice physical) 
   const std::int32_t lanes = facts.lanes;
   const auto most =
       static_cast<std::int32_t>(std::min(properties.properties.limits.maxComputeWorkGroupInvocations, 4096U));
-  if (lanes < 4 || lanes > 64 || (lanes & (lanes - 1)) != 0 || 4 * lanes > most)
+  if (lanes < 4 || lanes > 64 || (lanes & (lanes - 1)) != 0 || 8 * lanes > most)
     return none(
-        text("its subgroups have ", lanes, " invocations; vk_matrix takes 4, 8, 16, 32 or 64, and four of them"));
+        text("its subgroups have ", lanes, " invocations; vk_matrix takes 4, 8, 16, 32 or 64, and eight of them"));
   const std::vector<ListedShape> all = shapes_of(f, physical);
   facts.f16 = kind_of(all, component_f16, "f16");
   if (facts.f16.missing.empty() && !features12.shaderFloat16) facts.f16 = {{}, "it lacks the feature shaderFloat16"};

@@ -2,7 +2,6 @@
 // The matrices of vk_matrix without an extension: of any shape, with f16 or bf16 operands, on any device. So its kernels
 // run in CI, whose driver has no cooperative matrices, and in shapes that no driver on a CPU has. Takes the place of
 // src/vulkan/kernel/matrices.glsl where EMULATED_MATRICES is defined. docs/vulkan.md, "vk_matrix".
-layout(constant_id = 11) const int OPERANDS = 1;  // their kind: 1 f16, 2 bf16
 const int SHARE = M * N / LANES;                  // elements of a sum that an invocation has
 
 // Operands are where they lie in shared memory: the kernels leave them there while they multiply, unless rows are KEPT.
@@ -22,9 +21,9 @@ int sum_place(int n) { return element(n) / N * PITCH + element(n) % N; }
 #define LOAD_LEFT(matrix, at) matrix = LeftMatrix(at)
 #define LOAD_RIGHT(matrix, at, order) matrix = RightMatrix(at, order)
 #define LOAD_SUM(matrix, at)                   \
-  [[dont_unroll]] for (int n_ = 0; n_ < SHARE; ++n_) matrix.of[n_] = uintBitsToFloat(strips[(at) + sum_place(n_)])
+  [[dont_unroll]] for (int n_ = 0; n_ < SHARE; ++n_) matrix.of[n_] = uintBitsToFloat(STRIP_WORD((at) + sum_place(n_)))
 #define STORE_SUM(matrix, at)                  \
-  [[dont_unroll]] for (int n_ = 0; n_ < SHARE; ++n_) strips[(at) + sum_place(n_)] = floatBitsToUint(matrix.of[n_])
+  [[dont_unroll]] for (int n_ = 0; n_ < SHARE; ++n_) STRIP_WORD((at) + sum_place(n_)) = floatBitsToUint(matrix.of[n_])
 #define MULTIPLY_ADD(left, right, sum) multiplied(left, right, sum)
 #define ZERO_SUM zero_sum()
 #define ADDED(a, b) added(a, b)
@@ -49,12 +48,12 @@ SumMatrix multiplied(LeftMatrix left, RightMatrix right, SumMatrix sum) {
     const int row = element(n) / N, column = element(n) % N;
     float total = sum.of[n];
     [[dont_unroll]] for (int k = 0; k < K; k += 2) {
-      const uint a = strips[left.at + row * PITCH + k / 2];
+      const uint a = STRIP_WORD(left.at + row * PITCH + k / 2);
       uint b0, b1;
       if (right.columns_down) {
-        b0 = columns[right.at + column * PITCH + k / 2], b1 = b0 >> 16;
+        b0 = COLUMN_WORD(right.at + column * PITCH + k / 2), b1 = b0 >> 16;
       } else {
-        b0 = columns[right.at + k * PITCH + column / 2], b1 = columns[right.at + (k + 1) * PITCH + column / 2];
+        b0 = COLUMN_WORD(right.at + k * PITCH + column / 2), b1 = COLUMN_WORD(right.at + (k + 1) * PITCH + column / 2);
         if ((column & 1) != 0) b0 >>= 16, b1 >>= 16;
       }
       total = fma(widened(a & 0xffffu, OPERANDS), widened(b0 & 0xffffu, OPERANDS), total);

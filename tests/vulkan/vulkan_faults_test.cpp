@@ -131,11 +131,11 @@ TEST_F(FakeVulkanTest, CooperativeMatrices) {
   EXPECT_EQ(says(), begin + "its subgroups cannot vote and shuffle" + end);
   fake().missing = "", fake().lanes = 128;
   EXPECT_EQ(says(),
-            begin + "its subgroups have 128 invocations; vk_matrix takes 4, 8, 16, 32 or 64, and four of them" + end);
+            begin + "its subgroups have 128 invocations; vk_matrix takes 4, 8, 16, 32 or 64, and eight of them" + end);
   fake().lanes = 64, fake().shape[0] = 32;
   EXPECT_EQ(says(), begin +
                         "its cooperative matrices with f16 operands are of 32x16x16; vk_matrix takes M and N that " +
-                        "divide 16 and K of 8, 16 or 32" + end);
+                        "divide 16, N from 8 on, and K of 8, 16 or 32" + end);
   fake().shape[0] = 8;
   EXPECT_EQ(says(), "");
 }

@@ -53,16 +53,18 @@ const float blind = 3.0e38;  // in the place of LSE: the row sees no key
 const uint minus_infinity_bits = 0xff800000u;
 const float log2e = 1.4426950408889634;
 
-// 2^x, relative error 2^-23.5: Vulkan promises little of its own exp2. Below 2^-126 it is 0; NaN stays NaN.
+// 2^x, relative error 2^-23.5: Vulkan promises little of its own exp2. Below 2^-126 it is 0; NaN stays NaN. The sum with
+// 1.5 * 2^23 is rounded to a whole number, and its last bits are the exponent of 2^whole.
 float exp2_of(float x) {
-  if (x < -126.0) return 0.0;
-  const float whole = floor(x + 0.5), f = x - whole;
+  precise float shifted = x + 12583039.0, whole = shifted - 12583039.0;
+  const float f = x - whole;
   float r = fma(f, 0.00015453163359779865, 0.0013390863314270973);
   r = fma(f, r, 0.009618083015084267);
   r = fma(f, r, 0.055503569543361664);
   r = fma(f, r, 0.24022650718688965);
   r = fma(f, r, 0.6931471824645996);
-  return fma(f, r, 1.0) * uintBitsToFloat(uint(clamp(int(whole), -126, 127) + 127) << 23);
+  const float y = fma(f, r, 1.0) * uintBitsToFloat(floatBitsToUint(shifted) << 23);
+  return x < -126.0 ? 0.0 : y;
 }
 
 float Math_set(float x) { return x; }

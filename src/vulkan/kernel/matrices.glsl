@@ -12,14 +12,14 @@
 #define RightMatrix fcoopmatNV<16, gl_ScopeSubgroup, K, N>
 #define SumMatrix fcoopmatNV<32, gl_ScopeSubgroup, M, N>
 
-// `at` is a place in `strips` or, for what is on the right, in `columns`, in words. Of those, COLUMNS_DOWN says that a
+// `at` is a place in `strips` or, for what is on the right, in `columns`, in words, a multiple of four. Of those, COLUMNS_DOWN says that a
 // matrix's columns are rows of memory; its rows are else.
 #define COLUMNS_DOWN true
 #define ROWS_DOWN false
-#define LOAD_LEFT(matrix, at) coopMatLoadNV(matrix, strips, at, PITCH, false)
-#define LOAD_RIGHT(matrix, at, order) coopMatLoadNV(matrix, columns, at, PITCH, order)
-#define LOAD_SUM(matrix, at) coopMatLoadNV(matrix, strips, at, PITCH, false)
-#define STORE_SUM(matrix, at) coopMatStoreNV(matrix, strips, at, PITCH, false)
+#define LOAD_LEFT(matrix, at) coopMatLoadNV(matrix, strips, (at) >> 2, PITCH / 4, false)
+#define LOAD_RIGHT(matrix, at, order) coopMatLoadNV(matrix, columns, (at) >> 2, PITCH / 4, order)
+#define LOAD_SUM(matrix, at) coopMatLoadNV(matrix, strips, (at) >> 2, PITCH / 4, false)
+#define STORE_SUM(matrix, at) coopMatStoreNV(matrix, strips, (at) >> 2, PITCH / 4, false)
 #define MULTIPLY_ADD(left, right, sum) coopMatMulAddNV(left, right, sum)
 #define ZERO_SUM SumMatrix(0.0)
 #define ADDED(a, b) ((a) + (b))

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of vk_matrix: 64 rows by 32 columns, of which each of four subgroups has a strip of 16 rows. Columns lie in shared
-// memory for all, two turns of them, so that one barrier a turn is enough. A strip's numbers are its subgroup's alone:
-// which invocation has which element of a cooperative matrix is nobody's to know, so scores go through shared memory.
-// 27.5 KiB of it. Included by the kernels of vk_matrix. docs/vulkan.md, "vk_matrix".
+// Tiles of vk_matrix: 32 columns, and 16 rows for each subgroup, a strip. Columns lie in shared memory for all, two turns
+// of them, so that one barrier a turn is enough. A strip's numbers are its subgroup's alone: which invocation has which
+// element of a cooperative matrix is nobody's to know, so scores go through shared memory. 27.5 KiB of it. Included by
+// the kernels of vk_matrix, which say how many SUBGROUPS a workgroup has, and AREAS of shared memory each of them.
+// docs/vulkan.md, "vk_matrix".
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #extension GL_KHR_shader_subgroup_vote : require
@@ -11,13 +12,17 @@ layout(constant_id = 4) const int M = 16;  // the shape of a product, M x N x K,
 layout(constant_id = 5) const int N = 16;
 layout(constant_id = 6) const int K = 16;
 layout(constant_id = 10) const bool LOCKSTEP = false;  // a subgroup's invocations run as one: llvmpipe
-const int SUBGROUPS = 4, THREADS = int(gl_WorkGroupSize.x), LANES = THREADS / SUBGROUPS;
+layout(constant_id = 11) const int OPERANDS = 1;  // their kind: 1 f16, 2 bf16
+const int THREADS = int(gl_WorkGroupSize.x), LANES = THREADS / SUBGROUPS;
 const int STRIP = 16, ROWS = STRIP * SUBGROUPS, COLS = 32, CHUNK = 64;
 
 // Of a row in shared memory, in words: 64 elements of 16 bits or 32 of f32, and 16 bytes that keep rows in other banks.
+// Four words are one element, so that all know that matrices begin at multiples of 16 bytes.
 const int PITCH = 36;
-shared uint columns[2 * COLS * PITCH];
-shared uint strips[2 * ROWS * PITCH];  // two areas of every subgroup
+shared uvec4 columns[2 * COLS * PITCH / 4];
+shared uvec4 strips[AREAS * ROWS * PITCH / 4];  // areas of every subgroup
+#define STRIP_WORD(at) strips[(at) >> 2][(at) & 3]
+#define COLUMN_WORD(at) columns[(at) >> 2][(at) & 3]
 
 #define OWN_WORKGROUPS
 #include "common.glsl"
@@ -68,15 +73,31 @@ uvec4 eight_at(Rows rows, int row, int d) {
 // Whose turn it is, in `columns`. What was there two turns ago is read no more: there was a barrier since.
 int turn = 0;
 
-// 64 dims of the columns' operand for all, and where they are.
-int stage_columns(Rows rows, int d0) {
+// 64 dims of the columns' operand on their way: read from memory before they are needed, while others are multiplied.
+const int AHEAD = COLS * 8 > THREADS ? COLS * 8 / THREADS : 1;
+uvec4 ahead[AHEAD];
+
+void read_ahead(Rows rows, int d0) {
+  UNROLLED for (int n = 0; n < AHEAD; ++n) {
+    const int at = invocation() + n * THREADS;
+    if (at < COLS * 8) ahead[n] = eight_at(rows, at / 8, d0 + at % 8 * 8);
+  }
+}
+
+// They arrive, and this is where. A barrier must follow.
+int put_columns() {
   const int first = turn * COLS * PITCH;
   turn = 1 - turn;
-  for (int n = invocation(); n < COLS * 8; n += THREADS) {
-    const uvec4 x = eight_at(rows, n / 8, d0 + n % 8 * 8);
-    const int at = first + n / 8 * PITCH + n % 8 * 4;
-    columns[at] = x.x, columns[at + 1] = x.y, columns[at + 2] = x.z, columns[at + 3] = x.w;
+  UNROLLED for (int n = 0; n < AHEAD; ++n) {
+    const int at = invocation() + n * THREADS;
+    if (at < COLS * 8) columns[(first + at / 8 * PITCH) / 4 + at % 8] = ahead[n];
   }
+  return first;
+}
+
+int stage_columns(Rows rows, int d0) {
+  read_ahead(rows, d0);
+  const int first = put_columns();
   barrier();
   return first;
 }
@@ -85,9 +106,7 @@ int stage_columns(Rows rows, int d0) {
 void stage_strip(Rows rows, int d0, int first) {
   strip_barrier();
   for (int n = lane(); n < STRIP * 8; n += LANES) {
-    const uvec4 x = eight_at(rows, strip_row() + n / 8, d0 + n % 8 * 8);
-    const int at = first + n / 8 * PITCH + n % 8 * 4;
-    strips[at] = x.x, strips[at + 1] = x.y, strips[at + 2] = x.z, strips[at + 3] = x.w;
+    strips[(first + n / 8 * PITCH) / 4 + n % 8] = eight_at(rows, strip_row() + n / 8, d0 + n % 8 * 8);
   }
   strip_barrier();
 }
@@ -166,17 +185,16 @@ void load_weights(int first, inout LeftMatrix weights[WEIGHTS]) {
 
 // --- outputs
 
-// Where an area says by what a row's sums are multiplied before they are stored: behind its 32 numbers.
-const int FACTOR = 32;
+// Where the last area says by what a row's sums are multiplied before they are stored: behind its 32 numbers.
+const int FACTOR = 32, LAST = AREAS - 1;
 
-// Half a chunk of the strip's sums, which lies in area 0, times the factors in area 1, to the rows that exist.
+// Half a chunk of the strip's sums, which lies in area 0, times the factors, to the rows that exist.
 void store_half(Rows rows, int d0, bool accumulate) {
   for (int n = lane(); n < STRIP * 8; n += LANES) {
     const int row = strip_row() + n / 8, d = n % 8 * 4, at = area(0) + n / 8 * PITCH + d;
     if (row >= rows.count) break;
     const uint64_t first = rows.first + uint64_t(row * rows.distance);
-    vec4 x = uintBitsToFloat(uvec4(strips[at], strips[at + 1], strips[at + 2], strips[at + 3])) *
-             uintBitsToFloat(strips[area(1) + n / 8 * PITCH + FACTOR]);
+    vec4 x = uintBitsToFloat(strips[at / 4]) * uintBitsToFloat(STRIP_WORD(area(LAST) + n / 8 * PITCH + FACTOR));
     if (accumulate) x += quad_at(first, d0 + d, rows.width, rows.kind);
     put_quad(first, d0 + d, rows.width, rows.kind, x);
   }

@@ -5,6 +5,8 @@
 // Implements docs/algorithm.md, "Backward, tile by tile"; docs/vulkan.md, "vk_matrix".
 #version 460
 #extension GL_GOOGLE_include_directive : require
+#define SUBGROUPS 4
+#define AREAS 2
 #include "matrix.glsl"
 #include "pair.glsl"
 
@@ -38,32 +40,32 @@ void strip_gradients(BackwardParams p, DeviceSequence s, HeadScores head, int64_
         const int column = 2 * own_pair(n) + e;
         const int query = KEYS ? column : strip_row() + row, key = KEYS ? strip_row() + row : column;
         float P, dS;
-        pair_gradient(p, s, head, band, i0, j0, query, key, uintBitsToFloat(strips[area(0) + place + e]),
-                      SUM_QK ? uintBitsToFloat(strips[area(1) + place + e]) : 0.0, false, P, dS);
+        pair_gradient(p, s, head, band, i0, j0, query, key, uintBitsToFloat(STRIP_WORD(area(0) + place + e)),
+                      SUM_QK ? uintBitsToFloat(STRIP_WORD(area(1) + place + e)) : 0.0, false, P, dS);
         P_word |= narrowed(P, kind) << (16 * e), dS_word |= narrowed(dS, kind) << (16 * e);
       }
-      strips[area(0) + place] = P_word, strips[area(1) + place] = dS_word;
+      STRIP_WORD(area(0) + place) = P_word, STRIP_WORD(area(1) + place) = dS_word;
     }
   uint words[2 * OWN_ROWS * OWN_PAIRS];
   UNROLLED for (int n = 0; n < OWN_ROWS * OWN_PAIRS; ++n) {
     const int place = own_row(n / OWN_PAIRS) * PITCH + 2 * own_pair(n % OWN_PAIRS);
-    words[2 * n] = strips[area(0) + place], words[2 * n + 1] = strips[area(1) + place];
+    words[2 * n] = STRIP_WORD(area(0) + place), words[2 * n + 1] = STRIP_WORD(area(1) + place);
   }
   strip_barrier();
   UNROLLED for (int n = 0; n < OWN_ROWS * OWN_PAIRS; ++n) {
     const int place = own_row(n / OWN_PAIRS) * PITCH + own_pair(n % OWN_PAIRS);
-    strips[area(0) + place] = words[2 * n], strips[area(1) + place] = words[2 * n + 1];
+    STRIP_WORD(area(0) + place) = words[2 * n], STRIP_WORD(area(1) + place) = words[2 * n + 1];
   }
   strip_barrier();
 }
 
 void put_factor(float factor) {
   strip_barrier();
-  for (int n = lane(); n < STRIP; n += LANES) strips[area(1) + n * PITCH + FACTOR] = floatBitsToUint(factor);
+  for (int n = lane(); n < STRIP; n += LANES) STRIP_WORD(area(1) + n * PITCH + FACTOR) = floatBitsToUint(factor);
 }
 
 void main() {
-  const int D = given.launch.D, Dv = given.launch.Dv, kind = given.kind.q;
+  const int D = given.launch.D, Dv = given.launch.Dv, kind = OPERANDS;
   Place place;
   const int64_t blocks = given.launch.blocks;
   if (KEYS ? !key_place(given.p.x, blocks, ROWS, place) : !query_place(given.p.x, blocks, ROWS, place)) return;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward pass of vk_matrix: a workgroup has 64 queries of one head, a subgroup 16 of them, and goes through its keys 32
+// Forward pass of vk_matrix: a workgroup has 128 queries of one head, a subgroup 16 of them, and goes through its keys 32
 // at a time with a running maximum and a compensated sum (online softmax). Products by cooperative matrices.
 // Implements docs/algorithm.md, "Online softmax"; docs/vulkan.md, "vk_matrix".
 #version 460
 #extension GL_GOOGLE_include_directive : require
+#define SUBGROUPS 8
+#define AREAS 1
 #include "matrix.glsl"
 
 layout(constant_id = 0) const int V_CHUNKS = 1;  // of Dv, 64 each
@@ -20,10 +22,54 @@ ROW_OPERAND(load_query_chunk, load_queries, multiply_chunk, multiply, D_CHUNKS, 
 ADD_WEIGHTED(add_weighted, OUTPUTS)
 STORE_SUMS(store_sums, V_CHUNKS, OUTPUTS)
 
-const int ALPHA = 16;  // where a row of area 1 has its alpha, behind 32 weights of 16 bits: once for each column
+// In a row of the area: 32 scores; then 32 weights of 16 bits, and once for each column of a matrix its alpha.
+const int ALPHA = 16;
+// Quads of scores that an invocation has in each of its rows, next to each other.
+const int QUADS = COLS / 4 / LANES_PER_ROW;
+
+// Bits of a weight: not negative, and finite but for NaN, which the row's sum keeps. As narrowed(), without its cases.
+uint weight_bits(float x) {
+  const uint bits = floatBitsToUint(x);
+  if (OPERANDS == 2) return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint small = floatBitsToUint(x + 0.5) - 0x3f000000u;
+  const uint large = (bits + 0xfffu + ((bits >> 13) & 1u) - 0x38000000u) >> 13;
+  return (x < 6.103515625e-05 ? small : large) & 0xffffu;
+}
+uvec2 four_weights(vec4 x) {
+  return uvec2(weight_bits(x.x) | (weight_bits(x.y) << 16), weight_bits(x.z) | (weight_bits(x.w) << 16));
+}
+
+// Where the invocation's quads of its r-th row begin, in `strips`.
+int own_quads(int r) { return ((area(0) + own_row(r) * PITCH) >> 2) + lane() % LANES_PER_ROW * QUADS; }
+
+// The loops over options and dropout go through the invocation's own words of shared memory: one copy of the text.
+void apply_options(HeadScores head, DeviceSequence s, TileBand band, int64_t i0, int64_t j0) {
+  for (int n = 0; n < OWN_ROWS * QUADS * 4; ++n) {
+    const int r = n / (QUADS * 4), e = n % (QUADS * 4), at = own_quads(r) * 4 + e;
+    const int query = strip_row() + own_row(r), key = lane() % LANES_PER_ROW * QUADS * 4 + e;
+    float score = lowest, unused = 0.0;
+    if (sees(band, query, key))
+      score = score_of(given.p.x, s, head, uintBitsToFloat(STRIP_WORD(at)), i0 + query, j0 + key, unused);
+    STRIP_WORD(at) = floatBitsToUint(score);
+  }
+}
+void apply_dropout(HeadScores head, int r, int64_t i0, int64_t j0) {
+  for (int e = 0; e < QUADS * 4; ++e) {
+    const int at = own_quads(r) * 4 + e, key = lane() % LANES_PER_ROW * QUADS * 4 + e;
+    const float kept_weight = uintBitsToFloat(STRIP_WORD(at)) *
+                              keep_of(given.p.x, head, i0 + strip_row() + own_row(r), j0 + key);
+    STRIP_WORD(at) = floatBitsToUint(OPERANDS == 1 ? min(kept_weight, 65504.0) : kept_weight);
+  }
+}
+
+// The rows of the next tile, of which `left` exist.
+void advance(inout Rows rows, int64_t left) {
+  rows.first += uint64_t(COLS * rows.distance);
+  rows.count = int(clamped(left, 0, COLS));
+}
 
 void main() {
-  const int D = given.launch.D, Dv = given.launch.Dv, kind = given.kind.q;
+  const int D = given.launch.D, Dv = given.launch.Dv, kind = OPERANDS;
   Place place;
   if (!query_place(given.p.x, given.launch.blocks, ROWS, place)) return;
   const DeviceSequence s = place.s;
@@ -31,9 +77,10 @@ void main() {
   const HeadScores head = head_scores(given.p.x, given.launch, place.b, place.h, given.kind.bias);
   const Rows queries = rows_at(given.p.x.q, place.b, s.q_begin + i0, place.h, s.nq - i0, D, kind, false);
   const Range strip = Range(i0 + strip_row(), lesser(i0 + strip_row() + STRIP, s.nq));
-  HeadScores plain = head;  // of tiles that have neither a mask nor options
-  plain.options = ScoreOptions(false, false, false, false, false);
   const bool has_options = head.options.softcap || head.options.alibi || head.options.bias || head.options.mask;
+  // A maximum is replaced when it is exceeded by this much: weights up to 2^8 are as exact as those up to 1, and sums
+  // are seldom scaled.
+  const float slack = head.options.dropout ? 0.0 : 8.0;
 
   float m[OWN_ROWS], l[OWN_ROWS], lost[OWN_ROWS];
   UNROLLED for (int r = 0; r < OWN_ROWS; ++r) m[r] = lowest, l[r] = 0.0, lost[r] = 0.0;
@@ -43,80 +90,93 @@ void main() {
   load_queries(queries, area(0), kept);
 
   const Range keys = visible_keys(s.mask, Range(i0, lesser(i0 + ROWS, s.nq)));
-  for (int64_t j0 = keys.begin / COLS * COLS; j0 < keys.end; j0 += COLS) {
-    const Rows key_rows = rows_at(given.p.x.k, place.b, s.k_begin + j0, place.kv, s.nk - j0, D, kind, false);
-    const Rows value_rows = rows_at(given.p.x.v, place.b, s.k_begin + j0, place.kv, s.nk - j0, Dv, kind, false);
+  const int64_t first = keys.begin / COLS * COLS;
+  Rows key_rows = rows_at(given.p.x.k, place.b, s.k_begin + first, place.kv, s.nk - first, D, kind, false);
+  Rows value_rows = rows_at(given.p.x.v, place.b, s.k_begin + first, place.kv, s.nk - first, Dv, kind, false);
+  read_ahead(key_rows, 0);
+  for (int64_t j0 = first; j0 < keys.end; j0 += COLS) {
     const int visible = tile_class(s.mask, strip, Range(j0, j0 + COLS));
     const bool idle = visible == TileClass_empty;
     SumMatrix S[SCORES];
-    multiply(queries, key_rows, idle, area(0), kept, S);
+    UNROLLED for (int n = 0; n < SCORES; ++n) S[n] = ZERO_SUM;
+    UNROLLED for (int c = 0; c < D_CHUNKS; ++c)
+      if (c * CHUNK < D) {
+        const int at = put_columns();
+        if ((c + 1) * CHUNK < D) read_ahead(key_rows, (c + 1) * CHUNK); else read_ahead(value_rows, 0);
+        barrier();
+        if (!idle) multiply_chunk(queries, c, at, area(0), kept, S);
+      }
+    advance(key_rows, s.nk - j0 - COLS);
 
     LeftMatrix weights[WEIGHTS];
     if (!idle) {
       store_scores(S, area(0));
-      const TileBand band = band_of(s, i0, j0);
       const bool simple = visible == TileClass_full && !has_options;
+      if (!simple) apply_options(head, s, band_of(s, i0, j0), i0, j0);
+      const float factor = simple ? head.numbers.factor : 1.0;
+      float alpha[OWN_ROWS];
       bool stays = true;  // no maximum of these rows is new
       UNROLLED for (int r = 0; r < OWN_ROWS; ++r) {
-        const int row = own_row(r), query = strip_row() + row, at = area(0) + row * PITCH;
-        float top = m[r], unused = 0.0;
-        for (int p = 0; p < OWN_PAIRS; ++p)
-          for (int e = 0; e < 2; ++e) {
-            const int key = 2 * own_pair(p) + e;
-            const float product = uintBitsToFloat(strips[at + key]);
-            float score = lowest;
-            if (simple)
-              score = score_of(given.p.x, s, plain, product, i0 + query, j0 + key, unused);
-            else if (sees(band, query, key))
-              score = score_of(given.p.x, s, head, product, i0 + query, j0 + key, unused);
-            strips[at + key] = floatBitsToUint(score);
-            top = max(top, score);
-          }
-        for (int n = 1; n < LANES_PER_ROW; n *= 2) top = max(top, subgroupShuffleXor(top, n));
-        const float alpha = exp2_of(m[r] - top);
+        const int at = own_quads(r);
+        vec4 x[QUADS];
+        vec4 tops = vec4(lowest);
+        UNROLLED for (int q = 0; q < QUADS; ++q) x[q] = uintBitsToFloat(strips[at + q]) * factor, tops = max(tops, x[q]);
+        float top = max(max(tops.x, tops.y), max(tops.z, tops.w));
+        UNROLLED for (int n = 1; n < LANES_PER_ROW; n *= 2) top = max(top, subgroupShuffleXor(top, n));
+        top = top > m[r] + slack ? top : m[r];
+        alpha[r] = exp2_of(m[r] - top);
         m[r] = top;
-        stays = stays && alpha == 1.0;
-        float sum = 0.0;
-        for (int p = 0; p < OWN_PAIRS; ++p) {
-          float P[2];
-          UNROLLED for (int e = 0; e < 2; ++e) {
-            const int key = 2 * own_pair(p) + e;
-            const float score = uintBitsToFloat(strips[at + key]);
-            P[e] = score <= hidden ? 0.0 : exp2_of(score - top);
-            sum += P[e];
-            P[e] *= keep_of(given.p.x, head, i0 + query, j0 + key);
-          }
-          strips[area(1) + row * PITCH + own_pair(p)] = narrowed(P[0], kind) | (narrowed(P[1], kind) << 16);
+        stays = stays && alpha[r] == 1.0;
+        vec4 sum4 = vec4(0);
+        UNROLLED for (int q = 0; q < QUADS; ++q) {
+          UNROLLED for (int e = 0; e < 4; ++e) x[q][e] = x[q][e] <= hidden ? 0.0 : exp2_of(x[q][e] - top);
+          sum4 += x[q];
         }
-        for (int n = 1; n < LANES_PER_ROW; n *= 2) sum += subgroupShuffleXor(sum, n);
-        l[r] *= alpha, lost[r] *= alpha;
+        float sum = (sum4.x + sum4.y) + (sum4.z + sum4.w);
+        UNROLLED for (int n = 1; n < LANES_PER_ROW; n *= 2) sum += subgroupShuffleXor(sum, n);
+        l[r] *= alpha[r], lost[r] *= alpha[r];
         add_compensated(l[r], lost[r], sum);
-        for (int n = lane() % LANES_PER_ROW; n < N; n += LANES_PER_ROW)
-          strips[area(1) + row * PITCH + ALPHA + n] = floatBitsToUint(alpha);
+        if (head.options.dropout) {
+          UNROLLED for (int q = 0; q < QUADS; ++q) strips[at + q] = floatBitsToUint(x[q]);
+          apply_dropout(head, r, i0, j0);
+          UNROLLED for (int q = 0; q < QUADS; ++q) x[q] = uintBitsToFloat(strips[at + q]);
+        }
+        strip_barrier();  // weights take the place of scores that others have read
+        const int weights_at = ((area(0) + own_row(r) * PITCH) >> 2) + lane() % LANES_PER_ROW * (QUADS / 2);
+        UNROLLED for (int q = 0; q < QUADS; q += 2)
+          strips[weights_at + q / 2] = uvec4(four_weights(x[q]), four_weights(x[q + 1]));
       }
+      const bool all_stay = subgroupAll(stays);
+      if (!all_stay)
+        UNROLLED for (int r = 0; r < OWN_ROWS; ++r)
+          for (int n = lane() % LANES_PER_ROW; n < N; n += LANES_PER_ROW)
+            STRIP_WORD(area(0) + own_row(r) * PITCH + ALPHA + n) = floatBitsToUint(alpha[r]);
       strip_barrier();
-      if (!subgroupAll(stays))
+      if (!all_stay)
         UNROLLED for (int b = 0; b < BANDS; ++b) {
           SumMatrix alphas;
-          LOAD_SUM(alphas, area(1) + b * M * PITCH + ALPHA);
+          LOAD_SUM(alphas, area(0) + b * M * PITCH + ALPHA);
           UNROLLED for (int c = 0; c < V_CHUNKS; ++c)
             UNROLLED for (int n = 0; n < WIDE; ++n)
               sums[(c * BANDS + b) * WIDE + n] = SCALED(sums[(c * BANDS + b) * WIDE + n], alphas);
         }
-      load_weights(area(1), weights);
+      load_weights(area(0), weights);
     }
     UNROLLED for (int c = 0; c < V_CHUNKS; ++c)
       if (c * CHUNK < Dv) {
-        const int at = stage_columns(value_rows, c * CHUNK);
+        const int at = put_columns();
+        if ((c + 1) * CHUNK < Dv) read_ahead(value_rows, (c + 1) * CHUNK); else read_ahead(key_rows, 0);
+        barrier();
         if (!idle) add_weighted(weights, at, c, sums);
       }
+    advance(value_rows, s.nk - j0 - COLS);
   }
 
   strip_barrier();
   UNROLLED for (int r = 0; r < OWN_ROWS; ++r) {
     const int64_t i = i0 + strip_row() + own_row(r);
     const float inverse = finished(given.p.x, place.h, m[r], l[r]);
-    strips[area(1) + own_row(r) * PITCH + FACTOR] = floatBitsToUint(inverse);
+    STRIP_WORD(area(LAST) + own_row(r) * PITCH + FACTOR) = floatBitsToUint(inverse);
     if (given.p.lse.data != 0ul && i < s.nq && lane() % LANES_PER_ROW == 0)
       put_lse(number_of(given.p.lse, place.b, s.q_begin + i, place.h), m[r], l[r]);
   }
