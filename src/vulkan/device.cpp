@@ -55,6 +55,9 @@ Facts facts_of(const InstanceFunctions& f, VkPhysicalDevice physical) {
   if (facts.missing.empty() && !takes_compute(f, physical, compute_family(f, physical), count))
     facts.missing = "it has no queue for compute work";
   if (facts.missing.empty()) facts.matrices = matrix_facts(f, physical);
+  const VkPhysicalDeviceLimits& limits = properties.properties.limits;
+  facts.matrices.wide = properties.properties.deviceType != VK_PHYSICAL_DEVICE_TYPE_CPU &&
+                        std::min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]) >= 256;
   return facts;
 }
 

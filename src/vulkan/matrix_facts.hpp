@@ -28,6 +28,7 @@ struct MatrixFacts {
   MatrixKind f16, bf16;
   std::int32_t lanes = 0;  // of a subgroup
   bool lockstep = false;   // llvmpipe: see strip_barrier in kernel/matrix.glsl
+  bool wide = false;       // for vk_tiled: a GPU, which has many invocations in flight
   bool operator==(const MatrixFacts&) const = default;
 };
 MatrixFacts matrix_facts(const InstanceFunctions& functions, VkPhysicalDevice physical);

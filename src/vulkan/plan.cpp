@@ -33,6 +33,8 @@ constexpr Shader all_shaders[] = {{"forward", forward_spv},
                                   {"matrix_backward_bf16", matrix_backward_bf16_spv, true}};
 const Shader* shader(std::string_view name) { return std::ranges::find(all_shaders, name, &Shader::name); }
 
+const TileShape* taken_tile = nullptr;
+
 // Chunks of 64 dims that sums are kept of: 1, 2 or 4, so that there are few pipelines.
 std::int32_t chunks(std::int64_t dims) { return dims <= chunk ? 1 : dims <= 2 * chunk ? 2 : 4; }
 
@@ -189,16 +191,21 @@ Steps plan_matrix(const Problem& p, const MatrixFacts& facts) {
   return steps;
 }
 
-Steps plan_tiled(const Problem& p, const MatrixFacts&) {
+void take_tile(const TileShape* shape) { taken_tile = shape; }
+
+Steps plan_tiled(const Problem& p, const MatrixFacts& facts) {
   Steps steps;
   steps.reason = common_refusal(p);
   if (!steps.reason.empty()) return steps;
   const double scores = product_rounds(p.D) + dropout_rounds(p) + 40;
   if (p.pass == Pass::forward) {
+    const TileShape shape = taken_tile ? *taken_tile : facts.wide ? wide_tile : small_tile;
+    const std::int32_t rows = shape.own * shape.row_threads;
     add(steps, {"forward",
                 shader("forward"),
-                {chunks(p.Dv)},
-                gpu::query_blocks(p, tile),
+                {chunks(p.Dv), 0, 0, shape.row_threads * shape.column_threads, shape.row_threads, shape.column_threads,
+                 shape.own, shape.depth},
+                gpu::query_blocks(p, rows),
                 tiles_of(p.longest_k()) * (scores + sum_rounds(p.Dv))});
     return steps;
   }

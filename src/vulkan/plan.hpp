@@ -26,7 +26,7 @@ struct Steps {
   std::string note;    // for people, behind the list; may be empty
 };
 
-// Facts are those of the device that is to run it; vk_matrix alone asks for them.
+// Facts are those of the device that is to run it; vk_naive does not ask for them.
 Steps plan_matrix(const Problem& problem, const MatrixFacts& facts);
 Steps plan_tiled(const Problem& problem, const MatrixFacts& facts);
 Steps plan_naive(const Problem& problem, const MatrixFacts& facts);
@@ -38,6 +38,16 @@ struct MatrixStandIn {
   MatrixShape shape;
 };
 void stand_in_for_matrices(const MatrixStandIn* stand_in);  // null: no more
+
+// The tile of vk_tiled forward: invocations along its rows and its columns, each of which has so many rows and four
+// columns of the scores, and dims of an operand that are in shared memory at a time. Tests take one that is not their
+// device's. Not for use while others plan; null: no more.
+struct TileShape {
+  std::int32_t row_threads, column_threads, own, depth;
+};
+// 32 x 32 for processors; 64 x 64 for GPUs, which have more invocations in flight.
+inline constexpr TileShape small_tile{8, 8, 4, 64}, wide_tile{16, 16, 4, 32};
+void take_tile(const TileShape* shape);
 
 // Why a device cannot run the steps, although it has all features; empty: it can.
 std::string refusal(const Steps& steps, const Facts& facts);
