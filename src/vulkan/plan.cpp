@@ -101,7 +101,7 @@ void add_end(Steps& steps, const Problem& p) {
 // --- vk_matrix
 
 // Rows of a subgroup, and subgroups of a workgroup; as in kernel/matrix.glsl and the kernels of vk_matrix.
-constexpr std::int64_t strip = 16, forward_subgroups = 8, backward_subgroups = 4;
+constexpr std::int64_t strip = 16, subgroups = 8, matrix_rows = strip * subgroups;
 const MatrixStandIn* stood_in = nullptr;
 
 std::string matrix_refusal(const Problem& p, const MatrixFacts& facts) {
@@ -136,9 +136,9 @@ struct MatrixUse {
 
   Constants constants(bool keys, bool sums_v, bool sums_qk) const {
     const bool kept = !stood_in && keeps_rows(sums_v, sums_qk);
-    const auto subgroups = static_cast<std::int32_t>(p.pass == Pass::forward ? forward_subgroups : backward_subgroups);
-    return {chunks(p.Dv), chunks(p.D), keys,   subgroups * lanes, shape.m,  shape.n,
-            shape.k,      kept,        sums_v, sums_qk,           lockstep, operands};
+    return {chunks(p.Dv), chunks(p.D), keys,     static_cast<std::int32_t>(subgroups) * lanes,
+            shape.m,      shape.n,     shape.k,  kept,
+            sums_v,       sums_qk,     lockstep, operands};
   }
 
   // Of loops over one tile: loads, and an invocation's own scores, each several times.
@@ -170,18 +170,17 @@ Steps plan_matrix(const Problem& p, const MatrixFacts& facts) {
   steps.note = text("matrices of ", use.shape.m, "x", use.shape.n, "x", use.shape.k, ", subgroups of ", facts.lanes);
   const double scores = use.score_rounds();
   if (p.pass == Pass::forward) {
-    add(steps, {"forward", use.forward, use.constants(false, false, true),
-                gpu::query_blocks(p, strip * forward_subgroups), tiles_of(p.longest_k()) * scores});
+    add(steps, {"forward", use.forward, use.constants(false, false, true), gpu::query_blocks(p, matrix_rows),
+                tiles_of(p.longest_k()) * scores});
     return steps;
   }
   add_start(steps, p);
   if (p.dq)
     add(steps, {"backward of queries", use.backward, use.constants(false, false, true),
-                gpu::query_blocks(p, strip * backward_subgroups), tiles_of(p.longest_k()) * scores});
+                gpu::query_blocks(p, matrix_rows), tiles_of(p.longest_k()) * scores});
   const double queries = tiles_of(p.longest_q()) * static_cast<double>(p.heads_per_kv());
   const auto keys = [&](const char* name, bool v, bool k) {
-    add(steps, {name, use.backward, use.constants(true, v, k), gpu::key_blocks(p, strip * backward_subgroups),
-                queries * scores});
+    add(steps, {name, use.backward, use.constants(true, v, k), gpu::key_blocks(p, matrix_rows), queries * scores});
   };
   const bool together = std::max(p.D, p.Dv) <= 2 * chunk;  // as for vk_tiled
   if ((p.dk || p.dv) && together) keys("backward of keys", p.dv.has_value(), p.dk.has_value());

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of vk_matrix: 32 columns, and 16 rows for each subgroup, a strip. Columns lie in shared memory for all, two turns
 // of them, so that one barrier a turn is enough. A strip's numbers are its subgroup's alone: which invocation has which
-// element of a cooperative matrix is nobody's to know, so scores go through shared memory. 27.5 KiB of it. Included by
-// the kernels of vk_matrix, which say how many SUBGROUPS a workgroup has, and AREAS of shared memory each of them.
-// docs/vulkan.md, "vk_matrix".
+// element of a cooperative matrix is nobody's to know, so scores go through shared memory. 28 KiB of it. Included by
+// the kernels of vk_matrix. docs/vulkan.md, "vk_matrix".
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #extension GL_KHR_shader_subgroup_vote : require
@@ -13,14 +12,14 @@ layout(constant_id = 5) const int N = 16;
 layout(constant_id = 6) const int K = 16;
 layout(constant_id = 10) const bool LOCKSTEP = false;  // a subgroup's invocations run as one: llvmpipe
 layout(constant_id = 11) const int OPERANDS = 1;  // their kind: 1 f16, 2 bf16
-const int THREADS = int(gl_WorkGroupSize.x), LANES = THREADS / SUBGROUPS;
+const int THREADS = int(gl_WorkGroupSize.x), SUBGROUPS = 8, LANES = THREADS / SUBGROUPS;
 const int STRIP = 16, ROWS = STRIP * SUBGROUPS, COLS = 32, CHUNK = 64;
 
 // Of a row in shared memory, in words: 64 elements of 16 bits or 32 of f32, and 16 bytes that keep rows in other banks.
 // Four words are one element, so that all know that matrices begin at multiples of 16 bytes.
 const int PITCH = 36;
 shared uvec4 columns[2 * COLS * PITCH / 4];
-shared uvec4 strips[AREAS * ROWS * PITCH / 4];  // areas of every subgroup
+shared uvec4 strips[ROWS * PITCH / 4];  // an area of every subgroup
 #define STRIP_WORD(at) strips[(at) >> 2][(at) & 3]
 #define COLUMN_WORD(at) columns[(at) >> 2][(at) & 3]
 
@@ -42,7 +41,7 @@ const int OWN_PAIRS = COLS / 2 / LANES_PER_ROW;
 
 int lane() { return int(gl_SubgroupInvocationID); }
 int strip_row() { return int(gl_SubgroupID) * STRIP; }  // of the tile
-int area(int number) { return (number * ROWS + strip_row()) * PITCH; }
+int area() { return strip_row() * PITCH; }
 int own_row(int r) { return lane() / LANES_PER_ROW * OWN_ROWS + r; }
 int own_pair(int p) { return p * LANES_PER_ROW + lane() % LANES_PER_ROW; }
 
@@ -78,6 +77,7 @@ const int AHEAD = COLS * 8 > THREADS ? COLS * 8 / THREADS : 1;
 uvec4 ahead[AHEAD];
 
 void read_ahead(Rows rows, int d0) {
+  rows.queries = false;  // which of them are blind is known when they arrive
   UNROLLED for (int n = 0; n < AHEAD; ++n) {
     const int at = invocation() + n * THREADS;
     if (at < COLS * 8) ahead[n] = eight_at(rows, at / 8, d0 + at % 8 * 8);
@@ -85,21 +85,21 @@ void read_ahead(Rows rows, int d0) {
 }
 
 // They arrive, and this is where. A barrier must follow.
-int put_columns() {
+int put_columns(bool queries) {
   const int first = turn * COLS * PITCH;
   turn = 1 - turn;
   UNROLLED for (int n = 0; n < AHEAD; ++n) {
     const int at = invocation() + n * THREADS;
-    if (at < COLS * 8) columns[(first + at / 8 * PITCH) / 4 + at % 8] = ahead[n];
+    if (at >= COLS * 8) continue;
+    columns[(first + at / 8 * PITCH) / 4 + at % 8] = queries && query_lse[at / 8] >= blind ? uvec4(0) : ahead[n];
   }
   return first;
 }
 
-int stage_columns(Rows rows, int d0) {
-  read_ahead(rows, d0);
-  const int first = put_columns();
-  barrier();
-  return first;
+// The rows of the next tile, of which `left` exist.
+void advance(inout Rows rows, int64_t left) {
+  rows.first += uint64_t(COLS * rows.distance);
+  rows.count = int(clamped(left, 0, COLS));
 }
 
 // 64 dims of the strip's own rows, in one of its areas.
@@ -111,12 +111,35 @@ void stage_strip(Rows rows, int d0, int first) {
   strip_barrier();
 }
 
+// --- an invocation's own numbers of a strip
+
+// Quads that it has in each of its rows, next to each other, and where in `strips` those of its r-th row begin; likewise
+// of weights, of 16 bits, which take half the room.
+const int QUADS = COLS / 4 / LANES_PER_ROW;
+int own_key(int e) { return lane() % LANES_PER_ROW * QUADS * 4 + e; }
+int own_quads(int r) { return ((area() + own_row(r) * PITCH) >> 2) + lane() % LANES_PER_ROW * QUADS; }
+int own_weights(int r) { return ((area() + own_row(r) * PITCH) >> 2) + lane() % LANES_PER_ROW * (QUADS / 2); }
+
+// As narrowed(), but in all its cases by selection.
+uint bits_of(float x) {
+  const uint bits = floatBitsToUint(x), size = bits & 0x7fffffffu;
+  if (OPERANDS == 2) return size > 0x7f800000u ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint small = floatBitsToUint(uintBitsToFloat(size) + 0.5) - 0x3f000000u;
+  const uint bound = min(size, 0x47800000u);
+  const uint large = (bound + 0xfffu + ((bound >> 13) & 1u) - 0x38000000u) >> 13;
+  const uint rounded = size < 0x38800000u ? small : size > 0x7f800000u ? 0x7e00u : large;
+  return ((bits >> 16) & 0x8000u) | rounded;
+}
+uvec2 four_bits(vec4 x) {
+  return uvec2(bits_of(x.x) | (bits_of(x.y) << 16), bits_of(x.z) | (bits_of(x.w) << 16));
+}
+
 // --- products
 
 // Functions for an operand of CHUNKS chunks of dims, which are COUNT matrices. `load`: its matrices, where they are KEPT, before the first tile.
-// `multiply`: S = rows . columns^T, by way of an area if they are not kept. A strip that is `idle` has no part in this
-// tile, but loads columns for others. Sums of 64 terms first, which round less. `at`: where the last columns are.
-#define ROW_OPERAND(load_chunk, load, multiply_chunk, multiply, CHUNKS, COUNT)                                       \
+// `multiply_chunk`: S += rows . columns^T for 64 dims, whose columns are at `at`; by way of an area if rows are not kept.
+// Sums of 64 terms first, which round less.
+#define ROW_OPERAND(load_chunk, load, multiply_chunk, CHUNKS, COUNT)                                       \
   void load_chunk(Rows rows, int c, int first, inout LeftMatrix kept[COUNT]) {                                       \
     stage_strip(rows, c * CHUNK, first);                                                                             \
     UNROLLED for (int n = 0; n < BANDS * DEPTH; ++n)                                                                 \
@@ -138,16 +161,6 @@ void stage_strip(Rows rows, int d0, int first) {
       }                                                                                                              \
       UNROLLED for (int b = 0; b < BANDS; ++b) S[b * ACROSS + n] = ADDED(S[b * ACROSS + n], part[b]);                \
     }                                                                                                                \
-  }                                                                                                                  \
-  int multiply(Rows rows, Rows cols, bool idle, int first, inout LeftMatrix kept[COUNT], inout SumMatrix S[SCORES]) { \
-    int at = 0;                                                                                                      \
-    UNROLLED for (int n = 0; n < SCORES; ++n) S[n] = ZERO_SUM;                                                       \
-    UNROLLED for (int c = 0; c < CHUNKS; ++c)                                                                        \
-      if (c * CHUNK < rows.width) {                                                                                  \
-        at = stage_columns(cols, c * CHUNK);                                                                         \
-        if (!idle) multiply_chunk(rows, c, at, first, kept, S);                                                      \
-      }                                                                                                              \
-    return at;                                                                                                       \
   }
 
 // An area of the strip takes its scores, row after row.
@@ -185,16 +198,16 @@ void load_weights(int first, inout LeftMatrix weights[WEIGHTS]) {
 
 // --- outputs
 
-// Where the last area says by what a row's sums are multiplied before they are stored: behind its 32 numbers.
-const int FACTOR = 32, LAST = AREAS - 1;
+// Where the area says by what a row's sums are multiplied before they are stored: behind its 32 numbers.
+const int FACTOR = 32;
 
-// Half a chunk of the strip's sums, which lies in area 0, times the factors, to the rows that exist.
+// Half a chunk of the strip's sums, which lies in the area, times the factors, to the rows that exist.
 void store_half(Rows rows, int d0, bool accumulate) {
   for (int n = lane(); n < STRIP * 8; n += LANES) {
-    const int row = strip_row() + n / 8, d = n % 8 * 4, at = area(0) + n / 8 * PITCH + d;
+    const int row = strip_row() + n / 8, d = n % 8 * 4, at = area() + n / 8 * PITCH + d;
     if (row >= rows.count) break;
     const uint64_t first = rows.first + uint64_t(row * rows.distance);
-    vec4 x = uintBitsToFloat(strips[at / 4]) * uintBitsToFloat(STRIP_WORD(area(LAST) + n / 8 * PITCH + FACTOR));
+    vec4 x = uintBitsToFloat(strips[at / 4]) * uintBitsToFloat(STRIP_WORD(area() + n / 8 * PITCH + FACTOR));
     if (accumulate) x += quad_at(first, d0 + d, rows.width, rows.kind);
     put_quad(first, d0 + d, rows.width, rows.kind, x);
   }
@@ -206,7 +219,7 @@ void store_half(Rows rows, int d0, bool accumulate) {
       strip_barrier();                                                                                               \
       UNROLLED for (int n = 0; n < SCORES; ++n)                                                                      \
         STORE_SUM(sums[(half_chunk / 2 * BANDS + n / ACROSS) * WIDE + half_chunk % 2 * ACROSS + n % ACROSS],         \
-                  area(0) + n / ACROSS * M * PITCH + n % ACROSS * N);                                                \
+                  area() + n / ACROSS * M * PITCH + n % ACROSS * N);                                                \
       strip_barrier();                                                                                               \
       store_half(rows, half_chunk * COLS, accumulate);                                                               \
     }                                                                                                                \

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward pass of vk_matrix, one text for both sides: a workgroup has 64 queries of a head and sums dQ over its keys, or
-// 64 keys of a KV head and sums dK and dV over the queries of its heads; the other side comes 32 at a time. Products by
+// Backward pass of vk_matrix, one text for both sides: a workgroup has 128 queries of a head and sums dQ over its keys, or
+// 128 keys of a KV head and sums dK and dV over the queries of its heads; the other side comes 32 at a time. Products by
 // cooperative matrices, P and dS rounded to the inputs' type. No atomics on sums: the order is fixed.
 // Implements docs/algorithm.md, "Backward, tile by tile"; docs/vulkan.md, "vk_matrix".
 #version 460
 #extension GL_GOOGLE_include_directive : require
-#define SUBGROUPS 4
-#define AREAS 2
 #include "matrix.glsl"
 #include "pair.glsl"
 
@@ -21,47 +19,71 @@ layout(constant_id = 9) const bool SUM_QK = true;  // dQ or dK
 const int QK_ROWS = (KEPT ? D_CHUNKS : 1) * BANDS * DEPTH, V_ROWS = (KEPT ? V_CHUNKS : 1) * BANDS * DEPTH;
 const int V_WIDE = SUM_V ? V_CHUNKS : 1, QK_WIDE = SUM_QK ? D_CHUNKS : 1;
 const int V_SUMS = V_WIDE * BANDS * WIDE, QK_SUMS = QK_WIDE * BANDS * WIDE;
-ROW_OPERAND(load_qk_chunk, load_qk, multiply_qk_chunk, multiply_qk, D_CHUNKS, QK_ROWS)
-ROW_OPERAND(load_v_chunk, load_v, multiply_v_chunk, multiply_v, V_CHUNKS, V_ROWS)
+ROW_OPERAND(load_qk_chunk, load_qk, multiply_qk, D_CHUNKS, QK_ROWS)
+ROW_OPERAND(load_v_chunk, load_v, multiply_v, V_CHUNKS, V_ROWS)
 ADD_WEIGHTED(add_v, V_SUMS)
 ADD_WEIGHTED(add_qk, QK_SUMS)
 STORE_SUMS(store_v, V_WIDE, V_SUMS)
 STORE_SUMS(store_qk, QK_WIDE, QK_SUMS)
 
-// P and dS of the strip's pairs, 16 bits each, from S in area 0 and dP in area 1: P takes the place of S, dS that of dP.
-// Neighbours' results are put where their own numbers were, and pushed together when all have read theirs.
-void strip_gradients(BackwardParams p, DeviceSequence s, HeadScores head, int64_t i0, int64_t j0, int kind) {
-  const TileBand band = band_of(s, i0, j0);
-  for (int r = 0; r < OWN_ROWS; ++r)
-    for (int n = 0; n < OWN_PAIRS; ++n) {
-      const int row = own_row(r), place = row * PITCH + 2 * own_pair(n);
-      uint P_word = 0u, dS_word = 0u;
-      for (int e = 0; e < 2; ++e) {
-        const int column = 2 * own_pair(n) + e;
-        const int query = KEYS ? column : strip_row() + row, key = KEYS ? strip_row() + row : column;
-        float P, dS;
-        pair_gradient(p, s, head, band, i0, j0, query, key, uintBitsToFloat(STRIP_WORD(area(0) + place + e)),
-                      SUM_QK ? uintBitsToFloat(STRIP_WORD(area(1) + place + e)) : 0.0, false, P, dS);
-        P_word |= narrowed(P, kind) << (16 * e), dS_word |= narrowed(dS, kind) << (16 * e);
-      }
-      STRIP_WORD(area(0) + place) = P_word, STRIP_WORD(area(1) + place) = dS_word;
+const int GRADIENTS = 16;  // where a row of the area has dS, behind 32 weights of 16 bits
+const int OWN = OWN_ROWS * QUADS;
+
+void read_own(inout vec4 x[OWN]) {
+  UNROLLED for (int n = 0; n < OWN; ++n) x[n] = uintBitsToFloat(strips[own_quads(n / QUADS) + n % QUADS]);
+}
+
+// From S and dP to P and dS: of a tile that all queries see, without options.
+void plain_gradients(float factor, inout vec4 x[OWN], inout vec4 y[OWN]) {
+  UNROLLED for (int n = 0; n < OWN; ++n)
+    UNROLLED for (int e = 0; e < 4; ++e) {
+      const int query = KEYS ? own_key(n % QUADS * 4 + e) : strip_row() + own_row(n / QUADS);
+      const float P = exp2_of(x[n][e] * factor - query_lse[query]);
+      x[n][e] = P;
+      y[n][e] = P == 0.0 ? 0.0 : P * (y[n][e] - query_delta[query]);
     }
-  uint words[2 * OWN_ROWS * OWN_PAIRS];
-  UNROLLED for (int n = 0; n < OWN_ROWS * OWN_PAIRS; ++n) {
-    const int place = own_row(n / OWN_PAIRS) * PITCH + 2 * own_pair(n % OWN_PAIRS);
-    words[2 * n] = STRIP_WORD(area(0) + place), words[2 * n + 1] = STRIP_WORD(area(1) + place);
+}
+
+// Of any tile: a loop, since scores have many options.
+void gradients(BackwardParams p, DeviceSequence s, HeadScores head, int64_t i0, int64_t j0, inout vec4 x[OWN],
+               inout vec4 y[OWN]) {
+  const TileBand band = band_of(s, i0, j0);
+  float S[OWN * 4], dP[OWN * 4];
+  UNROLLED for (int n = 0; n < OWN * 4; ++n) S[n] = x[n / 4][n % 4], dP[n] = y[n / 4][n % 4];
+  [[dont_unroll]] for (int n = 0; n < OWN * 4; ++n) {
+    const int row = strip_row() + own_row(n / (QUADS * 4)), column = own_key(n % (QUADS * 4));
+    float P, dS;
+    pair_gradient(p, s, head, band, i0, j0, KEYS ? column : row, KEYS ? row : column, S[n], dP[n], false, P, dS);
+    S[n] = P, dP[n] = dS;
   }
-  strip_barrier();
-  UNROLLED for (int n = 0; n < OWN_ROWS * OWN_PAIRS; ++n) {
-    const int place = own_row(n / OWN_PAIRS) * PITCH + own_pair(n % OWN_PAIRS);
-    STRIP_WORD(area(0) + place) = words[2 * n], STRIP_WORD(area(1) + place) = words[2 * n + 1];
+  UNROLLED for (int n = 0; n < OWN * 4; ++n) x[n / 4][n % 4] = S[n], y[n / 4][n % 4] = dP[n];
+}
+
+void put_gradients(inout vec4 x[OWN], inout vec4 y[OWN]) {
+  strip_barrier();  // they take the place of scores that others have read
+  UNROLLED for (int n = 0; n < OWN; n += 2) {
+    const int at = own_weights(n / QUADS) + n % QUADS / 2;
+    strips[at] = uvec4(four_bits(x[n]), four_bits(x[n + 1]));
+    if (SUM_QK) strips[at + GRADIENTS / 4] = uvec4(four_bits(y[n]), four_bits(y[n + 1]));
   }
   strip_barrier();
 }
 
+// LSE and delta of the columns, if those are queries: on their way, and there. Barriers are the caller's.
+float lse_ahead, delta_ahead;
+void read_numbers(BackwardParams p, DeviceSequence s, int b, int h, int64_t i0) {
+  lse_ahead = blind, delta_ahead = 0.0;
+  if (invocation() >= COLS || i0 + invocation() >= s.nq) return;
+  const uint64_t at = uint64_t(workspace_row(p, b, s.q_begin + i0 + invocation(), h)) * 4ul;
+  lse_ahead = float_at(p.lse2 + at), delta_ahead = float_at(p.delta + at);
+}
+void put_numbers() {
+  if (invocation() < COLS) query_lse[invocation()] = lse_ahead, query_delta[invocation()] = delta_ahead;
+}
+
 void put_factor(float factor) {
   strip_barrier();
-  for (int n = lane(); n < STRIP; n += LANES) STRIP_WORD(area(1) + n * PITCH + FACTOR) = floatBitsToUint(factor);
+  for (int n = lane(); n < STRIP; n += LANES) STRIP_WORD(area() + n * PITCH + FACTOR) = floatBitsToUint(factor);
 }
 
 void main() {
@@ -91,53 +113,110 @@ void main() {
     qk_own = rows_at(given.p.x.k, place.b, s.k_begin + row0, place.kv, s.nk - row0, D, kind, false);
     v_own = rows_at(given.p.x.v, place.b, s.k_begin + row0, place.kv, s.nk - row0, Dv, kind, false);
   }
-  load_qk(qk_own, area(0), qk_rows);
-  if (SUM_QK) load_v(v_own, area(0), v_rows);
+  load_qk(qk_own, area(), qk_rows);
+  if (SUM_QK) load_v(v_own, area(), v_rows);
 
   const int heads = KEYS ? given.p.x.Hq / given.p.x.Hk : 1;
+  const int64_t first = others.begin / COLS * COLS;
   for (int g = 0; g < heads; ++g) {
     const int h = place.h + g;
     const HeadScores head = head_scores(given.p.x, given.launch, place.b, h, given.kind.bias);
-    for (int64_t column0 = others.begin / COLS * COLS; column0 < others.end; column0 += COLS) {
+    const bool has_options = head.options.softcap || head.options.alibi || head.options.bias || head.options.mask ||
+                             head.options.dropout;
+    Rows qk_others = rows_at(given.p.x.k, place.b, s.k_begin + first, place.kv, s.nk - first, D, kind, false);
+    Rows v_others = rows_at(given.p.x.v, place.b, s.k_begin + first, place.kv, s.nk - first, Dv, kind, false);
+    if (KEYS) {
+      qk_others = rows_at(given.p.x.q, place.b, s.q_begin + first, h, s.nq - first, D, kind, true);
+      v_others = rows_at(given.p.d_o, place.b, s.q_begin + first, h, s.nq - first, Dv, kind, true);
+      read_numbers(given.p, s, place.b, h, first);
+    }
+    read_ahead(qk_others, 0);
+    for (int64_t column0 = first; column0 < others.end; column0 += COLS) {
       const int64_t i0 = KEYS ? column0 : row0, j0 = KEYS ? row0 : column0;
-      if (KEYS) load_query_numbers(given.p, s, place.b, h, i0);
-      barrier();
-      Rows qk_others = rows_at(given.p.x.k, place.b, s.k_begin + j0, place.kv, s.nk - j0, D, kind, false);
-      Rows v_others = rows_at(given.p.x.v, place.b, s.k_begin + j0, place.kv, s.nk - j0, Dv, kind, false);
+      barrier();  // everybody is done with the columns and their numbers
       if (KEYS) {
-        qk_others = rows_at(given.p.x.q, place.b, s.q_begin + i0, h, s.nq - i0, D, kind, true);
-        v_others = rows_at(given.p.d_o, place.b, s.q_begin + i0, h, s.nq - i0, Dv, kind, true);
+        put_numbers();
+        read_numbers(given.p, s, place.b, h, column0 + COLS);
+        barrier();
       }
       Range queries = strip, keys = Range(column0, column0 + COLS);
       if (KEYS) queries = Range(column0, lesser(column0 + COLS, s.nq)), keys = strip;
-      const bool idle = tile_class(s.mask, queries, keys) == TileClass_empty;
+      const int visible = tile_class(s.mask, queries, keys);
+      const bool idle = visible == TileClass_empty;
+      Rows next = qk_others;
+      advance(next, (KEYS ? s.nq : s.nk) - column0 - COLS);
 
       SumMatrix S[SCORES];
-      const int qk_at = multiply_qk(qk_own, qk_others, idle, area(0), qk_rows, S);
-      if (!idle) store_scores(S, area(0));
-      int v_at = 0;
+      vec4 x[OWN], y[OWN];
+      UNROLLED for (int n = 0; n < OWN; ++n) x[n] = y[n] = vec4(0);
+      UNROLLED for (int n = 0; n < SCORES; ++n) S[n] = ZERO_SUM;
+      int qk_at = 0, v_at = 0;
+      UNROLLED for (int c = 0; c < D_CHUNKS; ++c)
+        if (c * CHUNK < D) {
+          qk_at = put_columns(KEYS);
+          if ((c + 1) * CHUNK < D) read_ahead(qk_others, (c + 1) * CHUNK); else read_ahead(v_others, 0);
+          barrier();
+          if (!idle) multiply_qk(qk_own, c, qk_at, area(), qk_rows, S);
+        }
+      if (!idle) {
+        store_scores(S, area());
+        read_own(x);
+      }
       if (SUM_QK) {
-        v_at = multiply_v(v_own, v_others, idle, area(1), v_rows, S);
-        if (!idle) store_scores(S, area(1));
+        UNROLLED for (int n = 0; n < SCORES; ++n) S[n] = ZERO_SUM;
+        UNROLLED for (int c = 0; c < V_CHUNKS; ++c)
+          if (c * CHUNK < Dv) {
+            v_at = put_columns(KEYS);
+            if ((c + 1) * CHUNK < Dv) read_ahead(v_others, (c + 1) * CHUNK);
+            else if (one_chunk) read_ahead(next, 0);
+            else if (SUM_V) read_ahead(v_others, 0);
+            else read_ahead(qk_others, 0);
+            barrier();
+            if (!idle) multiply_v(v_own, c, v_at, area(), v_rows, S);
+          }
+        if (!idle) {
+          store_scores(S, area());
+          read_own(y);
+        }
       }
       LeftMatrix weights[WEIGHTS];
-      if (!idle) strip_gradients(given.p, s, head, i0, j0, kind);
+      if (!idle) {
+        if (visible == TileClass_full && !has_options)
+          plain_gradients(head.numbers.factor, x, y);
+        else
+          gradients(given.p, s, head, i0, j0, x, y);
+        put_gradients(x, y);
+      }
       if (SUM_V) {
-        if (!idle) load_weights(area(0), weights);
+        if (!idle) load_weights(area(), weights);
         UNROLLED for (int c = 0; c < V_WIDE; ++c)
           if (c * CHUNK < Dv) {
-            const int at = one_chunk && SUM_QK ? v_at : stage_columns(v_others, c * CHUNK);
+            int at = v_at;
+            if (!(one_chunk && SUM_QK)) {
+              at = put_columns(KEYS);
+              if ((c + 1) * CHUNK < Dv) read_ahead(v_others, (c + 1) * CHUNK);
+              else if (SUM_QK) read_ahead(qk_others, 0);
+              else read_ahead(next, 0);
+              barrier();
+            }
             if (!idle) add_v(weights, at, c, v_sums);
           }
       }
       if (SUM_QK) {
-        if (!idle) load_weights(area(1), weights);
+        if (!idle) load_weights(area() + GRADIENTS, weights);
         UNROLLED for (int c = 0; c < QK_WIDE; ++c)
           if (c * CHUNK < D) {
-            const int at = one_chunk ? qk_at : stage_columns(qk_others, c * CHUNK);
+            int at = qk_at;
+            if (!one_chunk) {
+              at = put_columns(KEYS);
+              if ((c + 1) * CHUNK < D) read_ahead(qk_others, (c + 1) * CHUNK); else read_ahead(next, 0);
+              barrier();
+            }
             if (!idle) add_qk(weights, at, c, qk_sums);
           }
       }
+      qk_others = next;
+      advance(v_others, (KEYS ? s.nq : s.nk) - column0 - COLS);
     }
   }
 

@@ -4,8 +4,6 @@
 // Implements docs/algorithm.md, "Online softmax"; docs/vulkan.md, "vk_matrix".
 #version 460
 #extension GL_GOOGLE_include_directive : require
-#define SUBGROUPS 8
-#define AREAS 1
 #include "matrix.glsl"
 
 layout(constant_id = 0) const int V_CHUNKS = 1;  // of Dv, 64 each
@@ -18,14 +16,12 @@ layout(push_constant) uniform Push { uint64_t parameters; };
 #define given Parameters(parameters).block
 
 const int QUERIES = (KEPT ? D_CHUNKS : 1) * BANDS * DEPTH, OUTPUTS = V_CHUNKS * BANDS * WIDE;  // matrices
-ROW_OPERAND(load_query_chunk, load_queries, multiply_chunk, multiply, D_CHUNKS, QUERIES)
+ROW_OPERAND(load_query_chunk, load_queries, multiply_chunk, D_CHUNKS, QUERIES)
 ADD_WEIGHTED(add_weighted, OUTPUTS)
 STORE_SUMS(store_sums, V_CHUNKS, OUTPUTS)
 
 // In a row of the area: 32 scores; then 32 weights of 16 bits, and once for each column of a matrix its alpha.
 const int ALPHA = 16;
-// Quads of scores that an invocation has in each of its rows, next to each other.
-const int QUADS = COLS / 4 / LANES_PER_ROW;
 
 // Bits of a weight: not negative, and finite but for NaN, which the row's sum keeps. As narrowed(), without its cases.
 uint weight_bits(float x) {
@@ -39,14 +35,11 @@ uvec2 four_weights(vec4 x) {
   return uvec2(weight_bits(x.x) | (weight_bits(x.y) << 16), weight_bits(x.z) | (weight_bits(x.w) << 16));
 }
 
-// Where the invocation's quads of its r-th row begin, in `strips`.
-int own_quads(int r) { return ((area(0) + own_row(r) * PITCH) >> 2) + lane() % LANES_PER_ROW * QUADS; }
-
 // The loops over options and dropout go through the invocation's own words of shared memory: one copy of the text.
 void apply_options(HeadScores head, DeviceSequence s, TileBand band, int64_t i0, int64_t j0) {
   for (int n = 0; n < OWN_ROWS * QUADS * 4; ++n) {
     const int r = n / (QUADS * 4), e = n % (QUADS * 4), at = own_quads(r) * 4 + e;
-    const int query = strip_row() + own_row(r), key = lane() % LANES_PER_ROW * QUADS * 4 + e;
+    const int query = strip_row() + own_row(r), key = own_key(e);
     float score = lowest, unused = 0.0;
     if (sees(band, query, key))
       score = score_of(given.p.x, s, head, uintBitsToFloat(STRIP_WORD(at)), i0 + query, j0 + key, unused);
@@ -55,17 +48,11 @@ void apply_options(HeadScores head, DeviceSequence s, TileBand band, int64_t i0,
 }
 void apply_dropout(HeadScores head, int r, int64_t i0, int64_t j0) {
   for (int e = 0; e < QUADS * 4; ++e) {
-    const int at = own_quads(r) * 4 + e, key = lane() % LANES_PER_ROW * QUADS * 4 + e;
+    const int at = own_quads(r) * 4 + e, key = own_key(e);
     const float kept_weight = uintBitsToFloat(STRIP_WORD(at)) *
                               keep_of(given.p.x, head, i0 + strip_row() + own_row(r), j0 + key);
     STRIP_WORD(at) = floatBitsToUint(OPERANDS == 1 ? min(kept_weight, 65504.0) : kept_weight);
   }
-}
-
-// The rows of the next tile, of which `left` exist.
-void advance(inout Rows rows, int64_t left) {
-  rows.first += uint64_t(COLS * rows.distance);
-  rows.count = int(clamped(left, 0, COLS));
 }
 
 void main() {
@@ -87,7 +74,7 @@ void main() {
   LeftMatrix kept[QUERIES];
   SumMatrix sums[OUTPUTS];
   UNROLLED for (int n = 0; n < OUTPUTS; ++n) sums[n] = ZERO_SUM;
-  load_queries(queries, area(0), kept);
+  load_queries(queries, area(), kept);
 
   const Range keys = visible_keys(s.mask, Range(i0, lesser(i0 + ROWS, s.nq)));
   const int64_t first = keys.begin / COLS * COLS;
@@ -101,16 +88,16 @@ void main() {
     UNROLLED for (int n = 0; n < SCORES; ++n) S[n] = ZERO_SUM;
     UNROLLED for (int c = 0; c < D_CHUNKS; ++c)
       if (c * CHUNK < D) {
-        const int at = put_columns();
+        const int at = put_columns(false);
         if ((c + 1) * CHUNK < D) read_ahead(key_rows, (c + 1) * CHUNK); else read_ahead(value_rows, 0);
         barrier();
-        if (!idle) multiply_chunk(queries, c, at, area(0), kept, S);
+        if (!idle) multiply_chunk(queries, c, at, area(), kept, S);
       }
     advance(key_rows, s.nk - j0 - COLS);
 
     LeftMatrix weights[WEIGHTS];
     if (!idle) {
-      store_scores(S, area(0));
+      store_scores(S, area());
       const bool simple = visible == TileClass_full && !has_options;
       if (!simple) apply_options(head, s, band_of(s, i0, j0), i0, j0);
       const float factor = simple ? head.numbers.factor : 1.0;
@@ -142,29 +129,28 @@ void main() {
           UNROLLED for (int q = 0; q < QUADS; ++q) x[q] = uintBitsToFloat(strips[at + q]);
         }
         strip_barrier();  // weights take the place of scores that others have read
-        const int weights_at = ((area(0) + own_row(r) * PITCH) >> 2) + lane() % LANES_PER_ROW * (QUADS / 2);
         UNROLLED for (int q = 0; q < QUADS; q += 2)
-          strips[weights_at + q / 2] = uvec4(four_weights(x[q]), four_weights(x[q + 1]));
+          strips[own_weights(r) + q / 2] = uvec4(four_weights(x[q]), four_weights(x[q + 1]));
       }
       const bool all_stay = subgroupAll(stays);
       if (!all_stay)
         UNROLLED for (int r = 0; r < OWN_ROWS; ++r)
           for (int n = lane() % LANES_PER_ROW; n < N; n += LANES_PER_ROW)
-            STRIP_WORD(area(0) + own_row(r) * PITCH + ALPHA + n) = floatBitsToUint(alpha[r]);
+            STRIP_WORD(area() + own_row(r) * PITCH + ALPHA + n) = floatBitsToUint(alpha[r]);
       strip_barrier();
       if (!all_stay)
         UNROLLED for (int b = 0; b < BANDS; ++b) {
           SumMatrix alphas;
-          LOAD_SUM(alphas, area(0) + b * M * PITCH + ALPHA);
+          LOAD_SUM(alphas, area() + b * M * PITCH + ALPHA);
           UNROLLED for (int c = 0; c < V_CHUNKS; ++c)
             UNROLLED for (int n = 0; n < WIDE; ++n)
               sums[(c * BANDS + b) * WIDE + n] = SCALED(sums[(c * BANDS + b) * WIDE + n], alphas);
         }
-      load_weights(area(0), weights);
+      load_weights(area(), weights);
     }
     UNROLLED for (int c = 0; c < V_CHUNKS; ++c)
       if (c * CHUNK < Dv) {
-        const int at = put_columns();
+        const int at = put_columns(false);
         if ((c + 1) * CHUNK < Dv) read_ahead(value_rows, (c + 1) * CHUNK); else read_ahead(key_rows, 0);
         barrier();
         if (!idle) add_weighted(weights, at, c, sums);
@@ -176,7 +162,7 @@ void main() {
   UNROLLED for (int r = 0; r < OWN_ROWS; ++r) {
     const int64_t i = i0 + strip_row() + own_row(r);
     const float inverse = finished(given.p.x, place.h, m[r], l[r]);
-    STRIP_WORD(area(LAST) + own_row(r) * PITCH + FACTOR) = floatBitsToUint(inverse);
+    STRIP_WORD(area() + own_row(r) * PITCH + FACTOR) = floatBitsToUint(inverse);
     if (given.p.lse.data != 0ul && i < s.nq && lane() % LANES_PER_ROW == 0)
       put_lse(number_of(given.p.lse, place.b, s.q_begin + i, place.h), m[r], l[r]);
   }
