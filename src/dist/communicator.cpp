@@ -48,7 +48,7 @@ constexpr std::chrono::seconds longest_pause{1};
 constexpr double most_seconds = 1e9;  // which the clock can count
 
 // For how long telling the others may take.
-constexpr std::chrono::milliseconds longest_farewell{250};
+constexpr std::chrono::milliseconds longest_farewell{150};
 
 }  // namespace
 

@@ -20,7 +20,7 @@ namespace {
 
 // How often the caller looks, and how long a call may take beyond what it was allowed: a machine that is busy may leave
 // a thread without a processor. Together well below the second in which a failure must have its sentence.
-constexpr std::chrono::milliseconds tick{50}, grace{400};
+constexpr std::chrono::milliseconds tick{25}, grace{300};
 
 constexpr std::uint64_t left_behind = ~std::uint64_t(0);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages over MPI; see transport.hpp. Nothing here waits, but for a quarter of a second after a failure:
+// Messages over MPI; see transport.hpp. Nothing here waits, but for 150 ms after a failure:
 // MPI_Test is all that makes progress, and deadlines are the caller's. So are calls of MPI that never return.
 #include "mpi/transport.hpp"
 
@@ -32,7 +32,7 @@ constexpr std::size_t slice_bytes = 60 << 10;
 constexpr std::size_t first_window = 16;  // slices of a message that MPI is handed at once, until it proves faster
 
 // For how long a rank that fails sees to it that its sentence leaves.
-constexpr std::chrono::milliseconds longest_farewell{250};
+constexpr std::chrono::milliseconds longest_farewell{150};
 
 // Whether MPI takes calls of any thread, one at a time: then calls that never return can be left behind.
 bool any_thread_may_call() {

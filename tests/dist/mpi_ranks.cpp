@@ -46,15 +46,16 @@ std::shared_ptr<Communicator> mpi_communicator(double limit) {
   return communicator_over(detail::to_c(mpi::transport_over(MPI_COMM_WORLD, limit)));
 }
 
-// Seconds for which a thread of this process could have run, and the machine ran others: of the one that waited most.
+// Seconds for which threads of this process could have run, and the machine ran others. Of all together: of the one that
+// waited most, another thread's later waits would not show.
 double starved() {
-  double most = 0;
+  double all = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     double ran = 0, waited = 0;
     std::ifstream(task.path() / "schedstat") >> ran >> waited;
-    most = std::max(most, waited);
+    all += waited;
   }
-  return 1e-9 * most;
+  return 1e-9 * all;
 }
 
 // A rank to which something happens while a group is under way.
