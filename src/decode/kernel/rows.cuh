@@ -74,13 +74,12 @@ struct Rows {
   // Rows of a tile of `units` columns of 16 bits; of a row, `row_bytes` exist.
   template <int rows, int units>
   __device__ void copy_row(UInt32 to, int row, const unsigned char* from, bool exists, int row_bytes) const {
-    constexpr int prefetched = 2 * units >= 256 ? 256 : 128;
 #pragma unroll
     for (int first = 0; first < units; first += gpu::panel_columns) {
       const int unit = first + gpu::copy_column(threadIdx.x);
       int bytes = config.whole ? 16 : bytes_at(2 * unit, row_bytes);
       if (!exists) bytes = 0;
-      gpu::copy_async<16, prefetched>(to + gpu::tile_byte(rows, row, unit), from + (bytes > 0 ? 2 * unit : 0), bytes);
+      gpu::copy_async<16>(to + gpu::tile_byte(rows, row, unit), from + (bytes > 0 ? 2 * unit : 0), bytes);
     }
   }
   template <int dims, Element type>

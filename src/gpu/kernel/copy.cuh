@@ -10,14 +10,12 @@ namespace tessera::gpu {
 __device__ inline UInt32 shared_address(const void* p) { return UInt32(__cvta_generic_to_shared(p)); }
 
 // "cp.async": `size` bytes, of which the first `bytes` come from memory and the others are 0. Asynchronous: it has
-// arrived after a wait for its group. 16 bytes bring so many aligned ones around them into the L2 cache.
-template <int size, int prefetched = 128>
+// arrived after a wait for its group.
+template <int size>
 __device__ inline void copy_async(UInt32 to, const void* from, int bytes) {
   static_assert(size == 16 || size == 8 || size == 4);
 #if __CUDA_ARCH__ >= 800
-  if constexpr (size == 16 && prefetched == 256)
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-  else if constexpr (size == 16)
+  if constexpr (size == 16)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(size), "r"(bytes)

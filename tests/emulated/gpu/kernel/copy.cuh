@@ -13,7 +13,7 @@ inline UInt32 shared_address(const void* p) {
   return UInt32(static_cast<const unsigned char*>(p) - Machine::here().memory);
 }
 
-template <int size, int prefetched = 128>
+template <int size>
 void copy_async(UInt32 to, const void* from, int bytes) {
   if (to % size != 0) throw std::runtime_error("a copy's place in shared memory is not aligned");
   if (bytes > 0 && reinterpret_cast<UInt64>(from) % size != 0) throw std::runtime_error("a copy's source is unaligned");
