@@ -46,8 +46,8 @@ std::shared_ptr<Communicator> mpi_communicator(double limit) {
   return communicator_over(detail::to_c(mpi::transport_over(MPI_COMM_WORLD, limit)));
 }
 
-// Seconds for which threads of this process could have run, and the machine ran others. Of all together: of the one that
-// waited most, another thread's later waits would not show.
+// Seconds for which threads of this process could have run, and the machine ran others: of all together. Of the one
+// that waited most, another thread's later waits would not show.
 double starved() {
   double all = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
