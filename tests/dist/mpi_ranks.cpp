@@ -6,6 +6,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <string>
 #include <thread>
 
 #include "dist/faulty.hpp"
@@ -46,26 +48,38 @@ std::shared_ptr<Communicator> mpi_communicator(double limit) {
   return communicator_over(detail::to_c(mpi::transport_over(MPI_COMM_WORLD, limit)));
 }
 
-// Seconds for which threads of this process could have run, and the machine ran others: of all together. Of the one
-// that waited most, another thread's later waits would not show.
-double starved() {
-  double all = 0;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    double ran = 0, waited = 0;
-    std::ifstream(task.path() / "schedstat") >> ran >> waited;
-    all += waited;
+// For how long the threads of this process could have run since then, while the machine ran others. A thread that has
+// ended since does not count.
+class Starved {
+ public:
+  double seconds() const {
+    double all = 0;
+    for (const auto& [task, waited] : waits())
+      all += std::max(0.0, waited - (before.contains(task) ? before.at(task) : 0));
+    return 1e-9 * all;
   }
-  return 1e-9 * all;
-}
+
+ private:
+  static std::map<std::string, double> waits() {
+    std::map<std::string, double> out;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      double ran = 0, waited = 0;
+      std::ifstream(task.path() / "schedstat") >> ran >> waited;
+      out[task.path().filename()] = waited;
+    }
+    return out;
+  }
+  std::map<std::string, double> before = waits();
+};
 
 // A rank to which something happens while a group is under way.
 class Struck : public Faulty {
  public:
   Struck(std::shared_ptr<Communicator> real, int group, std::function<void()> blow) :
-      Faulty(std::move(real), {}), left(group), blow(std::move(blow)), starved_before(starved()) {}
+      Faulty(std::move(real), {}), left(group), blow(std::move(blow)) {}
   void start(std::span<const Message> group) override {
     if (left-- == 0) {
-      std::printf("struck: rank %d, starved %.2f s\n", rank(), starved() - starved_before);
+      std::printf("struck: rank %d, starved %.2f s\n", rank(), starved.seconds());
       std::fflush(stdout);
       blow();
     }
@@ -75,7 +89,7 @@ class Struck : public Faulty {
  private:
   int left;
   std::function<void()> blow;
-  double starved_before;
+  Starved starved;
 };
 
 int check(int ranks) {
@@ -123,7 +137,7 @@ void misfortune(const std::string& fault, int rank, int ranks) {
   Sharing sharing{
       .partition = zigzag(problem.lengths, ranks, 4), .scheme = Scheme::ring, .timeout = timeout, .threads = 1};
   auto begin = Clock::now();
-  double starved_before = starved();
+  Starved starved;
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   std::string said = "fine";
   std::printf("here: rank %d, process %d\n", rank, getpid());
@@ -135,7 +149,7 @@ void misfortune(const std::string& fault, int rank, int ranks) {
   if (victim && fault == "hang_connecting") testall_hangs = true;
   try {
     std::shared_ptr<Communicator> communicator = mpi_communicator(timeout);
-    begin = Clock::now(), starved_before = starved();  // all are there
+    begin = Clock::now(), starved = {};  // all are there
     const std::map<std::string, Fault> faults = {
         {"corrupt", {Fault::corrupt, 2}}, {"wrong_size", {Fault::wrong_size, 2}}, {"link", {Fault::drop, 2}},
         {"throw", {Fault::fail, 2}},      {"hang_telling", {Fault::fail, 2}},     {"late", {Fault::delay, 2, 0.7}}};
@@ -156,7 +170,7 @@ void misfortune(const std::string& fault, int rank, int ranks) {
   for (const auto& [name, numbers] : out.of)
     for (Int64 i = 0; i < numbers.count(); ++i) untouched &= numbers.get(i) == -77;
   std::printf("fault %s: rank %d, %.2f s, starved %.2f s, outputs %s: %s\n", fault.c_str(), rank, seconds(),
-              starved() - starved_before, untouched ? "untouched" : "written", said.c_str());
+              starved.seconds(), untouched ? "untouched" : "written", said.c_str());
   std::fflush(stdout);
   std::this_thread::sleep_for(std::chrono::seconds(60));  // mpi_test.py ends it when all have spoken
   _exit(0);
