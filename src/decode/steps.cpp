@@ -103,14 +103,14 @@ int rows_wanted(const Problem& p) {
 }
 
 // Two blocks on a multiprocessor, with more stages than two if they fit, else one; the rest is the stack's. Of 8 rows
-// four have registers enough: they hide the latency of products, where small tiles leave room for three stages, or K
-// and V of 8 bits let memory wait for products. Whether a tile fits must not decide about its keys: rows would have
-// other bits in other company.
+// four have registers enough, without qv: they hide the latency of products, where small tiles leave room for three
+// stages, or K and V of 8 bits let memory wait for products. Whether a tile fits must not decide about its keys: rows
+// would have other bits in other company.
 bool fit(Config& c, int shared_bytes) {
   constexpr int reserved = 1024;  // of every block
   for (const int blocks : {4, 2, 1}) {
     const int room = (shared_bytes + reserved) / blocks - reserved;
-    if (blocks == 4 && c.rows > 8) continue;
+    if (blocks == 4 && (c.rows > 8 || c.qv)) continue;
     for (const int stages : {4, 3, 2}) {
       if (blocks == 4 && stages == 2 && !(eight_bits(c.k) && eight_bits(c.v))) continue;
       c.blocks_per_sm = blocks, c.stages = stages, c.levels = 1;
