@@ -91,10 +91,11 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
 }
 
 // As many rows as the problem has, in 8, 16, 32 or 64; fewer if shared memory demands it, or registers: beyond 128 dims
-// 64 rows spill, with scales or qv beyond 64; beyond 256 more than 16 do. Where values have a maximum for each 128
-// dims, half as many do (by 8 to 96 bytes, of 255 registers).
+// 64 rows spill, with scales, qv, or a tree over 8 bits beyond 64; beyond 256 more than 16 do. Where values have a
+// maximum for each 128 dims, half as many do (by 8 to 96 bytes, of 255 registers).
 int rows_wanted(const Problem& p) {
-  const std::int64_t dims = std::max(p.D, p.Dv), narrow = p.k_scale > 0 || p.v_scale > 0 || p.qv ? 64 : 128;
+  const bool drafts = (p.tree_words > 0 || p.positions) && (has_eight_bits(p.k_type) || has_eight_bits(p.v_type));
+  const std::int64_t dims = std::max(p.D, p.Dv), narrow = p.k_scale > 0 || p.v_scale > 0 || p.qv || drafts ? 64 : 128;
   int most = dims > 256 ? most_rows / 4 : dims > narrow ? most_rows / 2 : most_rows;
   if (p.v_scale == 4 && p.Dv > group_dims) most /= 2;
   int rows = 8;
