@@ -289,7 +289,10 @@ def dot_product_attention(query: Array, key: Array, value: Array, bias: Optional
             options[name] = x.reshape((1,) * (4 - x.ndim) + x.shape) if x.ndim < 4 else x
     if local_window_size is not None:
         both = isinstance(local_window_size, int)
-        options["window"] = (local_window_size, local_window_size) if both else local_window_size
+        window: Any = (local_window_size, local_window_size) if both else local_window_size
+        if isinstance(window, (tuple, list)) and any(isinstance(side, (int, jnp.integer)) and side < 0 for side in window):
+            raise ValueError(f"local_window_size: is {local_window_size}; must be 0 or more on each side")
+        options["window"] = window
     try:
         o, lse = attention(*(x[None] if x.ndim == 3 else x for x in (q, k, v)), return_lse=True, **options)
     except (TypeError, ValueError) as error:

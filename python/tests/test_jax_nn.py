@@ -108,6 +108,7 @@ def test_the_residual_has_no_gradient(rng):
     ({"key": np.zeros((1, 5, 3, 8), np.float32)}, ValueError, "value: has 2 heads but key has 3"),
     ({"is_causal": "yes"}, TypeError, "is_causal: "),
     ({"local_window_size": (1, 2, 3)}, TypeError, "local_window_size: "),
+    ({"local_window_size": (-1, 0)}, ValueError, r"local_window_size: is \(-1, 0\); must be 0 or more on each side"),
     ({"query_seq_lengths": np.zeros(3, np.int32)}, ValueError, "query_seq_lengths: ")])
 def test_refusals(change, error, sentence):
     zeros = np.zeros((1, 5, 2, 8), np.float32)
