@@ -128,7 +128,7 @@ class _Division:
             t = t.to_local(grad_placements=self._of_gradient(name, placements, roles))
         elif name in ("k", "v"):
             raise TypeError(f"{name}: is a plain tensor beside DTensors; q, k and v must all be DTensors")
-        elif t.requires_grad:
+        elif t.requires_grad and torch.is_grad_enabled():
             raise TypeError(f"{_spoken(name)}: is a plain tensor that requires a gradient beside DTensors; distribute it, "
                             "so that the gradient is a DTensor too")
         for dim, role in enumerate(roles):
@@ -176,7 +176,8 @@ class _Division:
     def same_seeds(self, rng: Tensor) -> Tensor:
         """Those that the mesh's first rank has drawn."""
         for place in range(self.mesh.ndim):
-            torch.distributed.broadcast(rng, group=self.mesh.get_group(place), group_src=0)
+            group = self.mesh.get_group(place)
+            torch.distributed.broadcast(rng, torch.distributed.get_global_rank(group, 0), group)
         return rng
 
 
