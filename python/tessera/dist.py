@@ -155,7 +155,8 @@ def from_torch(group: Any = None) -> Communicator:
 def from_mpi(comm: Any = None, timeout: float = 300.0) -> Communicator:
     """Over a communicator of mpi4py (None: COMM_WORLD), of which two duplicates are made, by all its ranks together.
 
-    All calls are made by one thread. A call of MPI that never returns hangs the rank. After a failure MPI_Finalize may never return: end by comm.Abort() or os._exit().
+    All calls are made by one thread. A call of MPI that never returns hangs the rank. After a failure MPI_Finalize may
+    never return: end by comm.Abort() or os._exit().
     """
     if comm is None:
         from mpi4py import MPI
