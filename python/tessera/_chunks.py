@@ -32,7 +32,7 @@ def _lengths(x: Tensor, cu_seqlens: Optional[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def longest(lengths: Tensor, bound: Optional[int], tokens: int) -> int:
-    """Of the lengths, which are read on the CPU alone; on a GPU a bound of them."""
+    """Of the lengths, which are read on the CPU alone; on a GPU a bound of them, at most the tensor's `tokens`."""
     if not lengths.is_cuda and not torch.compiler.is_compiling():
         return int(lengths.max()) if lengths.numel() else 0
     return tokens if bound is None else integer("max_seqlen", bound)
@@ -48,7 +48,7 @@ def back(o: Tensor, lse: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     if q.dim() != 4:
         return o, lse
     batch, tokens = q.shape[:2]
-    return o.reshape(batch, tokens, *o.shape[1:]), lse.reshape(-1, batch, tokens).transpose(0, 1)
+    return o.reshape(batch, tokens, *o.shape[1:]), lse.reshape(lse.shape[0], batch, tokens).transpose(0, 1)
 
 
 def _offsets(starts: Tensor, ends: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def of_sequences(chunk: int, q: Tensor, k: Tensor, cu_seqlens_q: Optional[Tensor
     start_q, all_q = _lengths(q, cu_seqlens_q)
     start_k, all_k = _lengths(k, cu_seqlens_k)
     used_q, used_k = _used("seqused_q", seqused_q, all_q), _used("seqused_k", seqused_k, all_k)
-    count = -(-longest(used_k, max_seqlen_k, flat(k).shape[0]) // chunk)
+    count = -(-longest(used_k, max_seqlen_k, k.shape[-3]) // chunk)
     marks = torch.arange(count + 1, device=q.device) * chunk
     ends_k = torch.minimum(marks, used_k[:, None])
     ends_q = torch.minimum((marks - (used_k - used_q)[:, None]).clamp(min=0), used_q[:, None])
@@ -93,7 +93,7 @@ def of_caches(chunk: int, q: Tensor, cu_seqlens_q: Optional[Tensor], max_seqlen_
     pad = torch.zeros_like(seqused_k) if leftpad_k is None else leftpad_k.long()
     used_k = seqused_k.long() - pad
     before = used_k - used_q  # keys before query 0
-    most = longest(used_q, max_seqlen_q, flat(q).shape[0])
+    most = longest(used_q, max_seqlen_q, q.shape[-3])
     count = (most + chunk - 2) // chunk + 1
     marks = (before.clamp(min=0) // chunk)[:, None] * chunk + torch.arange(count + 1, device=q.device) * chunk
     ends_k = torch.minimum(marks, used_k[:, None])
@@ -105,10 +105,10 @@ def of_caches(chunk: int, q: Tensor, cu_seqlens_q: Optional[Tensor], max_seqlen_
                        "block_table": block_table.repeat_interleave(count + 1, 0)}
 
 
-def scales(parts: int, packed: bool, **given: Optional[Tensor]) -> dict[str, Any]:
-    """Scales of sequences as those of their parts; of rows of padded keys as those of packed ones."""
+def scales(parts: int, flattened: bool, **given: Optional[Tensor]) -> dict[str, Any]:
+    """Scales of sequences as those of their parts; of rows of padded keys, if these are flattened, as of packed ones."""
     def of_parts(scale: Optional[Tensor]) -> Optional[Tensor]:
         if scale is not None and scale.dim() == 2:
             return scale.repeat_interleave(parts, 0)
-        return scale.flatten(0, 1)[None] if scale is not None and scale.dim() > 2 and packed else scale
+        return scale.flatten(0, 1)[None] if scale is not None and scale.dim() > 2 and flattened else scale
     return {name: of_parts(scale) for name, scale in given.items()}

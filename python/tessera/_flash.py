@@ -5,7 +5,7 @@ Used by flash_attn_interface.py and flash_attn/cute/interface.py. PyTorch only.
 """
 from __future__ import annotations
 
-from typing import Any, Optional, overload
+from typing import Any, Mapping, Optional, overload
 
 import torch
 from torch import Tensor
@@ -47,10 +47,22 @@ def joined(q_descale: Optional[Tensor], k_descale: Optional[Tensor], qv: Optiona
                                   "for them")
     if k_descale is None:
         return q_descale
+    if not isinstance(k_descale, Tensor):
+        raise TypeError(f"k_descale: is a {type(k_descale).__name__}; must be a PyTorch tensor")
     if k_descale.dim() > 2:
         raise NotImplementedError(f"q_descale: is given while k_descale is {list(k_descale.shape)}, one for each key; must "
                                   "be None")
-    return q_descale * k_descale
+    try:
+        return q_descale * k_descale
+    except RuntimeError:
+        raise ValueError(f"q_descale: is {list(q_descale.shape)} on {q_descale.device} but k_descale is "
+                         f"{list(k_descale.shape)} on {k_descale.device}; must be [1], [k's heads] or [batch, k's heads], "
+                         "on one device") from None
+
+
+def scale_name(q_descale: Optional[Tensor], k_descale: Optional[Tensor]) -> dict[str, str]:
+    """Whose scale the library's k_scale is, where it is not k's."""
+    return {"k_scale": "q_descale"} if k_descale is None and q_descale is not None else {}
 
 
 def pair(window_size: Any) -> Any:
@@ -78,8 +90,9 @@ def _differentiates(q: Tensor, k: Tensor, v: Tensor, qv: Optional[Tensor] = None
     return fits and not given and any(t is not None and t.requires_grad for t in tensors)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, attention_chunk: int = 0, **options: Any) -> tuple[Tensor, Tensor]:
-    """(O, LSE) of a call whose options have the library's names; what is refused has FlashAttention's."""
+def attend(q: Tensor, k: Tensor, v: Tensor, *, attention_chunk: int = 0, names: Mapping[str, str] = {}, **options: Any
+           ) -> tuple[Tensor, Tensor]:
+    """(O, LSE) of a call whose options have the library's names; what is refused has FlashAttention's, or `names`."""
     chunk = _chunks.size(attention_chunk)
     q, options["qv"] = widened(q), widened(options.get("qv"))
     if _differentiates(q, k, v, **options):
@@ -89,7 +102,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, attention_chunk: int = 0, **optio
             return attention(q, k, v, return_lse=True, **options)  # type: ignore[no-any-return]
         return _in_chunks(chunk, q, k, v, **options)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise renamed(error, NAMES) from None
+        raise renamed(error, {**NAMES, **names}) from None
 
 
 def _in_chunks(chunk: int, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Optional[Tensor] = None,

@@ -53,6 +53,8 @@ def new(k: Optional[Tensor], v: Optional[Tensor], cu_seqlens: Optional[Tensor] =
     if k is None:
         if cu_seqlens is not None:
             raise ValueError("cu_seqlens_k_new: is given without k; there are no new tokens")
+        if v is not None:
+            raise ValueError("v: is given without k; k and v are appended together")
         return None
     if v is None:
         raise ValueError("v: is missing; k and v are appended together")
@@ -71,6 +73,10 @@ def rotary(cos: Optional[Tensor], sin: Optional[Tensor], interleaved: bool, firs
     if (cos is None) != (sin is None):
         raise ValueError("rotary_cos: goes with rotary_sin, k and v; rotating without appending is not defined")
     return None if cos is None or sin is None else Rotary(cos, sin, interleaved, first)
+
+
+def _batch(q: Tensor, cu_seqlens_q: Optional[Tensor]) -> int:
+    return q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
 
 
 def _lengths(q: Tensor, cu_seqlens_q: Optional[Tensor], cache: Cache, appends: bool) -> Tensor:
@@ -92,11 +98,10 @@ def _lengths(q: Tensor, cu_seqlens_q: Optional[Tensor], cache: Cache, appends: b
             raise TypeError(f"cache_seqlens: is {seqlens!r}; must be a whole number or an int32 tensor") from None
     if not 0 <= seqlens < 2**31:
         raise ValueError(f"cache_seqlens: is {seqlens}; must be from 0 to 2^31 - 1")
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    return torch.full((batch,), seqlens, dtype=torch.int32, device=q.device)
+    return torch.full((_batch(q, cu_seqlens_q),), seqlens, dtype=torch.int32, device=q.device)
 
 
-def _table(cache: Cache, seqused: Tensor, needed: bool) -> Optional[Tensor]:
+def _table(cache: Cache, batch: int, needed: bool) -> Optional[Tensor]:
     """The page table, int32 [B,entries]. A cache in one piece is a page; one for each sequence has no table unless needed."""
     if cache.table is not None:
         if cache.batch_idx is not None:
@@ -105,7 +110,9 @@ def _table(cache: Cache, seqused: Tensor, needed: bool) -> Optional[Tensor]:
     if cache.batch_idx is not None:
         return cache.batch_idx.int()[:, None]
     if cache.leftpad is not None or needed:
-        return torch.arange(seqused.shape[0], dtype=torch.int32, device=cache.k.device)[:, None]
+        if cache.k.shape[0] < batch:  # pages that are not there would be zeros
+            raise ValueError(f"k_cache: has {cache.k.shape[0]} sequences but q has {batch}; each needs a cache")
+        return torch.arange(batch, dtype=torch.int32, device=cache.k.device)[:, None]
     return None
 
 
@@ -235,12 +242,15 @@ def attend(q: Tensor, cache: Cache, tokens: Optional[New], given: Optional[Rotar
     """(O, LSE). What is appended is divided by append_scales, which are `scales` where they are not given."""
     chunk = _chunks.size(attention_chunk)
     seqused = _lengths(q, cu_seqlens_q, cache, appends=tokens is not None)
-    table = _table(cache, seqused, needed=bool(chunk) or cu_seqlens_q is not None)
+    table = _table(cache, _batch(q, cu_seqlens_q), needed=bool(chunk) or cu_seqlens_q is not None)
     if given is not None and tokens is None:
         raise ValueError("rotary_cos: goes with rotary_sin, k and v; rotating without appending is not defined")
     used = seqused
     if tokens is not None:
-        _check_new(cache, tokens, q.shape[0] if cu_seqlens_q is None else seqused.shape[0])
+        _check_new(cache, tokens, _batch(q, cu_seqlens_q))
+        if tokens.cu_seqlens is not None and list(seqused.shape) != [_batch(q, cu_seqlens_q)]:
+            raise ValueError(f"cache_seqlens: has shape {list(seqused.shape)}; must be [{_batch(q, cu_seqlens_q)}], one for "
+                             "each of q's sequences")
         used = seqused + (tokens.k.shape[1] if tokens.cu_seqlens is None else tokens.cu_seqlens.diff())
         if given is not None:
             _check_rotary(tokens.k, given)

@@ -27,7 +27,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, softmax_scale: Optional[float], 
     o, lse = _flash.attend(q, k, v, scale=softmax_scale, causal=causal, qv=qv,
                            k_scale=_flash.joined(q_descale, k_descale, qv), v_scale=v_descale,
                            window=_flash.pair(window_size), attention_chunk=attention_chunk, softcap=softcap,
-                           deterministic=deterministic, **lengths)
+                           deterministic=deterministic, names=_flash.scale_name(q_descale, k_descale), **lengths)
     return (o, lse) if return_attn_probs else o
 
 
@@ -124,8 +124,9 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     if page_table is not None and cache_batch_idx is not None:
         page_table, cache_batch_idx = page_table[cache_batch_idx.long()], None
     rotary = _kvcache.rotary(_flash.widened(rotary_cos), _flash.widened(rotary_sin), rotary_interleaved, rotary_seqlens)
-    names = dict(_NAMES) if rotary_seqlens is None else {
-        **_NAMES, **dict.fromkeys(("positions", "q_positions"), "rotary_seqlens")}
+    names = {**_NAMES, **_flash.scale_name(q_descale, k_descale)}
+    if rotary_seqlens is not None:
+        names.update(dict.fromkeys(("positions", "q_positions"), "rotary_seqlens"))
     cache = _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, names)
     new = _kvcache.new(_flash.widened(k), _flash.widened(v), cu_seqlens_k_new)
     with torch.no_grad():

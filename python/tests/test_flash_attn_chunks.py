@@ -38,7 +38,7 @@ def exact(q, k, v, causal=False, window=(-1, -1), chunk=0, qv=None):
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 16, 1000])
-@pytest.mark.parametrize("nq, nk", [(20, 20), (7, 29), (1, 17), (29, 7), (5, 0)])
+@pytest.mark.parametrize("nq, nk", [(20, 20), (7, 29), (1, 17), (29, 7), (5, 0), (0, 6)])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (4, 2)}], ids=str)
 def test_func(options, nq, nk, chunk):
     torch.manual_seed(chunk)
@@ -238,6 +238,11 @@ def refusals():
         r"cu_seqlens_k_new: entry": {"k": x[0], "v": x[0], "cu_seqlens_k_new": cu * 2},
         r"q: has shape \[2, 3, 2, 16\] and k_cache .*; q must have 3 with cu_seqlens_q, k_cache 4": {"cu_seqlens_q": cu},
         r"v: is missing": {"v": None},
+        r"v: is given without k": {"k": None},
+        r"k_cache: has 2 sequences but q has 3; each needs a cache":
+            {"q": x[0], "k": None, "v": None, "cu_seqlens_q": torch.arange(4).int()},
+        r"cache_seqlens: has shape \[3\]; must be \[2\]":
+            {"k": x[0], "v": x[0], "cu_seqlens_k_new": cu, "cache_seqlens": torch.ones(3).int()},
         r"cache_seqlens: places 18 to 20 are to be written but a sequence's cache has 20": {"cache_seqlens": 18},
         r"page_table: names pages 9 to 9 to be written": {"page_table": torch.full((2, 1), 9, dtype=torch.int32)},
         r"cache_leftpad: is \[9, 9\]; must be": {"cache_leftpad": torch.tensor([9, 9]).int()},

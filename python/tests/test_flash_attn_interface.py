@@ -245,6 +245,8 @@ def test_combine(dtype, given):
     packed, packed_lse = fa4.flash_attn_combine(parts.flatten(1, 2), lse.flatten(1, 2), out_dtype=dtype)
     assert torch.equal(packed, o.flatten(0, 1)) and torch.equal(packed_lse, merged.flatten(0, 1))
     assert fa4.flash_attn_combine(parts, lse, return_lse=False)[1] is None
+    into = torch.empty_like(o)  # whose type counts
+    assert fa4.flash_attn_combine(parts, lse, into)[0] is into and torch.equal(into, o)
 
 
 def refusals():
@@ -261,6 +263,8 @@ def refusals():
                        "block_sparse_tensors_bwd: is given"),
         "window moved": (fa4.flash_attn_func, (q, k, v), {"window_size": (-2, 5)}, NotImplementedError,
                          r"window_size: is \(-2, 5\); numbers below 0"),
+        "window of one in 4": (fa4.flash_attn_func, (q, k, v), {"window_size": 5}, TypeError,
+                               "window_size: is 5; must be a pair"),
         "qv and k is v": (fa4.flash_attn_func, (wide, wide, wide), {"qv": wide}, NotImplementedError,
                           "qv: is given while k is v"),
         "page_table and cu_seqlens_k": (fa4.flash_attn_varlen_func, (q, k, v), {"page_table": CU[None], "cu_seqlens_k": CU},
@@ -275,6 +279,12 @@ def refusals():
         "chunk of text": (fa3.flash_attn_func, (q, k, v), {"attention_chunk": "2"}, TypeError, "attention_chunk: is '2'"),
         "q_descale and qv": (fa3.flash_attn_func, (q, k, v), {"q_descale": scale, "qv": q}, NotImplementedError,
                              "q_descale: is given with qv"),
+        "q_descale's heads": (fa3.flash_attn_func, (q, k, v), {"q_descale": torch.ones(3)}, ValueError,
+                              r"q_descale: has shape \[3\]"),
+        "q_descale unlike k_descale": (fa3.flash_attn_func, (q, k, v), {"q_descale": torch.ones(3), "k_descale": scale},
+                                       ValueError, r"q_descale: is \[3\] on cpu but k_descale is \[2, 2\]"),
+        "k_descale of a number": (fa3.flash_attn_func, (q, k, v), {"q_descale": scale, "k_descale": 2.0}, TypeError,
+                                  "k_descale: is a float"),
         "q_descale's shape": (fa3.flash_attn_func, (q, k, v), {"q_descale": per_key}, ValueError,
                               r"q_descale: is \[2, 8, 2\]; must be a tensor"),
         "q_descale of a number": (fa3.flash_attn_func, (q, k, v), {"q_descale": 2.0}, ValueError, "q_descale: is float"),

@@ -20,7 +20,10 @@ __all__ = ["SchedulerMetadataTensorsTorch", "flash_attn_combine", "flash_attn_fu
 
 def _window(causal: bool, window_size: tuple[Optional[int], Optional[int]]) -> tuple[Optional[int], Optional[int]]:
     """As the library has it. Numbers whose sum is below 0 bound nothing; other negative ones would move the window."""
-    left, right = _flash.pair(window_size)
+    try:
+        left, right = _flash.pair(window_size)
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size: is {window_size!r}; must be a pair (left, right)") from None
     right = 0 if causal else right
     if left is not None and right is not None and left + right < 0:
         return None, None
@@ -130,9 +133,12 @@ def flash_attn_combine(out_partial: Tensor, lse_partial: Tensor, out: Optional[T
                        return_lse: bool = True) -> tuple[Tensor, Optional[Tensor]]:
     """Partial results over disjoint sets of keys as that of their union: (O [B,N,H,D], LSE [B,N,H] or None).
 
-    out_partial [splits,B,N,H,D] or [splits,T,H,D], lse_partial [splits,B,N,H] or [splits,T,H]. A row is merged by itself:
-    cu_seqlens, seqused and virtual_batch_idx change nothing, and rows beyond seqused are merged too. No gradients.
+    out_partial [splits,B,N,H,D] or [splits,T,H,D], lse_partial [splits,B,N,H] or [splits,T,H]. O has out_dtype, which is
+    out's type if out is given, else out_partial's. A row is merged by itself: cu_seqlens, seqused and virtual_batch_idx
+    change nothing, and rows beyond seqused are merged too. No gradients.
     """
+    if out_dtype is None and out is not None:
+        out_dtype = out.dtype
     o, lse = _flash.combine(out_partial, lse_partial, out, out_dtype)
     return o, lse if return_lse else None
 
