@@ -125,11 +125,12 @@ class NcclTransport : public Transport {
 
 // Until all ranks have come.
 void wait_for_all(Comm comm, double timeout) {
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+  const std::chrono::duration<double> limit(timeout);  // perhaps longer than the clock counts
+  const auto begin = Clock::now();
   for (Result state = in_progress; state == in_progress;) {
     check(library().comm_get_async_error(comm, &state), "ncclCommGetAsyncError", comm);
     check(state, "ncclCommInitRankConfig", comm);
-    if (state == in_progress && Clock::now() > end)
+    if (state == in_progress && Clock::now() - begin > limit)
       throw Failure(TESSERA_COMMUNICATION_ERROR,
                     text("no answer within ", timeout, " s from all ranks of the NCCL communicator"));
     if (state == in_progress) std::this_thread::sleep_for(std::chrono::microseconds(200));
