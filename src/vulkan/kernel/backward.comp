@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward pass of vk_tiled, one text for both sides: a workgroup has 32 queries of a head and sums dQ over its keys, or
-// 32 keys of a KV head and sums dK and dV over the queries of its heads. No atomics on sums: the order is fixed.
+// Backward pass of vk_tiled, one text for both sides: a workgroup has 32 queries of a head and sums dQ over its keys,
+// or 32 keys of a KV head and sums dK and dV over the queries of its heads. No atomics on sums: the order is fixed.
 // Implements docs/algorithm.md, "Backward, tile by tile"; docs/vulkan.md.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -43,10 +43,10 @@ void main() {
       const Rows k = rows_at(given.p.x.k, place.b, s.k_begin + j0, place.kv, s.nk - j0, D, given.kind.q, false);
       const Rows v = rows_at(given.p.x.v, place.b, s.k_begin + j0, place.kv, s.nk - j0, Dv, given.kind.q, false);
       float S[16], dP[16];
-      if (KEYS) multiply(k, q, false, S); else multiply(q, k, false, S);
+      if (KEYS) multiply(k, q, S); else multiply(q, k, S);
       [[unroll]] for (int n = 0; n < 16; ++n) dP[n] = 0.0;
       if (want_qk) {
-        if (KEYS) multiply(v, d_o, false, dP); else multiply(d_o, v, false, dP);
+        if (KEYS) multiply(v, d_o, dP); else multiply(d_o, v, dP);
       }
       pair_gradients(given.p, s, head, i0, j0, KEYS, S, dP, false);
       if (want_v)

@@ -46,8 +46,8 @@ void main() {
           const Rows k = rows_at(given.p.x.k, b, s.k_begin + j0, kv, s.nk - j0, given.launch.D, given.kind.q, false);
           const Rows v = rows_at(given.p.x.v, b, s.k_begin + j0, kv, s.nk - j0, given.launch.Dv, given.kind.q, false);
           float S[16], dP[16];
-          multiply(q, k, false, S);
-          multiply(d_o, v, false, dP);
+          multiply(q, k, S);
+          multiply(d_o, v, dP);
           pair_gradients(given.p, s, head, i0, j0, false, S, dP, true);
           [[unroll]] for (int n = 0; n < 16; ++n) add_compensated(sum[n], lost[n], gradients[own_place(n)]);
         }

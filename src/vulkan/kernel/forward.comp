@@ -2,7 +2,7 @@
 // Forward pass of vk_tiled: a workgroup has 32, 64 or 128 queries of one head, and goes through its keys 32 or 64 at a
 // time with a running maximum and a compensated sum (online softmax). The tile is made of constants: an invocation has
 // OWN rows by four columns of the scores, and ROW_THREADS x COLUMN_THREADS of them a tile.
-// Implements docs/algorithm.md, "Online softmax"; docs/vulkan.md, "vk_tiled".
+// Implements docs/algorithm.md, "Online softmax"; docs/vulkan.md, "Rungs".
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #define OWN_WORKGROUPS
@@ -20,11 +20,12 @@ const int CHUNK = 64, VALUES = 32;  // values at a time: so many keys, 64 dims
 // Operands are [row][dim] in quads of dims; rows begin in different banks. Weights are [column][row] in quads of rows.
 const int DEPTH_QUADS = DEPTH / 4, PITCH = DEPTH_QUADS + 1, CHUNK_QUADS = CHUNK / 4, CHUNK_PITCH = CHUNK_QUADS + 1;
 const int WEIGHT_PITCH = ROWS / 4 + 1, OWN_QUADS = CHUNK_QUADS / COLUMN_THREADS;
-// Queries, then keys. Weights take the place of keys where those are long enough, so that queries of one chunk stay; else
-// that of both. At the end outputs are here.
+// Queries, then keys. Weights take the place of keys where those are long enough, so that queries of one chunk stay;
+// else that of both. At the end outputs are here.
 const bool STAY = PITCH >= WEIGHT_PITCH;
 const int KEYS_AT = ROWS * PITCH, WEIGHTS_AT = STAY ? KEYS_AT : 0;
-const int BOTH = (ROWS + COLS) * PITCH, ALONE = ROWS * CHUNK_PITCH > COLS * WEIGHT_PITCH ? ROWS * CHUNK_PITCH : COLS * WEIGHT_PITCH;
+const int BOTH = (ROWS + COLS) * PITCH, OUTPUTS = ROWS * CHUNK_PITCH, WEIGHTS = COLS * WEIGHT_PITCH;
+const int ALONE = OUTPUTS > WEIGHTS ? OUTPUTS : WEIGHTS;
 shared vec4 tile[BOTH > ALONE ? BOTH : ALONE];
 shared vec4 values[VALUES * CHUNK_PITCH];  // and what a row's invocations have of its maximum and its sum
 #define VALUE_WORD(at) values[(at) >> 2][(at) & 3]
@@ -122,8 +123,8 @@ int own_place(int n) { return own_weights(n % 4) * 4 + n / 4; }  // of number n,
 
 const int SUMS = OWN * OWN_QUADS * 4;  // of a chunk: rows, quads of dims
 
-// sum += weights . values of what lies there, whose first key is `key0` of the tile. Sums of 16 terms first, which round
-// less: equal terms, of a broadcast V, all round the same way.
+// sum += weights . values of what lies there, whose first key is `key0` of the tile. Sums of 16 terms first, which
+// round less: equal terms, of a broadcast V, all round the same way.
 void add_weighted(int key0, inout float sum[SUMS]) {
   for (int j1 = 0; j1 < VALUES; j1 += 16) {
     float part[SUMS];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of vk_matrix: 32 columns, and 16 rows for each subgroup, a strip. Columns lie in shared memory for all, two turns
-// of them, so that one barrier a turn is enough. A strip's numbers are its subgroup's alone: which invocation has which
-// element of a cooperative matrix is nobody's to know, so scores go through shared memory. 28 KiB of it. Included by
-// the kernels of vk_matrix. docs/vulkan.md, "vk_matrix".
+// Tiles of vk_matrix: 32 columns, and 16 rows for each subgroup, a strip. Columns lie in shared memory for all, two
+// turns of them, so that one barrier a turn is enough. A strip's numbers are its subgroup's alone: which invocation has
+// which element of a cooperative matrix is nobody's to know, so scores go through shared memory. 28 KiB of it. Included
+// by the kernels of vk_matrix. docs/vulkan.md, "vk_matrix".
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #extension GL_KHR_shader_subgroup_vote : require
@@ -35,18 +35,16 @@ shared uvec4 strips[ROWS * PITCH / 4];  // an area of every subgroup
 // Matrices of a strip: above each other, and along scores, along a chunk of dims, along the columns as depth.
 const int BANDS = STRIP / M, ACROSS = COLS / N, DEPTH = CHUNK / K, WIDE = CHUNK / N, DEEP = COLS / K;
 const int SCORES = BANDS * ACROSS, WEIGHTS = BANDS * DEEP;
-// Scores of an invocation: rows, and pairs of neighbours in each.
+// Of the invocations of a strip: how many share a row, and the rows of each.
 const int LANES_PER_ROW = LANES > STRIP ? LANES / STRIP : 1, OWN_ROWS = LANES > STRIP ? 1 : STRIP / LANES;
-const int OWN_PAIRS = COLS / 2 / LANES_PER_ROW;
 
 int lane() { return int(gl_SubgroupInvocationID); }
 int strip_row() { return int(gl_SubgroupID) * STRIP; }  // of the tile
 int area() { return strip_row() * PITCH; }
 int own_row(int r) { return lane() / LANES_PER_ROW * OWN_ROWS + r; }
-int own_pair(int p) { return p * LANES_PER_ROW + lane() % LANES_PER_ROW; }
 
-// What a subgroup wrote to its areas, it may read. llvmpipe takes a barrier of subgroups for one of the workgroup, which
-// not all subgroups reach; it runs them in lockstep, so that memory's order is all they need.
+// What a subgroup wrote to its areas, it may read. llvmpipe takes a barrier of subgroups for one of the workgroup,
+// which not all subgroups reach; it runs them in lockstep, so that memory's order is all they need.
 void strip_barrier() {
   if (LOCKSTEP)
     subgroupMemoryBarrierShared();
@@ -136,9 +134,9 @@ uvec2 four_bits(vec4 x) {
 
 // --- products
 
-// Functions for an operand of CHUNKS chunks of dims, which are COUNT matrices. `load`: its matrices, where they are KEPT, before the first tile.
-// `multiply_chunk`: S += rows . columns^T for 64 dims, whose columns are at `at`; by way of an area if rows are not kept.
-// Sums of 64 terms first, which round less.
+// Functions for an operand of CHUNKS chunks of dims, which are COUNT matrices. `load`: its matrices, where they are
+// KEPT, before the first tile. `multiply_chunk`: S += rows . columns^T for 64 dims, whose columns are at `at`; by way of
+// an area if rows are not kept. Sums of 64 terms first, which round less.
 #define ROW_OPERAND(load_chunk, load, multiply_chunk, CHUNKS, COUNT)                                       \
   void load_chunk(Rows rows, int c, int first, inout LeftMatrix kept[COUNT]) {                                       \
     stage_strip(rows, c * CHUNK, first);                                                                             \

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward pass of vk_matrix, one text for both sides: a workgroup has 128 queries of a head and sums dQ over its keys, or
-// 128 keys of a KV head and sums dK and dV over the queries of its heads; the other side comes 32 at a time. Products by
-// cooperative matrices, P and dS rounded to the inputs' type. No atomics on sums: the order is fixed.
+// Backward pass of vk_matrix, one text for both sides: a workgroup has 128 queries of a head and sums dQ over its keys,
+// or 128 keys of a KV head and sums dK and dV over the queries of its heads; the other side comes 32 at a time. Products
+// by cooperative matrices, P and dS rounded to the inputs' type. No atomics on sums: the order is fixed.
 // Implements docs/algorithm.md, "Backward, tile by tile"; docs/vulkan.md, "vk_matrix".
 #version 460
 #extension GL_GOOGLE_include_directive : require

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tiles of vk_tiled and of vk_matrix share: rows of an operand, the numbers of the queries, the band of a mask
-// inside a tile. Included by tile.glsl and matrix.glsl, which say how many ROWS the larger side of a tile has.
+// inside a tile. Included by tile.glsl, matrix.glsl and vk_tiled's forward.comp, which say how many ROWS a tile has: no
+// fewer than columns, or keys would be lost, since one bound holds for both.
 // docs/vulkan.md, "Rungs".
 shared float query_lse[ROWS], query_delta[ROWS];
 

@@ -23,8 +23,8 @@ void load_query_numbers(BackwardParams p, DeviceSequence s, int b, int h, int64_
   }
 }
 
-// P times the dropout factor, and dS, of a pair that may be outside of the band, from its products: S of q and k, dP of dO
-// and v.
+// P times the dropout factor, and dS, of a pair that may be outside of the band, from its products: S of q and k, dP of
+// dO and v.
 void pair_gradient(BackwardParams p, DeviceSequence s, HeadScores head, TileBand band, int64_t i0, int64_t j0, int query,
                    int key, float S, float dP, bool before_softcap, out float P, out float dS) {
   P = 0.0, dS = 0.0;

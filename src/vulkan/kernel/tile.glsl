@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of tiles in f32: 32 rows by 32 columns, 64 invocations that have 4 x 4 of it each, operands in shared memory,
-// 64 dims at a time. 26 KiB of shared memory: every device has 32, nearly. Included by the kernels of vk_tiled.
-// docs/vulkan.md, "vk_tiled".
+// Products of tiles in f32: 32 rows by 32 columns, 64 invocations that have 4 x 4 of it each, operands in shared
+// memory, 64 dims at a time. 26 KiB of shared memory: nearly every device has 32. Included by the backward kernels of
+// vk_tiled. docs/vulkan.md, "Rungs".
 const int ROWS = 32, COLS = 32, CHUNK = 64;
 
 // Operands are [row][dim], read four dims at a time; a row is 17 such quads long, so that rows begin in different banks.
@@ -9,7 +9,6 @@ const int QUADS = CHUNK / 4, ROW_QUADS = QUADS + 1;
 shared vec4 row_operand[ROWS * ROW_QUADS], column_operand[COLS * ROW_QUADS];
 shared float weights[COLS * ROWS];          // [column][row]: P
 shared float gradients[COLS * ROWS];        // [column][row]: dS
-shared float partial[ROWS * 8];             // of reductions over a row
 
 #include "operands.glsl"
 
@@ -30,12 +29,12 @@ vec4 operand(Rows rows, int row, int d) {
 LOAD(load_rows, row_operand)
 LOAD(load_columns, column_operand)
 
-// S = rows . columns^T, the thread's 16 of it. `loaded`: row_operand holds the rows already, in one chunk.
-void multiply(Rows rows, Rows columns, bool loaded, out float S[16]) {
+// S = rows . columns^T, the thread's 16 of it.
+void multiply(Rows rows, Rows columns, out float S[16]) {
   [[unroll]] for (int n = 0; n < 16; ++n) S[n] = 0.0;
   for (int d0 = 0; d0 < rows.width; d0 += CHUNK) {
     barrier();  // everybody is done with what was there
-    if (!loaded) load_rows(rows, d0);
+    load_rows(rows, d0);
     load_columns(columns, d0);
     barrier();
     const int end = min(QUADS, (rows.width - d0 + 3) / 4);

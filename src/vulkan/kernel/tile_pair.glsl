@@ -3,8 +3,8 @@
 // tile by tile".
 #include "pair.glsl"
 
-// From products S = rows . columns^T of Q and K, and dP of dO and V, to P times the dropout factor in `weights` and to dS
-// in `gradients`. Everybody must be done with both. A loop, not 16 copies of it: scores have many options.
+// From products S = rows . columns^T of Q and K, and dP of dO and V, to P times the dropout factor in `weights` and to
+// dS in `gradients`. Everybody must be done with both. A loop, not 16 copies of it: scores have many options.
 void pair_gradients(BackwardParams p, DeviceSequence s, HeadScores head, int64_t i0, int64_t j0, bool rows_are_keys,
                     float S[16], float dP[16], bool before_softcap) {
   const TileBand band = band_of(s, i0, j0);
