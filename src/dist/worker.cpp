@@ -15,6 +15,8 @@
 #include <system_error>
 #include <utility>
 
+#include "tessera/tessera.hpp"
+
 namespace tessera::dist {
 namespace {
 
@@ -129,6 +131,9 @@ Worker::~Worker() {
 // A process that was stopped, perhaps with the whole job, finds that much time has passed when it goes on: each look
 // counts for two ticks at most.
 void Worker::run(const std::function<void()>& body) {
+  if (process != getpid())
+    throw Error(TESSERA_INVALID_ARGUMENT,
+                "communicator: was made before this process was forked, and its thread is the parent's; make one here");
   State& s = *state;
   std::unique_lock lock(s.mutex);
   s.body = &body, s.done = false;

@@ -3,12 +3,15 @@
 // and a second, outputs as they were, and nobody hangs.
 // Implements docs/scale_out.md, "Failure".
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <functional>
 #include <thread>
 
 #include "dist/faulty.hpp"
+#include "dist/worker.hpp"
 #include "tests/dist/world.hpp"
 
 namespace tessera::dist {
@@ -381,6 +384,30 @@ TEST(OwnThreads, PassOnWhatIsThrown) {
           [](int, std::shared_ptr<Communicator> c) { return std::make_shared<Aside>(std::move(c), Fault{}); });
   expect_all(wrong, "softcap: is -1; must be 0 (none) or a positive number from 1e-18 to 1e18");
   EXPECT_EQ(wrong.status[0], TESSERA_INVALID_ARGUMENT);
+}
+
+// Threads are not forked: a child that waited for one would wait for ever.
+TEST(OwnThreads, AreRefusedInAForkedChild) {
+  Worker worker;
+  int runs = 0;
+  worker.run([&] { ++runs; });
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // a child that hangs ends
+    try {
+      worker.run([&] { ++runs; });
+    } catch (const Error& e) {
+      _exit(e.status() == TESSERA_INVALID_ARGUMENT && std::string(e.what()).starts_with("communicator: ") ? 0 : 1);
+    }
+    _exit(2);
+  }
+  ASSERT_GT(child, 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  worker.run([&] { ++runs; });
+  EXPECT_EQ(runs, 2);
 }
 
 // The rank whose transport hangs answers like all others, and when the call returns after all, nothing follows: the
