@@ -2,74 +2,12 @@
 // Ranks that disagree, fail, vanish, dawdle or send nonsense: on every live rank one sentence within the limit of time
 // and a second, outputs as they were, and nobody hangs.
 // Implements docs/scale_out.md, "Failure".
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <functional>
 #include <thread>
 
-#include "dist/faulty.hpp"
-#include "dist/worker.hpp"
-#include "tests/dist/world.hpp"
+#include "tests/dist/fault_run.hpp"
 
 namespace tessera::dist {
 namespace {
-
-constexpr double timeout = 1;  // threads of a busy machine get their turn within it
-
-Problem small() { return {{96}, 4, 2, 16, 16, Type::f32, {.causal = true}}; }
-
-Sharing sharing_of(const Problem& p, int ranks = 4) {
-  return {.partition = zigzag(p.lengths, ranks, 4), .scheme = Scheme::ring, .timeout = timeout, .threads = 1};
-}
-
-struct Outcome {
-  std::vector<std::string> sentences;  // by rank; empty: it was fine
-  std::vector<tessera_status> status;
-  double seconds = 0;  // of the slowest rank
-  Answer all;
-};
-
-using Change = std::function<void(int rank, Problem&, Sharing&)>;
-using Wrap = std::function<std::shared_ptr<Communicator>(int rank, std::shared_ptr<Communicator>)>;
-
-Outcome run(const Change& change, const Wrap& wrap = {}, const std::function<bool(int)>& takes_part = {}) {
-  const World world(small(), {}, 3);
-  const int ranks = 4;
-  Outcome out;
-  out.sentences.resize(ranks), out.status.resize(ranks), out.all = world.ranks(sharing_of(small(), ranks));
-  for (auto& [name, numbers] : out.all.of)
-    for (Int64 i = 0; i < numbers.count(); ++i) numbers.set(i, -77);
-  const auto begin = Clock::now();
-  run_ranks(ranks, [&](int r, std::shared_ptr<Communicator> c) {
-    if (takes_part && !takes_part(r)) return;
-    Problem problem = small();
-    Sharing sharing = sharing_of(problem, ranks);
-    if (change) change(r, problem, sharing);
-    World mine(problem, {}, 3);
-    try {
-      mine.rank(wrap ? wrap(r, c) : c, sharing, out.all);
-    } catch (const Error& error) {
-      out.sentences[static_cast<std::size_t>(r)] = error.what(),
-      out.status[static_cast<std::size_t>(r)] = error.status();
-    }
-  });
-  out.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  return out;
-}
-
-void expect_all(const Outcome& out, const std::string& sentence) {
-  for (const std::string& said : out.sentences) EXPECT_EQ(said, sentence);
-  EXPECT_LT(out.seconds, timeout + 1);
-}
-
-// Every number of every rank's outputs is still what it was.
-void expect_untouched(const Outcome& out) {
-  for (const auto& [name, numbers] : out.all.of)
-    for (Int64 i = 0; i < numbers.count(); ++i) ASSERT_EQ(numbers.get(i), -77) << name;
-}
 
 TEST(Agreement, EveryFieldThatDiffersIsNamedOnEveryRank) {
   const std::vector<std::pair<const char*, Change>> rows = {
@@ -157,19 +95,6 @@ TEST(Agreement, ALateRankIsWaitedFor) {
     if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
   });
   expect_all(out, "");
-}
-
-// What a rank that is told says: the first sentence, with the name of the rank that noticed.
-void expect_heard(const Outcome& out, const std::string& part) {
-  for (const std::string& said : out.sentences) EXPECT_NE(said.find(part), std::string::npos) << said;
-  EXPECT_LT(out.seconds, timeout + 1);
-  expect_untouched(out);
-}
-
-Wrap on_rank(int rank, Fault fault) {
-  return [=](int r, std::shared_ptr<Communicator> c) -> std::shared_ptr<Communicator> {
-    return r == rank ? std::make_shared<Faulty>(std::move(c), fault) : c;
-  };
 }
 
 TEST(Faults, ADeadLinkEndsAtTheLimit) {
@@ -316,148 +241,6 @@ TEST(Waiting, TimeInWhichTheProcessWasStoppedIsNotTheOthersFault) {
   Line line(communicator, 1.2);
   line.wait(line.start({{1, false, std::make_shared<Bytes>(8)}}));
   EXPECT_EQ(communicator->asked, 3);
-}
-
-// Ranks whose plans work on a thread of their communicator's own, as over MPI.
-class Aside : public Faulty {
- public:
-  using Faulty::Faulty;
-  Worker* worker() override { return &thread; }
-
- private:
-  Worker thread;
-};
-
-// A call that does not return until it is let go. From then on the communicator counts what it is asked for.
-class Hanging : public Aside {
- public:
-  enum Where { in_start, in_test, in_notice, in_fail };
-  Hanging(std::shared_ptr<Communicator> real, Fault fault, Where where) : Aside(std::move(real), fault), where(where) {}
-
-  void start(std::span<const Message> group) override {
-    if (groups++ == 2 && where != in_fail) hang_from_now = true;
-    Aside::start(group);  // which has taken the messages over then, as a transport of callbacks has
-    hang(in_start);
-  }
-  std::vector<bool> test() override {
-    hang(in_test);
-    return Aside::test();
-  }
-  std::optional<std::string> notice() override {
-    hang(in_notice);
-    return Aside::notice();
-  }
-  void fail(const std::string&) noexcept override {
-    if (where == in_fail) hang_from_now = true;
-    hang(in_fail);
-  }
-  void let_go() { is_free = true; }
-  std::atomic<int> asked_since{0};
-
- private:
-  void hang(Where here) {
-    if (is_free) ++asked_since;
-    while (hang_from_now && here == where && !is_free) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  const Where where;
-  int groups = 0;
-  bool hang_from_now = false;
-  std::atomic<bool> is_free{false};
-};
-
-TEST(OwnThreads, GiveTheSameBits) {
-  const Outcome here = run({}), aside = run({}, [](int, std::shared_ptr<Communicator> c) {
-                                  return std::make_shared<Aside>(std::move(c), Fault{});
-                                });
-  expect_all(aside, "");
-  for (const auto& [name, numbers] : here.all.of)
-    for (Int64 i = 0; i < numbers.count(); ++i) ASSERT_EQ(numbers.get(i), aside.all.of.at(name).get(i)) << name;
-}
-
-TEST(OwnThreads, PassOnWhatIsThrown) {
-  const Outcome out = run({}, [](int r, std::shared_ptr<Communicator> c) {
-    return std::make_shared<Aside>(std::move(c), Fault{r == 3 ? Fault::fail : Fault::none, 2});
-  });
-  expect_heard(out, "the network is down");
-  const Outcome wrong =
-      run([](int, Problem& p, Sharing&) { p.options.softcap = -1; },
-          [](int, std::shared_ptr<Communicator> c) { return std::make_shared<Aside>(std::move(c), Fault{}); });
-  expect_all(wrong, "softcap: is -1; must be 0 (none) or a positive number from 1e-18 to 1e18");
-  EXPECT_EQ(wrong.status[0], TESSERA_INVALID_ARGUMENT);
-}
-
-// Threads are not forked: a child that waited for one would wait for ever.
-TEST(OwnThreads, AreRefusedInAForkedChild) {
-  Worker worker;
-  int runs = 0;
-  worker.run([&] { ++runs; });
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(20);  // a child that hangs ends
-    try {
-      worker.run([&] { ++runs; });
-    } catch (const Error& e) {
-      _exit(e.status() == TESSERA_INVALID_ARGUMENT && std::string(e.what()).starts_with("communicator: ") ? 0 : 1);
-    }
-    _exit(2);
-  }
-  ASSERT_GT(child, 0);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status)) << status;
-  EXPECT_EQ(WEXITSTATUS(status), 0);
-  worker.run([&] { ++runs; });
-  EXPECT_EQ(runs, 2);
-}
-
-// The rank whose transport hangs answers like all others, and when the call returns after all, nothing follows: the
-// plan, the tensors and the caller's stack are gone by then.
-TEST(OwnThreads, ACallThatNeverReturnsIsLeftBehind) {
-  const auto expect_left_behind = [](Hanging::Where where) {
-    Hanging* hanging = nullptr;
-    const Outcome out = run({}, [&](int r, std::shared_ptr<Communicator> c) -> std::shared_ptr<Communicator> {
-      if (r != 1) return std::make_shared<Aside>(std::move(c), Fault{});
-      const Fault fault{where == Hanging::in_fail ? Fault::fail : Fault::none, 2};
-      const auto made = std::make_shared<Hanging>(std::move(c), fault, where);
-      hanging = made.get();
-      return made;
-    });
-    EXPECT_EQ(out.sentences[1], where == Hanging::in_fail ? "the network is down"
-                                                          : "a call of the transport has not returned within 1 s");
-    for (const std::size_t r : {0u, 2u, 3u})
-      EXPECT_NE(out.sentences[r].find("no answer within 1 s from rank"), std::string::npos) << out.sentences[r];
-    EXPECT_LT(out.seconds, timeout + 1);
-    expect_untouched(out);
-    ASSERT_TRUE(hanging->kept);  // nobody else owns it any more
-    EXPECT_EQ(hanging->kept.use_count(), 1);
-    hanging->let_go();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    EXPECT_EQ(hanging->asked_since, 0);
-  };
-  std::vector<std::thread> all;  // they wait for most of their time
-  for (const auto where : {Hanging::in_start, Hanging::in_test, Hanging::in_notice, Hanging::in_fail})
-    all.emplace_back(expect_left_behind, where);
-  for (std::thread& one : all) one.join();
-}
-
-TEST(OwnThreads, RefuseCallsAfterOneThatHangs) {
-  std::shared_ptr<Hanging> hanging;
-  run_ranks(2, [&](int r, std::shared_ptr<Communicator> c) {
-    const Sharing sharing = sharing_of(small(), 2);
-    if (r == 0) hanging = std::make_shared<Hanging>(c, Fault{Fault::fail, 0}, Hanging::in_fail), c = hanging;
-    for (const char* sentence : {"the network is down",
-                                 "communicator: has failed before (the network is down); make a new one, and a plan "
-                                 "with it"}) {
-      try {
-        Plan(c, small(), sharing);
-        ADD_FAILURE() << "was not refused";
-      } catch (const Error& error) {
-        if (r == 0) {
-          EXPECT_STREQ(error.what(), sentence);
-        }
-      }
-    }
-  });
 }
 
 }  // namespace
