@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import math
+import operator
 from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, NamedTuple, Optional, Union, overload
 
 import jax
@@ -192,12 +193,17 @@ _differentiable.defvjp(_save, _differentiate, symbolic_zeros=True)
 # --- the function to call --------------------------------------------------------------------------------------------
 
 def _words(rng: Array) -> Array:
-    """A key of jax.random as the handler reads it: a seed of two words, or seed and offset of four."""
+    """A key of jax.random as the handler reads it: a seed of two words, or seed and offset of four. It reads 16 bytes."""
     if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
         if rng.shape:
             raise ValueError(f"rng: has shape {list(rng.shape)}; must be one key of jax.random")
         rng = jax.random.key_data(rng)
-    return jnp.concatenate([rng, jnp.zeros(2, rng.dtype)]) if rng.shape == (2,) and rng.dtype == jnp.uint32 else rng
+    if rng.shape == (2,) and rng.dtype == jnp.uint32:
+        rng = jnp.concatenate([rng, jnp.zeros(2, rng.dtype)])
+    if (rng.dtype, rng.shape) not in ((jnp.uint32, (4,)), (jnp.int32, (4,)), (jnp.int64, (2,))):
+        raise ValueError(f"rng: is {rng.dtype} {list(rng.shape)}; must be a key of jax.random, uint32 [4] (seed and offset, "
+                         "low words first) or int64 [2]")
+    return rng
 
 
 def _array(name: str, x: Any, q_type: str) -> Array:
@@ -265,6 +271,21 @@ _NAMES_OF_JAX_NN = {"q": "query", "k": "key", "v": "value", "causal": "is_causal
                     "window": "local_window_size"}
 
 
+def _is_negative(side: Any) -> bool:
+    """What is no whole number is refused where windows are read."""
+    try:
+        return operator.index(side) < 0
+    except TypeError:
+        return False
+
+
+def _at_most(name: str, lengths: Any, count: int) -> Array:
+    """From 0 to count, as jax.nn reads other lengths: it compares positions with them."""
+    refuse_masked(name, lengths)
+    lengths = jnp.asarray(optional(name, lengths, ""))
+    return jnp.clip(lengths, 0, count) if lengths.dtype == jnp.int32 else lengths
+
+
 def dot_product_attention(query: Array, key: Array, value: Array, bias: Optional[Array] = None,
                           mask: Optional[Array] = None, *, scale: Optional[float] = None, is_causal: bool = False,
                           query_seq_lengths: Optional[Array] = None, key_value_seq_lengths: Optional[Array] = None,
@@ -281,8 +302,10 @@ def dot_product_attention(query: Array, key: Array, value: Array, bias: Optional
         raise ValueError(f"implementation: is {implementation!r}; must be None: XLA's and cuDNN's are jax.nn's")
     q, k, v = (jnp.asarray(x) for x in (query, key, value))
     whole = q.ndim > 3
-    options: dict[str, Any] = {"scale": scale, "causal": is_causal, "alignment": "top_left",
-                               "seqused_q": query_seq_lengths, "seqused_k": key_value_seq_lengths}
+    options: dict[str, Any] = {"scale": scale, "causal": is_causal, "alignment": "top_left"}
+    for name, x, lengths in (("seqused_q", q, query_seq_lengths), ("seqused_k", k, key_value_seq_lengths)):
+        if lengths is not None and x.ndim > 2:
+            options[name] = _at_most(name, lengths, x.shape[-3])
     for name, x in (("bias", bias), ("mask", mask)):
         if x is not None:
             x = jnp.asarray(x)
@@ -290,7 +313,8 @@ def dot_product_attention(query: Array, key: Array, value: Array, bias: Optional
     if local_window_size is not None:
         both = isinstance(local_window_size, int)
         window: Any = (local_window_size, local_window_size) if both else local_window_size
-        if isinstance(window, (tuple, list)) and any(isinstance(side, (int, jnp.integer)) and side < 0 for side in window):
+        window = tuple(window) if isinstance(window, Iterable) else window
+        if isinstance(window, tuple) and any(map(_is_negative, window)):
             raise ValueError(f"local_window_size: is {local_window_size}; must be 0 or more on each side")
         options["window"] = window
     try:

@@ -114,6 +114,10 @@ def test_dropout_by_keys(rng, device, kind):
     np.testing.assert_array_equal(each[1], drop(other))
     with pytest.raises(ValueError, match=r"rng: has shape \[2\]; must be one key of jax.random"):
         drop(jax.random.split(key))
+    for words in (jnp.array([1, 2], jnp.int32), jnp.zeros((3, 2), jnp.uint32), jnp.zeros(3, jnp.uint32), 7, jnp.zeros(2)):
+        for call in (drop, jax.jit(drop)):  # the library reads 16 bytes, whatever the array has
+            with pytest.raises(ValueError, match=r"rng: is .*; must be a key of jax.random, uint32 \[4\]"):
+                call(words)
     with pytest.raises(TypeError, match="seed: is a key of jax.random; pass it as rng"):
         tessera.jax.attention(q, k, v, dropout_p=0.3, seed=key)
 

@@ -97,6 +97,20 @@ def test_without_a_batch_and_inside_jit(rng):
         np.testing.assert_allclose(np.asarray(lse, np.float32), np.asarray(its, np.float32), atol=0.03)
 
 
+def test_lengths_beyond_the_sequence(rng):
+    """jax.nn compares positions with them: those beyond hide nothing, those below 0 everything."""
+    q, k, v = (jnp.asarray(rng.standard_normal((4, 5, 2, 8)), jnp.float32) for _ in range(3))
+    for kind in (np.int32, np.int64):
+        lengths = np.array([2**31 - 1 if kind == np.int32 else 2**32 + 1, 5, 2, 6], kind)
+        options = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths[::-1]}
+        theirs = {name: jnp.asarray(x.clip(0, 100), jnp.int32) for name, x in options.items()}
+        expected = np.array(jax.nn.dot_product_attention(q, k, v, **theirs))
+        for b in range(4):
+            expected[b, lengths[b]:] = 0
+        assert_close(dot_product_attention(q, k, v, **options), expected, factor=8)
+    assert not dot_product_attention(q, k, v, key_value_seq_lengths=np.full(4, -3)).any()
+
+
 def test_the_residual_has_no_gradient(rng):
     q, k, v = (jnp.asarray(rng.standard_normal((1, 5, 2, 8)), jnp.float32) for _ in range(3))
     gradient = jax.grad(lambda q: dot_product_attention(q, k, v, return_residual=True)[1].sum())(q)
@@ -109,6 +123,10 @@ def test_the_residual_has_no_gradient(rng):
     ({"is_causal": "yes"}, TypeError, "is_causal: "),
     ({"local_window_size": (1, 2, 3)}, TypeError, "local_window_size: "),
     ({"local_window_size": (-1, 0)}, ValueError, r"local_window_size: is \(-1, 0\); must be 0 or more on each side"),
+    ({"local_window_size": np.array([-1, 0])}, ValueError, r"local_window_size: is \[-1  0\]; must be 0 or more"),
+    ({"local_window_size": (jnp.int32(0), jnp.int32(-1))}, ValueError, r"local_window_size: is .*; must be 0 or more"),
+    ({"local_window_size": (1.5, 0)}, TypeError, "local_window_size's left: "),
+    ({"query_seq_lengths": np.ones(1, np.float32)}, ValueError, "query_seq_lengths: has type f32"),
     ({"query_seq_lengths": np.zeros(3, np.int32)}, ValueError, "query_seq_lengths: ")])
 def test_refusals(change, error, sentence):
     zeros = np.zeros((1, 5, 2, 8), np.float32)
