@@ -108,6 +108,8 @@ def _table(cache: Cache, batch: int, needed: bool) -> Optional[Tensor]:
             raise ValueError("cache_batch_idx: is given with block_table; use one or the other")
         return cache.table
     if cache.batch_idx is not None:
+        if not isinstance(cache.batch_idx, Tensor):
+            raise TypeError(f"cache_batch_idx: is a {type(cache.batch_idx).__name__}; must be a PyTorch tensor")
         return cache.batch_idx.int()[:, None]
     if cache.leftpad is not None or needed:
         if cache.k.shape[0] < batch:  # pages that are not there would be zeros
@@ -152,6 +154,22 @@ def _check_rotary(x: Tensor, given: Rotary) -> None:
                          f"[positions, dims], with at most {x.shape[-1] // 2} dims")
 
 
+def _bounds(window: Any) -> bool:
+    """Whether a window hides a key; what it says has been checked."""
+    return window is not None and any(side is not None and side != -1 for side in window)
+
+
+def check_batch_idx(batch_idx: Tensor, count: int, used: Optional[Tensor] = None) -> None:
+    """Whether entries are below `count`, but for sequences without keys: others would read zeros, or another's keys."""
+    if batch_idx.is_cuda or torch.compiler.is_compiling():
+        return
+    outside = (batch_idx < 0) | (batch_idx >= count)
+    if used is not None and used.shape == batch_idx.shape:
+        outside &= used > 0
+    if bool(outside.any()):
+        raise ValueError(f"cache_batch_idx: is {batch_idx.tolist()}; must be from 0 to {count - 1}")
+
+
 def _check_leftpad(leftpad: Tensor, used: Tensor) -> None:
     if bool(((leftpad < 0) | (leftpad > used)).any()):
         raise ValueError(f"cache_leftpad: is {leftpad.tolist()}; must be from 0 to the lengths {used.tolist()}, k's "
@@ -187,9 +205,8 @@ def _check_places(cache: Cache, tokens: New, seqused: Tensor, table: Optional[Te
         return
     pages = table.long()[sequence, places // size]
     if pages.numel() and (int(pages.min()) < 0 or int(pages.max()) >= cache.k.shape[0]):
-        name = "block_table" if cache.batch_idx is None else "cache_batch_idx"
-        raise ValueError(f"{cache.names.get(name, name)}: names pages {int(pages.min())} to {int(pages.max())} to be "
-                         f"written but the cache has {cache.k.shape[0]}")
+        raise ValueError(f"{cache.names.get('block_table', 'block_table')}: names pages {int(pages.min())} to "
+                         f"{int(pages.max())} to be written but the cache has {cache.k.shape[0]}")
 
 
 def _turned(q: Tensor, positions: Tensor, cache: Cache, tokens: New, given: Rotary) -> Tensor:
@@ -254,6 +271,8 @@ def attend(q: Tensor, cache: Cache, tokens: Optional[New], given: Optional[Rotar
         used = seqused + (tokens.k.shape[1] if tokens.cu_seqlens is None else tokens.cu_seqlens.diff())
         if given is not None:
             _check_rotary(tokens.k, given)
+    if cache.batch_idx is not None:
+        check_batch_idx(cache.batch_idx, cache.k.shape[0], used)
     options.update(scales, seqused_k=used)
     if table is not None:
         options.update(block_table=table, leftpad_k=cache.leftpad)
@@ -262,7 +281,7 @@ def attend(q: Tensor, cache: Cache, tokens: Optional[New], given: Optional[Rotar
     if not torch.compiler.is_compiling() and (tokens is not None or chunk):  # a plan cannot be traced
         cache.named(check, q, cache.k, cache.v, **options)
     if tokens is not None:
-        ordered = bool(options["causal"] or chunk) or tuple(options["window"]) != (-1, -1)
+        ordered = bool(options["causal"] or chunk) or _bounds(options["window"])
         q = append(q, cache, tokens, seqused, used, table, given, ordered, cu_seqlens_q,
                    **(scales if append_scales is None else append_scales))
     if not chunk or table is None:

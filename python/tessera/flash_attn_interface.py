@@ -122,6 +122,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     if k is not None and k.dtype == torch.float8_e4m3fn:  # they have been divided by scales of heads and sequences
         stored = {name: scale for name, scale in stored.items() if scale is not None and scale.dim() > 2}
     if page_table is not None and cache_batch_idx is not None:
+        _kvcache.check_batch_idx(cache_batch_idx, page_table.shape[0])
         page_table, cache_batch_idx = page_table[cache_batch_idx.long()], None
     rotary = _kvcache.rotary(_flash.widened(rotary_cos), _flash.widened(rotary_sin), rotary_interleaved, rotary_seqlens)
     names = {**_NAMES, **_flash.scale_name(q_descale, k_descale)}

@@ -208,6 +208,24 @@ def test_the_sample_covers_the_grid():
     assert sum(d["packed_q"] and d["packed_new"] and d["new"] and d["rotary"] > 0 for d in drawn) >= 10
 
 
+def test_rows_of_a_page_table_are_not_counted_from_its_end():
+    q, caches = torch.randn(2, 1, HQ, D), torch.randn(2, 6, 8, HK, D)
+    table = torch.arange(6).view(3, 2).int()
+    for entries in ([-1, 0], [0, 3]):
+        with pytest.raises(ValueError, match=rf"cache_batch_idx: is \[{entries[0]}, {entries[1]}\]; must be from 0 to 2$"):
+            flash_attn_with_kvcache(q, *caches, cache_seqlens=9, page_table=table, cache_batch_idx=torch.tensor(entries).int())
+
+
+def test_windows_without_bounds_rotate_as_no_window_does():
+    torch.manual_seed(4)
+    q, new, caches = torch.randn(2, 3, HQ, D), torch.randn(2, 3, HK, D), torch.randn(2, 2, CAPACITY, HK, D)
+    angle = torch.rand(CAPACITY, D // 2) * 6.28
+    results = [flash_attn_with_kvcache(q, *caches.clone(), new, new, rotary_cos=angle.cos(), rotary_sin=angle.sin(),
+                                       cache_seqlens=5, window_size=window)
+               for window in ((-1, -1), [-1, -1], (None, None), (-1, None), None)]
+    assert all(torch.equal(o, results[0]) for o in results)
+
+
 def test_eight_bits_are_stored_as_they_are():
     """New tokens of 8 bits have been divided by their scales; others are divided here."""
     torch.manual_seed(1)

@@ -223,6 +223,16 @@ def test_names_of_batch_indices_and_of_calls_that_append_nothing():
     q, k = torch.randn(2, 1, HQ, D), torch.randn(2, 1, HK, D)
     with pytest.raises(ValueError, match="cache_batch_idx: tokens 0 and 1 both go to one row of the cache"):
         flash_attn_with_kvcache(q, k_cache, v_cache, k, k, cache_seqlens=4, cache_batch_idx=torch.tensor([1, 1]).int())
+    for entries in ([0, 3], [-1, 0]):  # whose keys would be zeros
+        index, lengths = torch.tensor(entries).int(), torch.tensor([4, 4]).int()
+        for new in (None, k):
+            with pytest.raises(ValueError, match=rf"cache_batch_idx: is \[{entries[0]}, {entries[1]}\]; must be from 0 to 2$"):
+                flash_attn_with_kvcache(q, k_cache, v_cache, new, new, cache_seqlens=lengths, cache_batch_idx=index)
+        lengths[index.clamp(0, 2) != index] = 0  # without keys there is nothing to be read
+        o = flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, cache_batch_idx=index)
+        assert not o[lengths == 0].any() and o[lengths > 0].any()
+    with pytest.raises(TypeError, match="cache_batch_idx: is a list; must be a PyTorch tensor"):
+        flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=4, cache_batch_idx=[0, 1])
     with pytest.raises(ValueError, match="cache_seqlens: entry 0 is 49"):
         flash_attn_with_kvcache(q, k_cache[:2], v_cache[:2], cache_seqlens=CAPACITY + 1)
 
