@@ -144,8 +144,19 @@ class Parsed(NamedTuple):
     seed_offset: int
 
 
+def _differentiated(value: Any) -> bool:
+    """Whether a tensor of PyTorch's is to be differentiated, in either mode: as a number it would lose that."""
+    if not hasattr(value, "requires_grad"):
+        return False
+    torch = sys.modules["torch"]
+    if value.requires_grad and torch.is_grad_enabled():
+        return True
+    forward = torch.autograd.forward_ad
+    return forward._current_level >= 0 and forward.unpack_dual(value).tangent is not None
+
+
 def number(name: str, value: Any) -> float:
-    if getattr(value, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+    if _differentiated(value):
         raise NotImplementedError(f"{name}: requires a gradient, which attention does not give; pass a number")
     try:
         if not isinstance(value, (str, bytes, bytearray)):  # float() would read them
