@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence
 from . import _abi
 from ._abi import CPU, CUDA
 from ._call import View
-from ._convert import refuse_masked
+from ._convert import is_strided, refuse_masked
 
 TYPE_NAMES = {"float64": _abi.F64, "float32": _abi.F32, "float16": _abi.F16, "bfloat16": _abi.BF16,
               "int32": _abi.I32, "int64": _abi.I64, "uint8": _abi.U8, "bool": _abi.U8, "int8": _abi.I8,
@@ -53,6 +53,9 @@ def _numpy_view(name: str, array: Any) -> View:
 def _torch_view(name: str, array: Any) -> View:
     if array.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name}: is on {array.device}; must be on cpu or cuda")
+    if not is_strided(array):
+        raise TypeError(f"{name}: is nested or sparse ({array.layout}); must be a tensor with strides. "
+                        "tessera.torch.attention takes jagged ones")
     if array.is_neg():
         raise ValueError(f"{name}: is a view whose sign PyTorch would change later; must be resolved, as resolve_neg() "
                          "does")

@@ -94,6 +94,11 @@ def optional(name: str, array: Any, q_dtype: str) -> Any:
     return array.astype(wanted) if hasattr(array, "astype") else array
 
 
+def is_strided(tensor: Any) -> bool:
+    """Whether one of PyTorch's lies in memory as its strides say: nested and sparse ones do not."""
+    return not tensor.is_nested and tensor.layout == sys.modules["torch"].strided
+
+
 def rows(name: str, array: Any) -> Any:
     """A copy where numbers of a row do not lie side by side, as in Fortran's order."""
     if name not in _ROWS:
@@ -101,6 +106,6 @@ def rows(name: str, array: Any) -> Any:
     library = type(array).__module__.partition(".")[0]
     if library in ("numpy", "cupy") and getattr(array, "strides", ()) and array.strides[-1] != array.itemsize:
         return array.copy(order="C") if array.shape[-1] > 1 else array
-    if library == "torch" and array.dim() and array.stride(-1) != 1:
+    if library == "torch" and is_strided(array) and array.dim() and array.stride(-1) != 1:
         return array.contiguous() if array.shape[-1] > 1 else array
     return array

@@ -217,6 +217,18 @@ def test_tensors_that_have_no_memory():
     assert o.is_meta and o.shape == meta.shape and lse.is_meta and lse.shape == (1, 2, 4)
 
 
+def test_tensors_without_strides():
+    torch = pytest.importorskip("torch")
+    real = torch.from_numpy(X)
+    jagged = torch.nested.nested_tensor([real[0, :3], real[0]], layout=torch.jagged)
+    for odd in (jagged, real.to_sparse()):
+        for given in ((odd, real, real), (real, odd, real)):
+            with pytest.raises(TypeError, match=r"[qk]: is nested or sparse \(torch.*\); must be a tensor with strides"):
+                tessera.forward(*given)
+    with pytest.raises(TypeError, match=r"bias: is nested or sparse \(torch.sparse_coo\)"):
+        tessera.forward(real, real, real, bias=torch.zeros(1, 1, 4, 4).to_sparse())
+
+
 def test_views_that_pytorch_would_change_later():
     torch = pytest.importorskip("torch")
     real = torch.from_numpy(X)
