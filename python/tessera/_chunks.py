@@ -23,6 +23,15 @@ def size(attention_chunk: Any) -> int:
     return chunk
 
 
+def entries(name: str, table: Any) -> int:
+    """How many pages a page table has for each sequence."""
+    if not isinstance(table, Tensor):
+        raise TypeError(f"{name}: is a {type(table).__name__}; must be a PyTorch tensor")
+    if table.dim() != 2:
+        raise ValueError(f"{name}: has shape {list(table.shape)}; must be [batch, entries]")
+    return table.shape[1]
+
+
 def _lengths(x: Tensor, cu_seqlens: Optional[Tensor]) -> tuple[Tensor, Tensor]:
     """Where each sequence's tokens begin in [all tokens,...], and how many it has, int64 [B]."""
     if cu_seqlens is not None:

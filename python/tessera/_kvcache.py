@@ -42,6 +42,14 @@ class Cache(NamedTuple):
             raise renamed(error, {**_NAMES, **self.names, **of_pages}) from None
 
 
+def first_caches(q: Tensor, cache: Cache) -> Cache:
+    """Of more caches than sequences the first ones are theirs, in FlashAttention-2 if nothing says which."""
+    named = cache.table is not None or cache.batch_idx is not None
+    if named or q.dim() != 4 or cache.k.dim() != 4 or cache.k.shape[0] <= q.shape[0] or cache.v.shape[0] != cache.k.shape[0]:
+        return cache
+    return cache._replace(k=cache.k[:q.shape[0]], v=cache.v[:q.shape[0]])
+
+
 class New(NamedTuple):
     """Tokens to be appended: [B,n,Hk,D], or [T,Hk,D] with cu_seqlens."""
     k: Tensor
@@ -90,7 +98,8 @@ def _lengths(q: Tensor, cu_seqlens_q: Optional[Tensor], cache: Cache, appends: b
     if seqlens is None:
         if appends:
             raise ValueError("cache_seqlens: is missing; k and v are appended behind them")
-        seqlens = cache.k.shape[1] * (1 if cache.table is None else cache.table.shape[1])
+        name = cache.names.get("block_table", "block_table")
+        seqlens = cache.k.shape[1] * (1 if cache.table is None else _chunks.entries(name, cache.table))
     elif not isinstance(seqlens, (int, torch.SymInt)):
         try:
             seqlens = operator.index(seqlens)  # NumPy's whole numbers

@@ -218,6 +218,20 @@ def test_a_refused_call_leaves_the_caches_as_they_were(name):
     assert all(torch.equal(cache, old) for cache, old in zip(caches, before))
 
 
+def test_more_caches_than_sequences():
+    """The first ones are theirs, where nothing says which."""
+    k_cache, v_cache, _, _ = make_cache(False)
+    q, k = torch.randn(B - 1, 1, HQ, D), torch.randn(B - 1, 1, HK, D)
+    copies = k_cache[:-1].clone(), v_cache[:-1].clone()
+    last = k_cache[-1].clone()
+    for new in (None, k):
+        o = flash_attn_with_kvcache(q, k_cache, v_cache, new, new, cache_seqlens=4)
+        assert torch.equal(o, flash_attn_with_kvcache(q, *copies, new, new, cache_seqlens=4))
+    assert torch.equal(k_cache[:-1], copies[0]) and torch.equal(v_cache[:-1], copies[1]) and torch.equal(k_cache[-1], last)
+    with pytest.raises(ValueError, match="k_cache: batch is 1 but q has 2; q, k_cache and v_cache must agree in batch"):
+        flash_attn_with_kvcache(q, k_cache[:1], v_cache[:1], cache_seqlens=4)
+
+
 def test_names_of_batch_indices_and_of_calls_that_append_nothing():
     k_cache, v_cache, _, _ = make_cache(False)
     q, k = torch.randn(2, 1, HQ, D), torch.randn(2, 1, HK, D)

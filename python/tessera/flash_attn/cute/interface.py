@@ -95,7 +95,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, qv: Optional[Tensor]
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("cu_seqlens_k: is given with page_table; seqused_k says how many keys there are")
-        full = page_table.shape[1] * k.shape[1]
+        full = _chunks.entries("page_table", page_table) * k.shape[1]
         lengths = torch.full(page_table.shape[:1], full, dtype=torch.int32, device=k.device)
         options.update(block_table=page_table, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
                        max_seqlen_k=max_seqlen_k, seqused_k=lengths if seqused_k is None else seqused_k)
