@@ -9,9 +9,9 @@
 cuDNN and FlashAttention-2 are PyTorch's, called as operators; FlashAttention-3 takes part if flash_attn_interface can
 be imported, FlexAttention with --flex. Tessera is called through its C ABI: `tessera` is what the planner chooses,
 `tessera-fast` the same without the promise of equal bits where that is another kernel, `tessera:NAME` a kernel that
---kernel forces, `tessera@NAME` another build that --beside names. All read the same random numbers as [B,N,H,D]
-tensors. Results are compared first, cuDNN's with PyTorch's plain operations, the others' with cuDNN's; a contender that
-differs gets no figure.
+--kernel forces (NAME-fast: without that promise), `tessera@NAME` another build that --beside names. All read the same
+random numbers as [B,N,H,D] tensors. Results are compared first, cuDNN's with PyTorch's plain operations, the others'
+with cuDNN's; a contender that differs gets no figure.
 
 In every round each contender is warmed up and then timed, and the order changes between rounds (python/tessera/
 _rounds.py); medians count. The L2 cache is flushed between launches, and up to N = 1024, and for packed sequences,
@@ -84,7 +84,8 @@ def choose(arguments):
     for suffix, package in {"": "tessera", **arguments.packages}.items():
         if arguments.kernel:
             ours.update({f"tessera:{name}{suffix}": lambda data, name=name, package=package: Tessera(
-                data, kernel=name, package=package) for name in arguments.kernel})
+                data, kernel=name.removesuffix("-fast"), deterministic=not name.endswith("-fast"), package=package)
+                for name in arguments.kernel})
         else:
             ours["tessera" + suffix] = lambda data, package=package: Tessera(data, package=package)
             ours["tessera-fast" + suffix] = lambda data, package=package: Tessera(data, deterministic=False,
@@ -311,7 +312,8 @@ def parse_arguments():
     parser.add_argument("--library", default="build/src/libtessera.so", help="Tessera's shared library")
     parser.add_argument("--beside", action="append", default=[], metavar="NAME=LIBRARY",
                         help="another build of it, in the same rounds; may be repeated")
-    parser.add_argument("--kernel", action="append", help="force this kernel of Tessera's; may be repeated")
+    parser.add_argument("--kernel", action="append", help="force this kernel of Tessera's; may be repeated; NAME-fast: "
+                        "without the promise of equal bits")
     parser.add_argument("--without", type=words, default=[], help="contenders to leave out: fa2,tessera-fast@NAME")
     parser.add_argument("--passes", type=words, default=["forward", "backward"], help="forward,backward")
     parser.add_argument("--dims", type=numbers, default=[64, 128, 256], help="of the grid: 64,128,256")

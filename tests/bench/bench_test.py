@@ -146,6 +146,14 @@ class Program(unittest.TestCase):
         self.assertEqual(names, ["tessera", "tessera-fast", "tessera@before", "cudnn"])
         names, _ = self.choose("--beside", "before=x.so", "--kernel", "hopper", "--without", "fa2")
         self.assertEqual(names, ["tessera:hopper", "tessera:hopper@before", "cudnn"])
+        names, _ = self.choose("--kernel", "mma_one_pass", "--kernel", "mma_one_pass-fast", "--without", "fa2,cudnn")
+        self.assertEqual(names, ["tessera:mma_one_pass", "tessera:mma_one_pass-fast"])
+        forced = types.SimpleNamespace(kernel=["a", "b-fast"], packages={}, flex=False, without=[])
+        with mock.patch.object(peers, "Tessera") as made, contextlib.redirect_stdout(io.StringIO()):
+            found = peers.choose(forced)
+            found["tessera:a"](None), found["tessera:b-fast"](None)
+        self.assertEqual([(call.kwargs["kernel"], call.kwargs["deterministic"]) for call in made.call_args_list],
+                         [("a", True), ("b", False)])
         with self.assertRaisesRegex(SystemExit, "--without: fa9: contenders are tessera, tessera-fast, cudnn, fa2"):
             self.choose("--without", "fa9")
 
