@@ -28,7 +28,8 @@ std::string config_text(const OnePassConfig& c) {
               ", .row_tiles = ", c.row_tiles, ", .paired = ", spelled(c.paired), ", .block_queries = ", c.block_queries,
               ", .q_stages = ", c.q_stages, ", .o_stages = ", c.o_stages, ", .blocks_per_sm = ", c.blocks_per_sm,
               ", .copy_bytes = ", c.copy_bytes, ", .whole = ", spelled(c.whole), ", .halves_S = ", spelled(c.halves_S),
-              ", .turing = ", spelled(c.turing), ", .ordered = ", spelled(c.ordered), "}");
+              ", .turing = ", spelled(c.turing), ", .ordered = ", spelled(c.ordered), ", .turn_tiles = ", c.turn_tiles,
+              "}");
 }
 
 std::string prepare_unit_text(const PrepareConfig& c) {
@@ -42,13 +43,12 @@ std::string prepare_unit_text(const PrepareConfig& c) {
 }
 
 std::string finish_unit_text(const FinishConfig& c) {
-  return gpu::UnitText{
-      .file = "mma/kernel/finish.cuh",
-      .function = "tessera::mma::finish<config>",
-      .parameters = "tessera::mma::FinishParams",
-      .config = text("tessera::mma::FinishConfig config{.D = ", c.D, ", .queries = ", c.queries, ", .warps = ", c.warps,
-                     ", .ordered = ", spelled(c.ordered), ", .dQ = ", spelled(c.dQ), "}"),
-      .launch_bounds = text(32 * c.warps)}
+  return gpu::UnitText{.file = "mma/kernel/finish.cuh",
+                       .function = "tessera::mma::finish<config>",
+                       .parameters = "tessera::mma::FinishParams",
+                       .config = text("tessera::mma::FinishConfig config{.D = ", c.D, ", .queries = ", c.queries,
+                                      ", .warps = ", c.warps, ", .counts = ", c.counts, ", .dQ = ", spelled(c.dQ), "}"),
+                       .launch_bounds = text(32 * c.warps)}
       .str();
 }
 
@@ -85,13 +85,14 @@ struct Plan {
 
 // Few heads at once, as in Hopper's one pass: what their works share should stay in the L2 cache, which is Q, dO and
 // the sums of dQ of the query head that they are at. But works that add in order wait for each other, so there are at
-// least as many heads as it takes for a head's works to come to a tile one after another; under a causal mask, where
-// works differ, it takes more.
+// least as many heads as it takes for a head's works to come to a tile, or to all that are passed on at once, one after
+// another; under a causal mask, where works differ, it takes more.
 std::int64_t heads_at_once(const Problem& p, const OnePassConfig& c, const cuda::Target& target) {
   constexpr std::int64_t few_when_causal = 16;
   const std::int64_t cached = gpu::heads_in_cache(target, p.Nq * (2 * (p.D + p.Dv) + 4 * c.D));
   const std::int64_t resident = std::int64_t{target.multiprocessors} * c.blocks_per_sm;
-  const std::int64_t in_turn = ceil_div(resident, ceil_div(p.Nq, std::int64_t{c.block_queries}));
+  const std::int64_t in_turn =
+      ceil_div(resident * std::max(c.turn_tiles, 1), ceil_div(p.Nq, std::int64_t{c.block_queries}));
   return std::max({cached, in_turn, p.options.causal ? few_when_causal : std::int64_t{1}});
 }
 
@@ -103,7 +104,7 @@ Plan plan_of(const Problem& p, const OnePassConfig& c, const cuda::Target& targe
   plan.section = section_of(heads, heads_at_once(p, c, target));
   plan.tiles_per_head = gpu::block_count(p.packed, p.Nq, c.block_queries, p.B);
   plan.tiles = product({p.Hq, plan.tiles_per_head});
-  const std::int64_t counts = 1 + (c.ordered ? product({plan.tiles, warps_of(c)}) : 0);
+  const std::int64_t counts = 1 + product({plan.tiles, counts_of(c)});
   plan.sums_at = rounded_up(product({counts, sizeof(UInt32)}), 16);
   plan.own_bytes = sum({plan.sums_at, product({plan.tiles, sums_of(c).tile_numbers(), sizeof(float)})});
   plan.zero_bytes = c.ordered ? plan.sums_at : plan.own_bytes;
@@ -136,7 +137,9 @@ Step main_step(const Problem& p, const Plan& plan) {
             .threads = threads_of(c),
             .shared_bytes = layout_of(c).bytes,
             .tiles = text("tiles of ", keys_of(c), " keys x ", c.block_queries, " queries, dQ summed ",
-                          c.ordered ? "in order" : "as it comes")};
+                          !c.ordered         ? "as it comes"
+                          : c.turn_tiles > 0 ? text("in order, turns passed on by blocks for ", c.turn_tiles, " tiles")
+                                             : "in order")};
   step.gives<OnePassParams>([plan, D = p.D, Dv = p.Dv](const Given& given) {
     const gpu::BackwardParams& call = given.backward();
     const auto stride = [&](const gpu::TokenRef& t) {
@@ -161,7 +164,7 @@ Step finish_step(const Problem& p, const Plan& plan) {
   const FinishConfig c{.D = sums.D,
                        .queries = sums.queries,
                        .warps = sums.warps,
-                       .ordered = plan.config.ordered,
+                       .counts = counts_of(plan.config),
                        .dQ = gpu::element_of(*p.dq)};
   Step step{.name = "mma_finish",
             .unit = finish_unit_text(c),
@@ -184,16 +187,17 @@ std::string one_pass_unit_text(const OnePassConfig& c) {
       .str();
 }
 
-Steps one_pass_steps(const Problem& p, const cuda::Target& target) {
+Steps one_pass_steps(const Problem& p, const cuda::Target& target, int turn_tiles) {
   if (p.pass != Pass::backward) return Steps::refused("pass is forward; this kernel is for the backward pass");
   const TileClass* of = class_of(target);
   std::string reason = refusal(p, target, of);
   if (reason.empty()) reason = one_pass_refusal(p);
   if (!reason.empty()) return Steps::refused(std::move(reason));
-  const std::optional<OnePassConfig> tile = one_pass_tile(p, *of);
+  std::optional<OnePassConfig> tile = one_pass_tile(p, *of);
   if (!tile)
     return Steps::refused(
         text("D is ", p.D, " and Dv is ", p.Dv, "; one pass has no tile for them in the class of ", of->name));
+  if (tile->ordered) tile->turn_tiles = turn_tiles;
   const Plan plan = plan_of(p, *tile, target);
   constexpr std::int64_t most_tiles = std::numeric_limits<Int32>::max();
   if (std::max(plan.blocks, plan.tiles) > most_tiles)

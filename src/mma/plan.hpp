@@ -16,7 +16,7 @@ std::string refusal(const Problem& problem, const cuda::Target& target, const Ti
 // Heads that are worked on at the same time, of so many: a power of two that divides them, at most `most`.
 int section_of(std::int64_t heads, std::int64_t most);
 
-// `mma_one_pass`.
-gpu::Steps one_pass_steps(const Problem& problem, const cuda::Target& target);
+// `mma_one_pass`, and its variants that pass turns on by blocks, for so many tiles at once.
+gpu::Steps one_pass_steps(const Problem& problem, const cuda::Target& target, int turn_tiles = 0);
 
 }  // namespace tessera::mma

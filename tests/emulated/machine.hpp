@@ -237,8 +237,8 @@ class Machine {
     if constexpr (looks_for_races)
       accesses(count, 4, Access::strong_read), races.strong(current, count, Races::Strong::acquire);
   }
-  void count_one_more(UInt32* count) {
-    fence(false);
+  void count_one_more(UInt32* count) { fence(false), count_behind_fence(count); }
+  void count_behind_fence(UInt32* count) {
     if constexpr (looks_for_races) accesses(count, 4, Access::atomic), races.strong(current, count, Races::Strong::add);
     copy_quietly([&] { ++*count; });
     ++progress;

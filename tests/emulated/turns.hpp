@@ -38,31 +38,38 @@ inline gpu::Question random_question(std::mt19937& random, std::vector<Int32>& q
   return x;
 }
 
-// An addition to a tile, and which of the tile's additions it is.
+// An addition to a tile, and which of the tile's additions it is. Neighbours of one group, if they have one, are
+// counted together.
 struct Visit {
   Int64 tile;
   UInt32 turn;
+  Int64 group = -1;
   bool waited = false;
 };
 
 // Blocks take work in order, `resident` of them are there at a time, and any of those may go on. visits_of: the
-// additions of a work, in its order. `late`: a block counts its addition when it comes to the next one, not at once.
-// Returns how many additions had to wait for their turn at least once, or -1 if all blocks wait.
+// additions of a work, in its order. `late`: a block counts its addition, or a group's, when it comes to the next one
+// or group, not at once. Returns how many additions had to wait for their turn at least once, or -1 if all blocks wait.
 template <class VisitsOf>
 int run_turns(Int64 blocks, VisitsOf visits_of, int resident, bool late, std::mt19937& random) {
   struct Block {
-    std::vector<Visit> visits;  // the next one last
-    Int64 uncounted = -1;       // tile
+    std::vector<Visit> visits;     // the next one last
+    std::vector<Int64> uncounted;  // tiles
+    Int64 group = -1;              // theirs
   };
   std::map<Int64, UInt32> counts;
   std::vector<Block> running;
   int waits = 0;
   const auto count = [&](Block& block) {
-    if (block.uncounted >= 0) ++counts[block.uncounted];
-    block.uncounted = -1;
+    for (const Int64 tile : block.uncounted) ++counts[tile];
+    block.uncounted.clear();
+  };
+  const auto must_count = [&](const Block& block) {
+    if (block.uncounted.empty() || block.visits.empty()) return !block.uncounted.empty();
+    return block.group < 0 || block.visits.back().group != block.group;
   };
   const auto may_go_on = [&](const Block& block) {
-    return block.uncounted >= 0 || block.visits.empty() || counts[block.visits.back().tile] == block.visits.back().turn;
+    return must_count(block) || block.visits.empty() || counts[block.visits.back().tile] == block.visits.back().turn;
   };
   for (Int64 next = 0; next < blocks || !running.empty();) {
     while (next < blocks && int(running.size()) < resident) {
@@ -73,20 +80,20 @@ int run_turns(Int64 blocks, VisitsOf visits_of, int resident, bool late, std::mt
     bool progress = false;
     for (Block& block : running)
       for (bool goes_on = true; goes_on && random() % 4;) {
-        progress |= block.uncounted >= 0;
-        count(block);
+        if (must_count(block)) count(block), progress = true;
         if (block.visits.empty()) break;
         Visit& v = block.visits.back();
         goes_on = counts[v.tile] == v.turn;
         if (goes_on) {
-          block.uncounted = v.tile, block.visits.pop_back(), progress = true;
+          block.uncounted.push_back(v.tile), block.group = v.group;
+          block.visits.pop_back(), progress = true;
           if (!late) count(block);
         } else {
           waits += !v.waited, v.waited = true;
         }
       }
     if (!progress && !running.empty() && std::none_of(running.begin(), running.end(), may_go_on)) return -1;
-    std::erase_if(running, [](const Block& block) { return block.visits.empty() && block.uncounted < 0; });
+    std::erase_if(running, [](const Block& block) { return block.visits.empty() && block.uncounted.empty(); });
   }
   return waits;
 }

@@ -47,6 +47,17 @@ void expect_all_ran(const std::map<std::string, Count>& counts, int fewest) {
     }
 }
 
+// What the kernels without options take, in the type that `n` chooses.
+Case without_options(Case c, std::size_t n) {
+  c.mask = c.bias = c.rng = false, c.slopes = Slopes::none, c.sinks = Sinks::none;
+  c.options.softcap = c.options.dropout = 0, c.options.accumulate = false, c.options.deterministic = n % 2 == 0;
+  c.options.scale = default_scale, c.f32_grads = c.f32_do = false, c.grads = {};
+  c.type = n % 3 == 0 ? Type::f32 : n % 3 == 1 ? Type::f16 : Type::bf16;
+  if (c.type != Type::f32) c.style = Style::contiguous, c.D = (c.D + 7) / 8 * 8, c.Dv = (c.Dv + 7) / 8 * 8;
+  c.name += "_plain";
+  return c;
+}
+
 class FakeTables : public FakeGpuWith<const char*> {};
 
 TEST_P(FakeTables, LaunchesAreLegalAndInBounds) {
@@ -63,19 +74,29 @@ TEST_F(FakeRandom, LaunchesAreLegalAndInBounds) {
   std::map<std::string, Count> counts;
   std::vector<Case> cases = random_cases(16'000, 200);
   // The early rungs and Hopper's one-pass backward take few of those: the same again without options, in three types.
-  for (std::size_t n = 0; n < 100; ++n) {
-    Case c = cases[n];
-    c.mask = c.bias = c.rng = false, c.slopes = Slopes::none, c.sinks = Sinks::none;
-    c.options.softcap = c.options.dropout = 0, c.options.accumulate = false, c.options.deterministic = n % 2 == 0;
-    c.options.scale = default_scale, c.f32_grads = c.f32_do = false, c.grads = {};
-    c.type = n % 3 == 0 ? Type::f32 : n % 3 == 1 ? Type::f16 : Type::bf16;
-    if (c.type != Type::f32) c.style = Style::contiguous, c.D = (c.D + 7) / 8 * 8, c.Dv = (c.Dv + 7) / 8 * 8;
-    c.name += "_plain";
-    cases.push_back(c);
-  }
+  for (std::size_t n = 0; n < 100; ++n) cases.push_back(without_options(cases[n], n));
   expect_promises(cases, counts);
   expect_all_ran(counts, 20);
 }
+
+// The variants of one pass that a call gets by name: they count by blocks, so their workspace is another.
+class FakeTurns : public FakeGpuWith<const char*> {};
+
+TEST_P(FakeTurns, LaunchesAreLegalAndInBounds) {
+  std::size_t ran = 0, turn = 0;
+  for (const Case& spec : random_cases(17'000, 150)) {
+    CaseData data = build(without_options(spec, 4));
+    if (!data.spec.backward) continue;
+    const OnFake on(data, device_for("mma", turn++));
+    SCOPED_TRACE(describe(spec));
+    std::size_t launches = 0;
+    if (keeps_promises(on.call(FakePass::backward, GetParam()), 0, launches)) ran += launches > 0;
+    if (testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(ran, 20u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FakeTurns, testing::Values("mma_one_pass", "mma_one_pass_block", "mma_one_pass_two"));
 
 }  // namespace
 }  // namespace tessera::test

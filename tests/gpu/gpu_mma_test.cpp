@@ -124,6 +124,22 @@ TEST_P(GpuMmaRepetitions, GiveTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(All, GpuMmaRepetitions, testing::Range(std::size_t{0}, 2 * repeated().size()));
 
+// Who passes turns on, and when, shows in no bit.
+class GpuMmaTurns : public MmaWith<std::tuple<std::size_t, const char*>> {};
+
+TEST_P(GpuMmaTurns, GiveTheBitsOfOnePass) {
+  const auto& [n, kernel] = GetParam();
+  const Case spec = in_16_bits(repeated()[n], true);
+  if (may_be_refused(spec)) GTEST_SKIP() << "no GPU to test: its tiles hold no such heads";
+  const gpu::Steps one_pass = mma::one_pass_steps(problem_of(spec, Pass::backward), cuda::properties(gpu.id));
+  if (!one_pass.reason.empty()) return;  // two passes, which know no turns
+  expect_same_bits_each_time(spec, mma_kernel, kernel);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuMmaTurns,
+                         testing::Combine(testing::Range(std::size_t{0}, repeated().size()),
+                                          testing::Values("mma_one_pass_block", "mma_one_pass_two")));
+
 class GpuMmaCompany : public MmaWith<std::tuple<std::int64_t, Type>> {};
 
 TEST_P(GpuMmaCompany, ASequenceHasTheSameBitsAloneInABatchAndPacked) {

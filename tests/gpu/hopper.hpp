@@ -190,8 +190,10 @@ extern "C" __global__ void compare(const unsigned* a, const unsigned* b, unsigne
   const cuda::LoadedKernel* kernel = cuda::find_kernel(compare_text, "compare", gpu.id);
 };
 
-// Of the backward pass, if the case has one; else of the forward pass.
-inline void expect_same_bits_each_time(const Case& spec, const std::string& kernel = hopper_kernel) {
+// Of the backward pass, if the case has one; else of the forward pass. `repeats`: the kernel that makes the repetitions
+// of a backward pass, if it is another one.
+inline void expect_same_bits_each_time(const Case& spec, const std::string& kernel = hopper_kernel,
+                                       const char* repeats = nullptr) {
   SCOPED_TRACE(describe(spec));
   CaseData data = build(spec);
   OnGpu on(data, kernel);
@@ -208,6 +210,7 @@ inline void expect_same_bits_each_time(const Case& spec, const std::string& kern
   } else {
     remember("o", data.o, on.placed.outputs().o), remember("lse", data.lse, on.placed.outputs().lse);
   }
+  if (repeats) on.plan_backward(repeats);
   for (int run = 0; run < repetitions; ++run) {
     for (const auto& result : results) result->forget();
     if (spec.backward)

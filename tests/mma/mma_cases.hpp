@@ -96,11 +96,14 @@ inline gpu::Steps steps_of(const Problem& problem, const char* architecture) {
   return steps_of(problem, architecture, problem.pass == Pass::forward ? "mma" : "mma_two_pass");
 }
 
-// The cases of the backward pass that one pass takes. Classes take turns; those that tiles decide about run in each. In
-// order, and some as it comes, too.
+inline constexpr const char* one_pass_variants[] = {"mma_one_pass_block", "mma_one_pass_two"};
+
+// The cases of the backward pass that one pass takes. Classes and variants take turns; those that tiles decide about
+// run in each. In order, and some as it comes, too.
 struct OnePassCase {
   emulated::BackwardCase c;
   const char* architecture;
+  std::vector<const char*> variants;  // of `mma_one_pass`, which are compared with it
 };
 inline Problem backward_problem(cases::CaseData& data) {
   return check_backward(data.inputs(), data.saved(), data.gradients(), data.options(), {});
@@ -118,14 +121,19 @@ inline std::vector<OnePassCase> one_pass_cases() {
     cases::CaseData data = cases::build(c.spec);
     if (!steps_of(backward_problem(data), "sm_90a", "mma_one_pass").reason.empty()) continue;
     const bool narrow = c.spec.D <= 128 && c.spec.dim_v() <= 128;
-    for (std::size_t n = 0; n < (c.spec.name == "Full" ? std::size(classes) : 1); ++n) {
-      OnePassCase one{c, classes[turn++ % std::size(classes)]};
+    const bool everywhere = c.spec.name == "Full";
+    for (std::size_t n = 0; n < (everywhere ? std::size(classes) : 1); ++n) {
+      OnePassCase one{c, classes[turn++ % std::size(classes)], {}};
       const bool turing = one.architecture == std::string("sm_75");
       if (turing && narrow) one.c.spec.type = Type::f16;
       if (turing && !narrow) one.architecture = "sm_89";
+      if (everywhere || c.spec.name == "GroupsOfHeads")
+        one.variants.assign(std::begin(one_pass_variants), std::end(one_pass_variants));
+      else
+        one.variants = {one_pass_variants[turn / std::size(classes) % std::size(one_pass_variants)]};
       out.push_back(one);
       if (c.spec.name != "Causal" && c.spec.name != "UsedLengths") continue;
-      one.c.spec.options.deterministic = false;
+      one.c.spec.options.deterministic = false, one.variants.clear();
       out.push_back(one);
     }
   }

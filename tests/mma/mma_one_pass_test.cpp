@@ -8,6 +8,7 @@
 #include "tests/emulated/steps.hpp"
 #include "tests/emulated/turns.hpp"
 #include "tests/mma/mma_cases.hpp"
+#include "tests/support/company.hpp"
 #include "tests/support/senseless.hpp"
 
 namespace tessera::mma {
@@ -19,11 +20,22 @@ alignas(1024) unsigned char memory[emulated::Machine::memory_bytes];
 namespace tessera::mma {
 namespace {
 
-void run_backward(cases::CaseData& data, const char* architecture) {
+void run_backward(cases::CaseData& data, const char* architecture, const char* kernel = "mma_one_pass") {
   const Problem problem = backward_problem(data);
-  const gpu::Steps steps = steps_of(problem, architecture, "mma_one_pass");
+  const gpu::Steps steps = steps_of(problem, architecture, kernel);
   ASSERT_EQ(steps.reason, "");
   emulated::run_steps(steps, problem, emulated::backward_call(data), mma_one_pass_units, memory);
+}
+
+// The variants differ in who passes turns on, and when, not in a bit.
+void expect_same_bits_of_variants(const OnePassCase& c, const cases::CaseData& expected) {
+  for (const char* kernel : c.variants) {
+    SCOPED_TRACE(kernel);
+    cases::CaseData data = cases::build(c.c.spec);
+    forward(data.inputs(), data.outputs(), data.options(), {});
+    run_backward(data, c.architecture, kernel);
+    test::expect_same_outputs(expected, data);
+  }
 }
 
 class MmaOnePass : public testing::TestWithParam<const char*> {};
@@ -36,6 +48,7 @@ TEST_P(MmaOnePass, AgreesWithTheReference) {
     emulated::check(c.c, [&](cases::CaseData& data) {
       forward(data.inputs(), data.outputs(), data.options(), {});
       run_backward(data, c.architecture);
+      expect_same_bits_of_variants(c, data);
     });
     if (HasFailure()) return;
     ++ran;
@@ -51,8 +64,9 @@ INSTANTIATE_TEST_SUITE_P(Groups, MmaOnePass,
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(MmaOnePassLengths, SenselessOnesTouchNoOtherSequences) {
-  test::check_senseless_lengths(test::senseless_base(64, Type::bf16, true), true,
-                                [](cases::CaseData& data) { run_backward(data, "sm_90a"); });
+  for (const char* kernel : {"mma_one_pass", one_pass_variants[0], one_pass_variants[1]})
+    test::check_senseless_lengths(test::senseless_base(64, Type::bf16, true), true,
+                                  [&](cases::CaseData& data) { run_backward(data, "sm_90a", kernel); });
 }
 
 // --- the order of additions to a tile's sum, without the arithmetic
@@ -74,8 +88,11 @@ int random_section(const gpu::Question& x, std::mt19937& random) {
   return section;
 }
 
-// A turn is passed on a tile later than it was had.
-TEST(MmaOnePassTurns, ComeForAnyNumberOfResidentBlocks) {
+// A turn is passed on a tile later than it was had, or when the tiles of a group have been added to.
+class MmaOnePassTurns : public testing::TestWithParam<int> {};
+
+TEST_P(MmaOnePassTurns, ComeForAnyNumberOfResidentBlocks) {
+  const int turn_tiles = GetParam();
   std::mt19937 random(11);
   int waits = 0;
   for (int round = 0; round < 400; ++round) {
@@ -91,7 +108,8 @@ TEST(MmaOnePassTurns, ComeForAnyNumberOfResidentBlocks) {
         if (w.first >= w.rows) return visits;
         if (w.begin >= w.end) return visits;
         for (OnePassWork::Place at = w.first_place(); w.exists(at); at = w.after(at))
-          visits.push_back({w.tile_number(memory, at), turn_at<turns_config>(w, at.n)});
+          visits.push_back({w.tile_number(memory, at), turn_at<turns_config>(w, at.n),
+                            turn_tiles > 0 ? w.tile_number(memory, at) - at.n % turn_tiles : -1});
         return visits;
       };
       const Int64 blocks = x.Hk * gpu::block_count(x.cu_seqlens_k.data, x.Nk, keys_of(turns_config), x.B);
@@ -104,7 +122,9 @@ TEST(MmaOnePassTurns, ComeForAnyNumberOfResidentBlocks) {
   EXPECT_GT(waits, 1000);  // else the order was never in question
 }
 
-TEST(MmaOnePassTurns, EveryBlockIsTakenOnceAndThoseOfAHeadInOrder) {
+INSTANTIATE_TEST_SUITE_P(All, MmaOnePassTurns, testing::Range(0, most_turn_tiles + 1));
+
+TEST(MmaOnePassBlocks, AreTakenOnceAndThoseOfAHeadInOrder) {
   std::mt19937 random(12);
   int padded = 0;
   for (int round = 0; round < 300; ++round) {

@@ -66,8 +66,11 @@ int main(int argc, char** argv) {
   }
   for (const mma::OnePassCase& c : mma::one_pass_cases()) {
     cases::CaseData data = cases::build(c.c.spec);
-    for (const gpu::Step& step : mma::steps_of(mma::backward_problem(data), c.architecture, "mma_one_pass").list)
-      units_of_one_pass.insert(step.unit);
+    std::vector<const char*> kernels = c.variants;
+    kernels.push_back("mma_one_pass");
+    for (const char* kernel : kernels)
+      for (const gpu::Step& step : mma::steps_of(mma::backward_problem(data), c.architecture, kernel).list)
+        units_of_one_pass.insert(step.unit);
   }
   // Of test::LongRows: rows that are aligned, of head dims that are not.
   cases::CaseData odd = cases::build({.name = "odd", .D = 90, .Dv = 97, .type = Type::bf16, .backward = false});

@@ -37,7 +37,7 @@ struct OnePass {
   const int own_byte = first_row * gpu::panel_row_bytes + lane_byte(a_row(lane), a_column(lane));
   const int along_byte = lane_byte(b_row(lane), b_column(lane)), over_byte = lane_byte(t_row(lane), t_column(lane));
   float dK[R][makes_dS ? config.D / 2 : 1] = {}, dV[R][makes_P ? config.Dv / 2 : 1] = {};
-  Int32 added = -1;  // number of the tile that this warp has added to and not yet counted at; below 0: none
+  Int32 added = -1;  // by_warp: number of the tile that this warp has added to and not yet counted at; below 0: none
 
   __device__ OnePass(const OnePassParams& p, OnePassWork& w, unsigned char* shared) : p(p), w(w), shared(shared) {}
 
@@ -260,31 +260,84 @@ struct OnePass {
 
   // --- dQ
 
+  static constexpr int turn_tiles = config.turn_tiles;
+  static_assert(turn_tiles >= 0 && turn_tiles <= most_turn_tiles);
+  static constexpr bool by_warp = config.ordered && turn_tiles == 0, by_block = config.ordered && turn_tiles > 0;
+  using Turn = OnePassWork::Turn;
+
   __device__ UInt32* count_of(Int32 tile) const {
+    if constexpr (by_block) return p.memory.counts + tile;
     return p.memory.counts + (Int64(tile) * warps_of(config) + int(threadIdx.x) / 32);
   }
 
   // The turn at the tile before is over: this warp's additions to it have long arrived, so the fence waits for nothing.
   __device__ void pass_turn_on() {
-    if constexpr (config.ordered)
+    if constexpr (by_warp)
       if (added >= 0 && lane == 0) count_one_more(count_of(added));
   }
 
+  // The same by one warp for all of its block, at the first of turn_tiles neighbours, of which its lanes have one each:
+  // the turns at the neighbours before are over, and whose are these? What the other warps have added lies behind a
+  // barrier, and what they are going to add follows one, so a single fence speaks for all of them. Where two warps
+  // share keys it is one that makes P: such a one has time left at the barrier, which the others reach later.
+  __device__ void pass_turns_on(Place at) const {
+    if constexpr (!makes_P) return;
+    const int own = recomputed(threadIdx.x);
+    const bool first_of_head = at.n == w.end - 1;
+    if (own >= turn_tiles || (!first_of_head && at.n % turn_tiles != turn_tiles - 1)) return;
+    const Int32 n = at.n / turn_tiles * turn_tiles + own;
+    UInt32 seen = ~UInt32(0);
+    if (!first_of_head || at.head != w.head) {  // else nothing has been added, and there is no fence
+      if (has_tile(n)) seen = look_at_count(count_of(w.tile_number(p.memory, {at.head, n})));
+      fence_counts();
+      if (first_of_head)
+        count_last_of(at.head - 1, own);
+      else
+        count_tile({at.head, n + turn_tiles});
+    }
+    const UInt32 turn = turn_at<config>(w, n);
+    w.turns[own] = turn == 0 ? Turn::stores : turn == seen ? Turn::adds : Turn::waits;
+  }
+  // The last ones, behind a barrier after all additions.
+  __device__ void pass_last_turns_on() const {
+    const int own = threadIdx.x;
+    if (!makes_P || own >= turn_tiles || w.begin >= w.end) return;
+    fence_counts();
+    count_last_of(w.head + w.heads - 1, own);
+  }
+  __device__ bool has_tile(Int32 n) const { return turn_tiles == 1 || (n >= w.begin && n < w.end); }
+  __device__ void count_tile(Place at) const {
+    if (has_tile(at.n)) count_behind_fence(count_of(w.tile_number(p.memory, at)));
+  }
+  __device__ void count_last_of(Int32 head, int own) const {
+    count_tile({head, w.begin / turn_tiles * turn_tiles + own});
+  }
+
   // This warp's part of dQ = dS^T K, over all keys of the block, to the sums. In order: when all blocks of earlier keys
-  // have added to it; the first of them only stores. `seen`: what lane 0 saw of the count before.
+  // have added to it; the first of them only stores. `seen`: what lane 0 saw of the count before, by itself.
   __device__ void add_dQ(Place at, UInt32 seen) {
     constexpr QuerySums sums = sums_of(config);
     float dQ[QuerySums::row_tiles][sums.columns() / 2];
-    const int own = recomputed(lane), warp = int(threadIdx.x) / 32;
+    const int own = recomputed(lane), warp = (by_block ? recomputed(threadIdx.x) : int(threadIdx.x)) / 32;
     const int row = sums.first_row(warp), column = sums.first_column(warp);
     multiply_turned<config, keys, dS_rows(keys, queries), queries>(
         dQ, memory + layout.dS + dS_byte(keys, queries, b_row(own), b_column(own) + row),
         memory + layout.K + gpu::tile_byte(keys, t_row(own), t_column(own) + column));
     const Int32 tile = w.tile_number(p.memory, at);
-    const UInt32 turn = config.ordered ? turn_at<config>(w, at.n) : 1;
-    if constexpr (config.ordered) {
+    bool stores = false;
+    if constexpr (by_warp) {
+      const UInt32 turn = turn_at<config>(w, at.n);
       if (lane == 0 && seen != turn) wait_for_count(count_of(tile), turn);
       __syncwarp();
+      stores = turn == 0;
+    }
+    if constexpr (by_block) {
+      const Turn turn = w.turns[at.n % turn_tiles];
+      if (turn == Turn::waits) {
+        if (lane == 0) wait_for_count(count_of(tile), turn_at<config>(w, at.n));
+        __syncwarp();
+      }
+      stores = turn == Turn::stores;
     }
     float* to = p.memory.sums + (Int64(tile) * sums.tile_numbers() + warp * sums.part_numbers());
     const auto put = [&](auto one) {
@@ -293,12 +346,14 @@ struct OnePass {
 #pragma unroll
         for (int n = 0; n < sums.columns() / 2; n += 4) one(to + 32 * (r * (sums.columns() / 2) + n), &dQ[r][n]);
     };
-    if (config.ordered && turn == 0)
+    if (stores)
       put([&](float* at, const float* x) { store_sums(at, lane, x); });
     else
       put([&](float* at, const float* x) { add_sums(at, lane, x); });
-    if constexpr (config.ordered) __syncwarp();  // what all lanes have added is counted by one
-    added = tile;
+    if constexpr (by_warp) {
+      __syncwarp();  // what all lanes have added is counted by one
+      added = tile;
+    }
   }
 
   // --- the loop over tiles of queries, of all heads of the group
@@ -326,9 +381,10 @@ struct OnePass {
       // The fence of the turn that is passed on makes visible what was written before the count that was seen. In the
       // first tile there is none, and no look either.
       UInt32 seen = ~UInt32(0);
-      if constexpr (config.ordered)
+      if constexpr (by_warp)
         if (lane == 0 && added >= 0) seen = look_at_count(count_of(w.tile_number(p.memory, w.places[now])));
       pass_turn_on();
+      if constexpr (by_block) pass_turns_on(w.places[now]);
       __syncthreads();  // dS of all keys is here
       if (const Place next = w.places[1 - now]; config.q_stages * config.o_stages < 4 && w.exists(next)) {
         if constexpr (config.q_stages == 1) copy_Q(next, 0);
@@ -339,6 +395,7 @@ struct OnePass {
       now ^= 1;
     } while (w.exists(w.places[recomputed(now)]));
     pass_turn_on();
+    if constexpr (by_block) __syncthreads();  // all additions of the block
   }
 
   template <Element element, int values>
@@ -362,6 +419,7 @@ struct OnePass {
     sum();
     if constexpr (makes_dS) write<config.dK>(dK, p.call.dk, p.D, p.call.x.scale);
     if constexpr (makes_P) write<config.dV>(dV, p.call.dv, p.Dv, 1);
+    if constexpr (by_block) pass_last_turns_on();
   }
 };
 

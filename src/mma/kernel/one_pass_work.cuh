@@ -23,6 +23,10 @@ struct OnePassWork : BackwardWork {
   __device__ bool exists(Place at) const { return at.head < head + heads; }
   Place places[2];  // the tile in work, and the next
 
+  // Where config.turn_tiles > 0: of tile n of a head at n % turn_tiles, what its additions have to do.
+  enum class Turn : UInt16 { stores, adds, waits };
+  Turn turns[most_turn_tiles];
+
   // Number of a tile among those of all heads and sequences.
   __device__ Int32 tile_number(const OnePassMemory& memory, Place at) const {
     return at.head * memory.tiles_per_head + tiles_begin + at.n;
