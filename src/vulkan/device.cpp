@@ -56,8 +56,10 @@ Facts facts_of(const InstanceFunctions& f, VkPhysicalDevice physical) {
     facts.missing = "it has no queue for compute work";
   if (facts.missing.empty()) facts.matrices = matrix_facts(f, physical);
   const VkPhysicalDeviceLimits& limits = properties.properties.limits;
-  facts.matrices.wide = properties.properties.deviceType != VK_PHYSICAL_DEVICE_TYPE_CPU &&
-                        std::min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]) >= 256;
+  facts.matrices.gpu = properties.properties.deviceType != VK_PHYSICAL_DEVICE_TYPE_CPU;
+  const auto held = [](std::uint32_t limit) { return static_cast<std::int32_t>(std::min(limit, 1U << 20)); };
+  facts.matrices.invocations = held(std::min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]));
+  facts.matrices.shared_bytes = held(limits.maxComputeSharedMemorySize);
   return facts;
 }
 

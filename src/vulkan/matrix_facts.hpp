@@ -28,7 +28,9 @@ struct MatrixFacts {
   MatrixKind f16, bf16;
   std::int32_t lanes = 0;  // of a subgroup
   bool lockstep = false;   // llvmpipe: see strip_barrier in kernel/matrix.glsl
-  bool wide = false;       // for vk_tiled: a GPU, which has many invocations in flight
+  // For vk_tiled's tiles: what a workgroup may have there. Not known: what many devices have, until a plan runs.
+  bool gpu = false;  // no processor: many invocations are in flight
+  std::int32_t invocations = 1024, shared_bytes = 65536;
   bool operator==(const MatrixFacts&) const = default;
 };
 MatrixFacts matrix_facts(const InstanceFunctions& functions, VkPhysicalDevice physical);

@@ -3,7 +3,9 @@
 #include "vulkan/plan.hpp"
 
 #include <algorithm>
+#include <cstdio>
 
+#include "core/environment.hpp"
 #include "core/failure.hpp"
 #include "core/limits.hpp"
 #include "core/tensor.hpp"
@@ -32,8 +34,6 @@ constexpr Shader all_shaders[] = {{"forward", forward_spv},
                                   {"matrix_backward_f16", matrix_backward_f16_spv, true},
                                   {"matrix_backward_bf16", matrix_backward_bf16_spv, true}};
 const Shader* shader(std::string_view name) { return std::ranges::find(all_shaders, name, &Shader::name); }
-
-const TileShape* taken_tile = nullptr;
 
 // Chunks of 64 dims that sums are kept of: 1, 2 or 4, so that there are few pipelines.
 std::int32_t chunks(std::int64_t dims) { return dims <= chunk ? 1 : dims <= 2 * chunk ? 2 : 4; }
@@ -68,6 +68,10 @@ std::string common_refusal(const Problem& p) {
   return "";
 }
 
+Constants tile_constants(const TileShape& t, std::int32_t v_chunks, std::int32_t qk_chunks, bool keys) {
+  return {v_chunks, qk_chunks, keys, t.threads(), t.row_threads, t.column_threads, t.own, t.depth, t.patch, t.quads()};
+}
+
 // What every backward pass begins with: rows that no sequence uses become 0, delta and LSE are prepared.
 void add_start(Steps& steps, const Problem& p) {
   const std::int64_t query_rows = p.dq ? p.Hq * p.Nq : 0, key_rows = p.dk || p.dv ? p.Hk * p.Nk : 0;
@@ -77,16 +81,14 @@ void add_start(Steps& steps, const Problem& p) {
   add(steps, {"delta", shader("rows"), {delta}, gpu::query_blocks(p, threads), 200});
 }
 
-void add_end(Steps& steps, const Problem& p) {
+void add_end(Steps& steps, const Problem& p, const TileShape& shape) {
   if (p.dbias) {
-    const auto& shape = p.bias->shape;
-    const double others = (shape[0] == 1 ? static_cast<double>(p.B) : 1) *
-                          (shape[1] == 1 ? static_cast<double>(p.Hq) : 1) *
-                          (shape[2] == 1 ? tiles_of(p.longest_q()) : 1) * (shape[3] == 1 ? tiles_of(p.longest_k()) : 1);
-    add(steps, {"bias_gradient",
-                shader("bias_gradient"),
-                {},
-                product({shape[0], shape[1], ceil_div(shape[2], tile), ceil_div(shape[3], tile)}),
+    const auto& bias = p.bias->shape;
+    const double others = (bias[0] == 1 ? static_cast<double>(p.B) : 1) *
+                          (bias[1] == 1 ? static_cast<double>(p.Hq) : 1) *
+                          (bias[2] == 1 ? tiles_of(p.longest_q()) : 1) * (bias[3] == 1 ? tiles_of(p.longest_k()) : 1);
+    add(steps, {"bias_gradient", shader("bias_gradient"), tile_constants(shape, 0, 0, 0),
+                product({bias[0], bias[1], ceil_div(bias[2], shape.rows()), ceil_div(bias[3], shape.columns())}),
                 others * (product_rounds(p.D) + product_rounds(p.Dv) + dropout_rounds(p) + 40) + 1100});
   }
   const auto rows = static_cast<double>(p.packed ? p.Nq : p.B * p.Nq);
@@ -182,54 +184,76 @@ Steps plan_matrix(const Problem& p, const MatrixFacts& facts) {
   const auto keys = [&](const char* name, bool v, bool k) {
     add(steps, {name, use.backward, use.constants(true, v, k), gpu::key_blocks(p, matrix_rows), queries * scores});
   };
-  const bool together = std::max(p.D, p.Dv) <= 2 * chunk;  // as for vk_tiled
+  const bool together = std::max(p.D, p.Dv) <= 2 * chunk;  // the sums of more do not fit into registers
   if ((p.dk || p.dv) && together) keys("backward of keys", p.dv.has_value(), p.dk.has_value());
   if (p.dv && !together) keys("backward of keys: dV", true, false);
   if (p.dk && !together) keys("backward of keys: dK", false, true);
-  add_end(steps, p);
+  add_end(steps, p, tile_for(p, facts).shape);
   return steps;
 }
 
-void take_tile(const TileShape* shape) { taken_tile = shape; }
+TileChoice tile_for(const Problem& p, const MatrixFacts& facts) {
+  const auto fits = [&](const TileShape& t) {
+    return t.threads() <= facts.invocations && t.shared_bytes() <= facts.shared_bytes;
+  };
+  const char* wanted = environment("TESSERA_VULKAN_TILE");
+  if (wanted) {
+    TileShape t{};
+    int end = 0;
+    const bool read = std::sscanf(wanted, "%dx%dx%dx%dx%d%n", &t.row_threads, &t.column_threads, &t.own, &t.depth,
+                                  &t.patch, &end) == 5 &&
+                      wanted[end] == 0;
+    const auto one_of = [](std::int32_t x, std::int32_t a, std::int32_t b) { return x == a || x == b; };
+    if (!read || !one_of(t.row_threads, 8, 16) || !one_of(t.column_threads, 8, 16) || !one_of(t.own, 4, 8) ||
+        !one_of(t.depth, 32, 64) || !one_of(t.patch, 8, t.column_threads) || t.rows() < t.columns())
+      return {small_tile,
+              text("TESSERA_VULKAN_TILE is '", wanted, "'; must be five numbers, as 16x16x4x32x8: 8 or 16 invocations ",
+                   "along rows and along columns, 4 or 8 rows of each, 32 or 64 dims, 8 or all columns of a patch; no ",
+                   "fewer rows than columns")};
+    if (!fits(t))
+      return {small_tile, text("TESSERA_VULKAN_TILE is '", wanted, "', which takes ", t.threads(), " invocations and ",
+                               t.shared_bytes(), " bytes of shared memory; the device has ", facts.invocations, " and ",
+                               facts.shared_bytes)};
+    return {t, ""};
+  }
+  const bool few_dims = std::max(p.D, p.Dv) <= chunk && p.q_type == Type::f32;
+  if (facts.gpu && p.pass == Pass::forward && few_dims && fits(tall_tile)) return {tall_tile, ""};
+  return {facts.gpu && fits(wide_tile) ? wide_tile : small_tile, ""};
+}
 
 Steps plan_tiled(const Problem& p, const MatrixFacts& facts) {
   Steps steps;
+  const auto [shape, reason] = tile_for(p, facts);
   steps.reason = common_refusal(p);
+  if (steps.reason.empty()) steps.reason = reason;
   if (!steps.reason.empty()) return steps;
+  steps.note = text("tiles of ", shape.rows(), " x ", shape.columns(), ", ", shape.threads(), " invocations");
   const double scores = product_rounds(p.D) + dropout_rounds(p) + 40;
   if (p.pass == Pass::forward) {
-    const TileShape shape = taken_tile ? *taken_tile : facts.wide ? wide_tile : small_tile;
-    const std::int32_t rows = shape.own * shape.row_threads;
-    add(steps, {"forward",
-                shader("forward"),
-                {chunks(p.Dv), 0, 0, shape.row_threads * shape.column_threads, shape.row_threads, shape.column_threads,
-                 shape.own, shape.depth},
-                gpu::query_blocks(p, rows),
-                tiles_of(p.longest_k()) * (scores + sum_rounds(p.Dv))});
+    add(steps, {"forward", shader("forward"), tile_constants(shape, chunks(p.Dv), 0, false),
+                gpu::query_blocks(p, shape.rows()), tiles_of(p.longest_k()) * (scores + sum_rounds(p.Dv))});
     return steps;
   }
   add_start(steps, p);
   const double pairs = scores + product_rounds(p.Dv);
   if (p.dq)
-    add(steps, {"backward of queries",
-                shader("backward"),
-                {0, chunks(p.D), 0},
-                gpu::query_blocks(p, tile),
-                tiles_of(p.longest_k()) * (pairs + sum_rounds(p.D))});
+    add(steps, {"backward of queries", shader("backward"), tile_constants(shape, 0, chunks(p.D), false),
+                gpu::query_blocks(p, shape.rows()), tiles_of(p.longest_k()) * (pairs + sum_rounds(p.D))});
   const double queries = tiles_of(p.longest_q()) * static_cast<double>(p.heads_per_kv());
   const auto keys = [&](const char* name, std::int32_t v, std::int32_t k) {
-    add(steps, {name,
-                shader("backward"),
-                {v, k, 1},
-                gpu::key_blocks(p, tile),
+    add(steps, {name, shader("backward"), tile_constants(shape, v, k, true), gpu::key_blocks(p, shape.rows()),
                 queries * (pairs + sum_rounds(p.D) + sum_rounds(p.Dv))});
   };
-  // Sums of dK and of dV do not fit into the registers together beyond 128 dims.
-  const std::int64_t widest = std::max(p.D, p.Dv);
-  if ((p.dk || p.dv) && widest <= 2 * chunk) keys("backward of keys", chunks(widest), chunks(widest));
-  if (p.dv && widest > 2 * chunk) keys("backward of keys: dV", chunks(p.Dv), 0);
-  if (p.dk && widest > 2 * chunk) keys("backward of keys: dK", 0, chunks(p.D));
-  add_end(steps, p);
+  // Where sums of dK and of dV, beside S and dP, do not fit into an invocation's registers, they are made apart. With
+  // operands that are read ahead and with addresses 96 of them are about all that NVIDIA's 255 registers hold; the
+  // smallest tile reads nothing ahead.
+  const std::int32_t widest = chunks(std::max(p.D, p.Dv)), scores_each = 4 * shape.own;
+  const std::int32_t sums = 2 * widest * TileShape::chunk * shape.own / shape.column_threads;
+  const bool together = sums + 2 * scores_each <= (shape == small_tile ? 160 : 96);
+  if ((p.dk || p.dv) && together) keys("backward of keys", p.dv ? widest : 0, p.dk ? widest : 0);
+  if (p.dv && !together) keys("backward of keys: dV", chunks(p.Dv), 0);
+  if (p.dk && !together) keys("backward of keys: dK", 0, chunks(p.D));
+  add_end(steps, p, shape);
   return steps;
 }
 
@@ -257,7 +281,7 @@ Steps plan_naive(const Problem& p, const MatrixFacts&) {
                 {naive_keys},
                 gpu::key_blocks(p, 1),
                 rounds(p.longest_q()) * static_cast<double>(p.heads_per_kv())});
-  add_end(steps, p);
+  add_end(steps, p, small_tile);
   return steps;
 }
 

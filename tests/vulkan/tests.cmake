@@ -17,6 +17,7 @@ if(TESSERA_HAS_VULKAN)
   target_include_directories(vulkan_rules_test PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
   tessera_test(NAME vulkan_compile_test SOURCES vulkan/vulkan_compile_test.cpp LABELS vulkan)
   tessera_test(NAME vulkan_calls_test SOURCES vulkan/vulkan_calls_test.cpp LABELS vulkan)
+  tessera_test(NAME vulkan_tiles_test SOURCES vulkan/vulkan_tiles_test.cpp LABELS vulkan)
   # vk_matrix without cooperative matrices: the same kernels with matrices of the tests' own.
   set(emulated_folder ${CMAKE_CURRENT_BINARY_DIR}/generated/emulated/vulkan)
   file(MAKE_DIRECTORY ${emulated_folder})
@@ -49,7 +50,7 @@ if(TESSERA_HAS_VULKAN)
 endif()
 
 get_property(all_tests DIRECTORY PROPERTY TESTS)
-list(FILTER all_tests INCLUDE REGEX "^vulkan_(cases|calls|rules|matrix|compile)")
+list(FILTER all_tests INCLUDE REGEX "^vulkan_(cases|calls|tiles|rules|matrix|compile)")
 set_property(TEST ${all_tests} APPEND PROPERTY ENVIRONMENT "TESSERA_CACHE=${PROJECT_BINARY_DIR}/vulkan_pipelines"
              "VK_INSTANCE_LAYERS=VK_LAYER_KHRONOS_validation")
 if(TESSERA_SANITIZE MATCHES "address")  # lavapipe keeps some memory of its own for good

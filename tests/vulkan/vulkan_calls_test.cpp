@@ -119,24 +119,6 @@ TEST_F(VulkanCalls, LoopsEndAfterTheLastKey) {
   }
 }
 
-// The tile that GPUs get of vk_tiled, on whatever is here.
-class TilesOfGPUs : public Vulkan {
- protected:
-  void TearDown() override { vulkan::take_tile(nullptr); }
-};
-
-TEST_F(TilesOfGPUs, AgreeWithFloat64) {
-  vulkan::take_tile(&vulkan::wide_tile);
-  std::size_t passed = 0, number = 0;
-  for (const Case& c : suite("features")) {
-    if (c.type == Type::f64 || c.B * c.Hq * c.Nq * c.Nk * c.D > 8000000 || ++number % 5 != 0) continue;
-    const CaseReport report = run_case(c, Execution{.device = vulkan_device, .kernel = "vk_tiled"});
-    expect_ok(report);
-    passed += !report.skipped;
-  }
-  EXPECT_GE(passed, 25U);
-}
-
 // A device that the library did not make, as a program with Vulkan code of its own has it.
 class CallersDevice {
  public:

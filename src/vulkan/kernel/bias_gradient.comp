@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// dBias: a workgroup owns 32 x 32 of it and adds up dS over every dimension along which the bias was broadcast
+// dBias: a workgroup owns a tile of it and adds up dS over every dimension along which the bias was broadcast
 // (sequences, heads, queries, keys), in a fixed order, with compensated sums. Implements docs/algorithm.md, "Backward".
 #version 460
 #extension GL_GOOGLE_include_directive : require
-#include "common.glsl"
 #include "tile.glsl"
 #include "tile_pair.glsl"
 
@@ -23,8 +22,8 @@ void main() {
   const int h0 = slice % heads_there, b0 = slice / heads_there;
   const bool one_row = given.p.dbias_rows == 1, one_key = given.p.dbias_keys == 1;
 
-  float sum[16], lost[16];
-  [[unroll]] for (int n = 0; n < 16; ++n) sum[n] = 0.0, lost[n] = 0.0;
+  float sum[SCORES], lost[SCORES];
+  [[unroll]] for (int n = 0; n < SCORES; ++n) sum[n] = 0.0, lost[n] = 0.0;
   const Range batches = terms_of(given.p.dbias_batches == 1, b0, 1, given.p.x.B);
   const Range heads = terms_of(heads_there == 1, h0, 1, given.p.x.Hq);
   for (int b = int(batches.begin); b < int(batches.end); ++b) {
@@ -36,8 +35,8 @@ void main() {
       for (int64_t i0 = rows.begin; i0 < rows.end; i0 += ROWS) {
         load_query_numbers(given.p, s, b, h, i0);
         barrier();
-        const Rows q = rows_at(given.p.x.q, b, s.q_begin + i0, h, s.nq - i0, given.launch.D, given.kind.q, true);
-        const Rows d_o = rows_at(given.p.d_o, b, s.q_begin + i0, h, s.nq - i0, given.launch.Dv, given.kind.d_o, true);
+        const Rows q = rows_at(given.p.x.q, b, s.q_begin + i0, h, s.nq - i0, given.launch.D, given.kind.q, false);
+        const Rows d_o = rows_at(given.p.d_o, b, s.q_begin + i0, h, s.nq - i0, given.launch.Dv, given.kind.d_o, false);
         const Range seen = visible_keys(s.mask, Range(i0, lesser(i0 + ROWS, s.nq)));
         Range keys = terms_of(one_key, own_j, COLS, s.nk);
         if (one_key) keys = Range(seen.begin / COLS * COLS, seen.end);
@@ -45,18 +44,23 @@ void main() {
         for (int64_t j0 = keys.begin; j0 < keys.end; j0 += COLS) {
           const Rows k = rows_at(given.p.x.k, b, s.k_begin + j0, kv, s.nk - j0, given.launch.D, given.kind.q, false);
           const Rows v = rows_at(given.p.x.v, b, s.k_begin + j0, kv, s.nk - j0, given.launch.Dv, given.kind.q, false);
-          float S[16], dP[16];
-          multiply(q, k, S);
-          multiply(d_o, v, dP);
+          float S[SCORES], dP[SCORES];
+          read_rows(q, 0, 0);
+          read_columns(k, 0, 0);
+          barrier();  // everybody is done with the tile
+          multiply_rows(q, k, false, d_o, v, S);
+          barrier();
+          multiply_rows(d_o, v, false, Rows(0ul, 0l, 0, 0, 0, false), Rows(0ul, 0l, 0, 0, 0, false), dP);
+          barrier();
           pair_gradients(given.p, s, head, i0, j0, false, S, dP, true);
-          [[unroll]] for (int n = 0; n < 16; ++n) add_compensated(sum[n], lost[n], gradients[own_place(n)]);
+          [[unroll]] for (int n = 0; n < SCORES; ++n) add_compensated(sum[n], lost[n], dP[n]);
         }
       }
     }
   }
 
   barrier();
-  [[unroll]] for (int n = 0; n < 16; ++n) gradients[own_place(n)] = sum[n];
+  [[unroll]] for (int n = 0; n < SCORES; ++n) TILE_WORD(own_place(n)) = sum[n];
   barrier();
   const int row_count = one_row ? 1 : ROWS, key_count = one_key ? 1 : COLS;
   for (int n = invocation(); n < row_count * key_count; n += THREADS) {
@@ -64,7 +68,8 @@ void main() {
     if (own_i + row >= given.p.dbias_rows || own_j + key >= given.p.dbias_keys) continue;
     float total = 0.0, rest = 0.0;
     for (int r = row; r < (one_row ? ROWS : row + 1); ++r)
-      for (int c = key; c < (one_key ? COLS : key + 1); ++c) add_compensated(total, rest, gradients[c * ROWS + r]);
+      for (int c = key; c < (one_key ? COLS : key + 1); ++c)
+        add_compensated(total, rest, TILE_WORD((WEIGHTS_AT + c * WEIGHT_PITCH) * 4 + r));
     const int64_t index = pair_index(given.p.dbias, b0, h0, own_i + row, own_j + key);
     const uint64_t at = given.p.dbias.data + uint64_t(index) * element_bytes(given.kind.dbias);
     if (given.p.accumulate != 0) total += number_at(at, given.kind.dbias);

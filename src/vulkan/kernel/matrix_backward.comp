@@ -69,18 +69,6 @@ void put_gradients(inout vec4 x[OWN], inout vec4 y[OWN]) {
   strip_barrier();
 }
 
-// LSE and delta of the columns, if those are queries: on their way, and there. Barriers are the caller's.
-float lse_ahead, delta_ahead;
-void read_numbers(BackwardParams p, DeviceSequence s, int b, int h, int64_t i0) {
-  lse_ahead = blind, delta_ahead = 0.0;
-  if (invocation() >= COLS || i0 + invocation() >= s.nq) return;
-  const uint64_t at = uint64_t(workspace_row(p, b, s.q_begin + i0 + invocation(), h)) * 4ul;
-  lse_ahead = float_at(p.lse2 + at), delta_ahead = float_at(p.delta + at);
-}
-void put_numbers() {
-  if (invocation() < COLS) query_lse[invocation()] = lse_ahead, query_delta[invocation()] = delta_ahead;
-}
-
 void put_factor(float factor) {
   strip_barrier();
   for (int n = lane(); n < STRIP; n += LANES) STRIP_WORD(area() + n * PITCH + FACTOR) = floatBitsToUint(factor);

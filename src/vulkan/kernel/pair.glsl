@@ -23,6 +23,18 @@ void load_query_numbers(BackwardParams p, DeviceSequence s, int b, int h, int64_
   }
 }
 
+// Those of a tile's columns, if these are queries: on their way, and there. Barriers are the caller's.
+float lse_ahead, delta_ahead;
+void read_numbers(BackwardParams p, DeviceSequence s, int b, int h, int64_t i0) {
+  lse_ahead = blind, delta_ahead = 0.0;
+  if (invocation() >= COLS || i0 + invocation() >= s.nq) return;
+  const uint64_t at = uint64_t(workspace_row(p, b, s.q_begin + i0 + invocation(), h)) * 4ul;
+  lse_ahead = float_at(p.lse2 + at), delta_ahead = float_at(p.delta + at);
+}
+void put_numbers() {
+  if (invocation() < COLS) query_lse[invocation()] = lse_ahead, query_delta[invocation()] = delta_ahead;
+}
+
 // P times the dropout factor, and dS, of a pair that may be outside of the band, from its products: S of q and k, dP of
 // dO and v.
 void pair_gradient(BackwardParams p, DeviceSequence s, HeadScores head, TileBand band, int64_t i0, int64_t j0, int query,

@@ -1,102 +1,188 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of tiles in f32: 32 rows by 32 columns, 64 invocations that have 4 x 4 of it each, operands in shared
-// memory, 64 dims at a time. 26 KiB of shared memory: nearly every device has 32. Included by the backward kernels of
-// vk_tiled. docs/vulkan.md, "Rungs".
-const int ROWS = 32, COLS = 32, CHUNK = 64;
+// Tiles of vk_tiled in f32: an invocation has OWN rows by four columns of the scores, ROW_THREADS x COLUMN_THREADS
+// invocations have a tile. Operands are in shared memory. The plan chooses the tile and counts its shared memory
+// (TileShape in vulkan/plan.hpp). Included by the kernels of vk_tiled. docs/vulkan.md, "Rungs".
+#define OWN_WORKGROUPS
+#include "common.glsl"
 
-// Operands are [row][dim], read four dims at a time; a row is 17 such quads long, so that rows begin in different banks.
-const int QUADS = CHUNK / 4, ROW_QUADS = QUADS + 1;
-shared vec4 row_operand[ROWS * ROW_QUADS], column_operand[COLS * ROW_QUADS];
-shared float weights[COLS * ROWS];          // [column][row]: P
-shared float gradients[COLS * ROWS];        // [column][row]: dS
+layout(local_size_x_id = 3) in;
+layout(constant_id = 4) const int ROW_THREADS = 8;
+layout(constant_id = 5) const int COLUMN_THREADS = 8;
+layout(constant_id = 6) const int OWN = 4;     // 4 or 8
+layout(constant_id = 7) const int DEPTH = 64;  // dims of rows and columns at a time: 64, or 32, which takes less memory
+layout(constant_id = 8) const int PATCH = 8;   // 32 neighbours have a patch of the tile, so many of them side by side
+layout(constant_id = 9) const int TILE_QUADS = 1088;
+const int THREADS = ROW_THREADS * COLUMN_THREADS, ROWS = OWN * ROW_THREADS, COLS = 4 * COLUMN_THREADS;
+const int CHUNK = 64, VALUES = 32;  // values at a time: so many columns, 64 dims
+
+// Operands are [row][dim] in quads of dims; rows begin in different banks. Weights are [column][row] in quads of rows.
+const int DEPTH_QUADS = DEPTH / 4, PITCH = DEPTH_QUADS + 1, CHUNK_QUADS = CHUNK / 4, CHUNK_PITCH = CHUNK_QUADS + 1;
+const int WEIGHT_PITCH = ROWS / 4 + 1, OWN_QUADS = CHUNK_QUADS / COLUMN_THREADS;
+// Rows, then columns. Weights take the place of columns where those are long enough, so that rows of one chunk can
+// stay; else that of both. At the end outputs are here.
+const bool STAY = PITCH >= WEIGHT_PITCH;
+const int COLUMNS_AT = ROWS * PITCH, WEIGHTS_AT = STAY ? COLUMNS_AT : 0;
+shared vec4 tile[TILE_QUADS];
+shared vec4 values[VALUES * CHUNK_PITCH];
+#define TILE_WORD(at) tile[(at) >> 2][(at) & 3]
 
 #include "operands.glsl"
 
-int own_row(int r) { return invocation() / 8 + 8 * r; }
-int own_column(int c) { return invocation() % 8 + 8 * c; }
+int row_thread() {
+  return invocation() / 32 / (COLUMN_THREADS / PATCH) * (32 / PATCH) + invocation() % 32 / PATCH;
+}
+int column_thread() { return invocation() / 32 % (COLUMN_THREADS / PATCH) * PATCH + invocation() % PATCH; }
+int own_row(int r) { return row_thread() * OWN + r; }
+int own_column(int c) { return column_thread() + COLUMN_THREADS * c; }
+int own_quad(int n) { return column_thread() + COLUMN_THREADS * n; }
 
-vec4 operand(Rows rows, int row, int d) {
+// --- operands: f32 in whole quads is read early, while what was before is multiplied; all else when it is needed, and
+// everything in the tile of processors, whose caches do as much and whose registers are memory
+
+const bool EARLY = THREADS > 64;
+bool is_plain(Rows rows) {
+  return EARLY && rows.kind == 0 && (rows.width & 3) == 0 && ((rows.first | uint64_t(rows.distance)) & 15ul) == 0ul;
+}
+vec4 plain_quad(Rows rows, int row, int d) {
+  if (row >= rows.count || d >= rows.width) return vec4(0);
+  return uintBitsToFloat(FourWords(rows.first + uint64_t(row * rows.distance) + uint64_t(d * 4)).words);
+}
+vec4 quad_of(Rows rows, int row, int d) {
   if (!counts(rows, row)) return vec4(0);
   return quad_at(rows.first + uint64_t(row * rows.distance), d, rows.width, rows.kind);
 }
 
-#define LOAD(name, array)                                                      \
-  void name(Rows rows, int d0) {                                               \
-    const int quads = min(QUADS, (rows.width - d0 + 3) / 4);                   \
-    for (int n = invocation(); n < 32 * quads; n += THREADS)                   \
-      array[n / quads * ROW_QUADS + n % quads] = operand(rows, n / quads, d0 + n % quads * 4); \
-  }
-LOAD(load_rows, row_operand)
-LOAD(load_columns, column_operand)
+const int ROW_AHEAD = ROWS * DEPTH_QUADS / THREADS, COLUMN_AHEAD = COLS * DEPTH_QUADS / THREADS;
+const int VALUE_AHEAD = VALUES * CHUNK_QUADS / THREADS;
+const int SCORE_AHEAD = ROW_AHEAD + COLUMN_AHEAD;
+vec4 ahead[SCORE_AHEAD > VALUE_AHEAD ? SCORE_AHEAD : VALUE_AHEAD];
 
-// S = rows . columns^T, the thread's 16 of it.
-void multiply(Rows rows, Rows columns, out float S[16]) {
-  [[unroll]] for (int n = 0; n < 16; ++n) S[n] = 0.0;
-  for (int d0 = 0; d0 < rows.width; d0 += CHUNK) {
-    barrier();  // everybody is done with what was there
-    load_rows(rows, d0);
-    load_columns(columns, d0);
-    barrier();
-    const int end = min(QUADS, (rows.width - d0 + 3) / 4);
-    for (int q1 = 0; q1 < end; q1 += 4) {  // sums of 16 terms first, which round less
-      float sum[16];
-      [[unroll]] for (int n = 0; n < 16; ++n) sum[n] = 0.0;
-      for (int q = q1; q < min(q1 + 4, end); ++q) {
-        vec4 a[4];
-        [[unroll]] for (int n = 0; n < 4; ++n) a[n] = row_operand[own_row(n) * ROW_QUADS + q];
-        [[unroll]] for (int c = 0; c < 4; ++c) {  // a column at a time: fewer registers
-          const vec4 b = column_operand[own_column(c) * ROW_QUADS + q];
-          [[unroll]] for (int d = 0; d < 4; ++d)
-            [[unroll]] for (int r = 0; r < 4; ++r) sum[r * 4 + c] = fma(a[r][d], b[d], sum[r * 4 + c]);
-        }
-      }
-      [[unroll]] for (int n = 0; n < 16; ++n) S[n] += sum[n];
-    }
+// Which queries are blind is known when operands arrive, not when they are read.
+#define OPERAND(read, put_plain, COUNT, WIDE, FIRST, array, AT, ROW_PITCH)                 \
+  void read(Rows rows, int row0, int d0) {                                                 \
+    if (is_plain(rows)) [[unroll]] for (int n = 0; n < COUNT; ++n) {                       \
+      const int at = invocation() + n * THREADS;                                           \
+      ahead[FIRST + n] = plain_quad(rows, row0 + at / WIDE, d0 + at % WIDE * 4);           \
+    }                                                                                      \
+  }                                                                                        \
+  void put_plain(Rows rows, int row0) {                                                    \
+    [[unroll]] for (int n = 0; n < COUNT; ++n) {                                           \
+      const int at = invocation() + n * THREADS;                                           \
+      array[AT + at / WIDE * ROW_PITCH + at % WIDE] =                                      \
+          rows.queries && !counts(rows, row0 + at / WIDE) ? vec4(0) : ahead[FIRST + n];    \
+    }                                                                                      \
+  }
+OPERAND(read_rows, put_plain_rows, ROW_AHEAD, DEPTH_QUADS, 0, tile, 0, PITCH)
+OPERAND(read_columns, put_plain_columns, COLUMN_AHEAD, DEPTH_QUADS, ROW_AHEAD, tile, COLUMNS_AT, PITCH)
+OPERAND(read_values, put_plain_values, VALUE_AHEAD, CHUNK_QUADS, 0, values, 0, CHUNK_PITCH)
+
+// Dims from d0 on; the rows' only where they are not there already. One loop for both, since it is long where types and
+// edges are looked at.
+void put_operands(Rows rows, bool there, Rows columns, int d0) {
+  const bool rows_wait = !there && !is_plain(rows), columns_wait = !is_plain(columns);
+  if (!there && !rows_wait) put_plain_rows(rows, 0);
+  if (!columns_wait) put_plain_columns(columns, 0);
+  if (!rows_wait && !columns_wait) return;
+  [[dont_unroll]] for (int n = rows_wait ? 0 : ROW_AHEAD; n < (columns_wait ? SCORE_AHEAD : ROW_AHEAD); ++n) {
+    const int at = invocation() + n * THREADS, row = at / DEPTH_QUADS, d = at % DEPTH_QUADS;
+    Rows from = rows;
+    if (n >= ROW_AHEAD) from = columns;
+    tile[row * PITCH + d] = quad_of(from, row - (n < ROW_AHEAD ? 0 : ROWS), d0 + d * 4);
   }
 }
 
-int own_quad(int n) { return invocation() % 8 + 8 * n; }
-
-// Where the invocation's number n of a tile lies in weights and gradients.
-int own_place(int n) { return own_column(n % 4) * ROWS + own_row(n / 4); }
-
-// sum += tile . columns, for dims d0 to d0 + 63: the thread has 4 rows, and of the quads of dims t % 8 and t % 8 + 8.
-// The tile is in weights or in gradients, whole: a barrier is in here. Sums of 16 terms first, which round less: equal
-// terms, of a broadcast V, all round the same way.
-#define ADD_PRODUCT(name, tile)                                                                     \
-  void name(Rows columns, int d0, inout float sum[32]) {                                            \
-    barrier();                                                                                      \
-    load_columns(columns, d0);                                                                      \
-    barrier();                                                                                      \
-    for (int j1 = 0; j1 < COLS; j1 += 16) {                                                         \
-      float part[32];                                                                               \
-      [[unroll]] for (int n = 0; n < 32; ++n) part[n] = 0.0;                                        \
-      for (int j = j1; j < j1 + 16; ++j) {                                                          \
-        float a[4];                                                                                 \
-        vec4 b[2];                                                                                  \
-        [[unroll]] for (int n = 0; n < 4; ++n) a[n] = tile[j * ROWS + own_row(n)];                  \
-        [[unroll]] for (int n = 0; n < 2; ++n) b[n] = column_operand[j * ROW_QUADS + own_quad(n)];  \
-        [[unroll]] for (int n = 0; n < 32; ++n) part[n] = fma(a[n / 8], b[n / 4 % 2][n % 4], part[n]); \
-      }                                                                                             \
-      [[unroll]] for (int n = 0; n < 32; ++n) sum[n] += part[n];                                    \
-    }                                                                                               \
+void put_values(Rows rows, int row0, int d0) {
+  if (is_plain(rows)) {
+    put_plain_values(rows, row0);
+    return;
   }
-ADD_PRODUCT(add_weighted, weights)
-ADD_PRODUCT(add_gradient, gradients)
+  [[dont_unroll]] for (int n = 0; n < VALUE_AHEAD; ++n) {
+    const int at = invocation() + n * THREADS;
+    values[at / CHUNK_QUADS * CHUNK_PITCH + at % CHUNK_QUADS] =
+        quad_of(rows, row0 + at / CHUNK_QUADS, d0 + at % CHUNK_QUADS * 4);
+  }
+}
 
-// The invocation's part of an output, times a factor, to the rows that exist. It goes through shared memory, so that
-// neighbours write neighbours.
-void store_sums(Rows rows, int d0, float sum[32], float factor, bool accumulate) {
+// The rows of the next tile, of which `left` exist.
+void advance(inout Rows rows, int64_t left) {
+  rows.first += uint64_t(COLS * rows.distance);
+  rows.count = int(clamped(left, 0, COLS));
+}
+
+// --- products
+
+const int SCORES = OWN * 4;  // number n of an invocation is in row n / 4 and column n % 4 of its own
+
+// S += rows . columns^T of what lies there, the invocation's part. Sums of 16 terms first, which round less.
+void multiply(int width, inout float S[SCORES]) {
+  const int end = min(DEPTH_QUADS, (width + 3) / 4);
+  for (int q1 = 0; q1 < end; q1 += 4) {
+    float sum[SCORES];
+    [[unroll]] for (int n = 0; n < SCORES; ++n) sum[n] = 0.0;
+    for (int q = q1; q < q1 + 4; ++q) {
+      vec4 a[OWN];
+      [[unroll]] for (int r = 0; r < OWN; ++r) a[r] = tile[own_row(r) * PITCH + q];
+      [[unroll]] for (int c = 0; c < 4; ++c) {  // a column at a time: fewer registers
+        const vec4 b = tile[COLUMNS_AT + own_column(c) * PITCH + q];
+        [[unroll]] for (int d = 0; d < 4; ++d)
+          [[unroll]] for (int r = 0; r < OWN; ++r) sum[r * 4 + c] = fma(a[r][d], b[d], sum[r * 4 + c]);
+      }
+    }
+    [[unroll]] for (int n = 0; n < SCORES; ++n) S[n] += sum[n];
+  }
+}
+
+// Where the invocation's weights of its column c begin, OWN rows of them.
+int own_weights(int c) { return WEIGHTS_AT + own_column(c) * WEIGHT_PITCH + row_thread() * (OWN / 4); }
+int own_place(int n) { return own_weights(n % 4) * 4 + n / 4; }  // of number n, a word
+
+// Everybody must be done with what was in the tile.
+void put_weights(float S[SCORES]) {
+  [[unroll]] for (int c = 0; c < 4; ++c)
+    [[unroll]] for (int r = 0; r < OWN; r += 4)
+      tile[own_weights(c) + r / 4] = vec4(S[r * 4 + c], S[r * 4 + 4 + c], S[r * 4 + 8 + c], S[r * 4 + 12 + c]);
+}
+
+const int SUMS = OWN * OWN_QUADS * 4;  // of a chunk: rows, quads of dims
+
+// sum += weights . values of what lies there, whose first column is `column0` of the tile. Sums of 16 terms first,
+// which round less: equal terms, of a broadcast V, all round the same way.
+void add_weighted(int column0, inout float sum[SUMS]) {
+  for (int j1 = 0; j1 < VALUES; j1 += 16) {
+    float part[SUMS];
+    [[unroll]] for (int n = 0; n < SUMS; ++n) part[n] = 0.0;
+    for (int j = j1; j < j1 + 16; ++j) {
+      vec4 a[OWN / 4];
+      [[unroll]] for (int r = 0; r < OWN / 4; ++r)
+        a[r] = tile[WEIGHTS_AT + (column0 + j) * WEIGHT_PITCH + row_thread() * (OWN / 4) + r];
+      [[unroll]] for (int n = 0; n < OWN_QUADS; ++n) {
+        const vec4 b = values[j * CHUNK_PITCH + own_quad(n)];
+        [[unroll]] for (int r = 0; r < OWN; ++r)
+          [[unroll]] for (int d = 0; d < 4; ++d) {
+            const int at = (r * OWN_QUADS + n) * 4 + d;
+            part[at] = fma(a[r / 4][r % 4], b[d], part[at]);
+          }
+      }
+    }
+    [[unroll]] for (int n = 0; n < SUMS; ++n) sum[n] += part[n];
+  }
+}
+
+// A chunk of an output, times a factor, to the rows that exist. It goes through shared memory, so that neighbours write
+// neighbours.
+void store_sums(Rows rows, int d0, float sum[SUMS], float factor, bool accumulate) {
   barrier();
-  [[unroll]] for (int n = 0; n < 32; n += 4)
-    column_operand[own_row(n / 8) * ROW_QUADS + own_quad(n / 4 % 2)] =
-        vec4(sum[n], sum[n + 1], sum[n + 2], sum[n + 3]) * factor;
+  [[unroll]] for (int r = 0; r < OWN; ++r)
+    [[unroll]] for (int n = 0; n < OWN_QUADS; ++n) {
+      const int at = (r * OWN_QUADS + n) * 4;
+      tile[own_row(r) * CHUNK_PITCH + own_quad(n)] = vec4(sum[at], sum[at + 1], sum[at + 2], sum[at + 3]) * factor;
+    }
   barrier();
-  for (int n = invocation(); n < 32 * CHUNK / 4; n += THREADS) {
-    const int row = n / QUADS, d = n % QUADS * 4;
+  for (int n = invocation(); n < ROWS * CHUNK_QUADS; n += THREADS) {
+    const int row = n / CHUNK_QUADS, d = n % CHUNK_QUADS * 4;
     if (row >= rows.count) break;
     const uint64_t first = rows.first + uint64_t(row * rows.distance);
-    vec4 x = column_operand[row * ROW_QUADS + d / 4];
+    vec4 x = tile[row * CHUNK_PITCH + d / 4];
     if (accumulate) x += quad_at(first, d0 + d, rows.width, rows.kind);
     put_quad(first, d0 + d, rows.width, rows.kind, x);
   }
