@@ -303,9 +303,9 @@ def dot_product_attention(query: Array, key: Array, value: Array, bias: Optional
     q, k, v = (jnp.asarray(x) for x in (query, key, value))
     whole = q.ndim > 3
     options: dict[str, Any] = {"scale": scale, "causal": is_causal, "alignment": "top_left"}
-    for name, x, lengths in (("seqused_q", q, query_seq_lengths), ("seqused_k", k, key_value_seq_lengths)):
-        if lengths is not None and x.ndim > 2:
-            options[name] = _at_most(name, lengths, x.shape[-3])
+    for name, tokens, lengths in (("seqused_q", q, query_seq_lengths), ("seqused_k", k, key_value_seq_lengths)):
+        if lengths is not None and tokens.ndim > 2:
+            options[name] = _at_most(name, lengths, tokens.shape[-3])
     for name, x in (("bias", bias), ("mask", mask)):
         if x is not None:
             x = jnp.asarray(x)

@@ -330,13 +330,6 @@ def test_forward_mode_is_refused(device):
             assert tessera.torch.attention(q, k, v).shape == (B, NQ, HQ, DV)
             with pytest.raises(NotImplementedError, match="derivatives of attention in forward mode are not there"):
                 tessera.torch.attention(torch.autograd.forward_ad.make_dual(q, q), k, v)
-            half = torch.tensor(0.5)
-            assert tessera.torch.attention(q, k, v, scale=half).shape == (B, NQ, HQ, DV)
-            for name in ("scale", "softcap", "dropout_p"):  # numbers, whose tangents would be lost
-                with pytest.raises(NotImplementedError, match=f"{name}: requires a gradient, which attention does not give"):
-                    tessera.torch.attention(q, k, v, seed=1, **{name: torch.autograd.forward_ad.make_dual(half, half)})
-    with pytest.raises(NotImplementedError, match="scale: requires a gradient, which attention does not give"):
-        torch.func.jvp(lambda scale: tessera.torch.attention(q, k, v, scale=scale), (half,), (half,))
 
 
 def test_second_derivatives_are_refused(device):

@@ -226,6 +226,14 @@ def test_gradients_that_nobody_gives_are_refused():
             attention(q, k, v, **{name: number})
         with torch.no_grad():
             assert torch.equal(attention(q, k, v, **{name: number}), attention(q, k, v, **{name: 0.5}))
+    half = torch.tensor(0.5)
+    for name in ("scale", "softcap", "dropout_p"):  # in forward mode too, where it would be 0
+        sentence = f"{name}: requires a gradient, which attention does not give"
+        with pytest.raises(NotImplementedError, match=sentence):
+            jvp(lambda x, name=name: attention(q, k, v, seed=1, **{name: x}), (half,), (half,))
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match=sentence):
+            assert attention(q, k, v, seed=1, **{name: half}).shape == q.shape
+            attention(q, k, v, seed=1, **{name: torch.autograd.forward_ad.make_dual(half, half)})
     with torch.no_grad():
         assert attention(q, k, v, alibi_slopes=slopes).shape == q.shape
     assert attention(q.requires_grad_(), k, v, alibi_slopes=slopes.detach()).requires_grad
