@@ -174,7 +174,7 @@ struct OnePassServants {
         if constexpr (config.ordered) wait_for_count(p.memory.counts + number, turn);
         wait_full(shared.dQ_full(adder), place);
         place.advance();
-        publish_shared();  // what the consumers wrote
+        publish_shared();                                // what the consumers wrote
         if constexpr (config.ordered) publish_global();  // and what other blocks have added
         if (turn == 0)
           store_bytes<parts_of(config) * part_bytes>(to, shared.dQ());
