@@ -94,8 +94,9 @@ def makers(problem, arguments):
     for page in problem.pages:
         shared = {}
         kernel = None if arguments.dry else problem.kernel or arguments.kernel
-        found["tessera" + (f" page {page}" if page else "")] = (
-            lambda cache, page=page, shared=shared, kernel=kernel: Ours(cache, kernel, page, shared), page)
+        for name in (kernel, "decode_direct") if arguments.direct and not problem.kernel else (kernel,):
+            found["tessera" + (f" page {page}" if page else "") + (" direct" if name != kernel else "")] = (
+                lambda cache, page=page, shared=shared, kernel=name: Ours(cache, kernel, page, shared), page)
     found.update({name: (make, 0) for name, make in arguments.peers.items()})
     if problem.part != "prefill" and arguments.read:
         found[READ] = (lambda cache: Reading(cache, arguments.read), 0)
@@ -211,6 +212,7 @@ def parse_arguments():
     parser.add_argument("--warm", type=float, default=0.08, help="seconds of warm-up of each turn (0.08)")
     parser.add_argument("--seconds", type=float, default=0.08, help="seconds of measurement of each turn (0.08)")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no point begins")
+    parser.add_argument("--direct", action="store_true", help="beside it decode_direct, which has no queue")
     parser.add_argument("--dry", action="store_true", help="tiny points on the CPU, to see that the program works")
     parser.add_argument("--json", metavar="FILE", help="write the rows to this file")
     arguments = parser.parse_args()

@@ -104,7 +104,7 @@ def bench_jobs(build, logs, arguments):
     found = [("bench decode", (tessera, "bench", "--suite", "decode", *report("decode"))),
              ("bench decode_peers", (python, str(ROOT / "bench/decode_peers.py"), "--library",
                                      str(build / "src/libtessera.so"), "--reading",
-                                     str(build / "bench/libtessera_reading.so"), "--limit",
+                                     str(build / "bench/libtessera_reading.so"), "--direct", "--limit",
                                      str(arguments.limit * arguments.bench_share / 2), *report("decode_peers"))),
              ("bench gpu", (tessera, "bench", "--suite", "gpu", *report("gpu"))),
              ("bench ladder", (tessera, "bench", "--suite", "ladder", *report("ladder")))]

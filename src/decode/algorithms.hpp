@@ -13,6 +13,8 @@
 
 namespace tessera::decode {
 
+// `decode`; and behind it, so that a call gets it by name alone, `decode_direct`: the same bits, by blocks that find
+// their work items themselves, where these are few.
 std::vector<gpu::Algorithm> algorithms();
 
 // For caches that the kernels of other families for many rows do not take, so they come behind those: `decode_many`,
@@ -27,7 +29,7 @@ void add_few_rows(gpu::Steps& steps, const Problem& problem, const cuda::Target&
 std::int64_t rows_of(const Problem& problem);
 
 // None: no tile of so many rows, or of fewer, fits into the GPU's shared memory.
-std::optional<Config> tile_of(const Problem& problem, const cuda::Target& target);
+std::optional<Config> tile_of(const Problem& problem, const cuda::Target& target, bool direct = false);
 
 std::string attend_unit_text(const Config& config);
 

@@ -12,7 +12,7 @@ namespace tessera::decode {
 
 using gpu::Element;
 
-inline constexpr int warps = 4, threads = 32 * warps;
+inline constexpr int most_key_warps = 4;                      // those that multiply S: 16 keys of a tile each
 inline constexpr int most_rows = gpu::few_rows;               // queries times heads of a KV head
 inline constexpr int most_dims = 576, most_value_dims = 512;  // D and Dv of the largest tile
 
@@ -27,6 +27,8 @@ struct Config {
   int stages = 3;         // tiles of K and V: all but one are on their way while one is worked on
   int levels = 2;         // of the stack of states that lie in shared memory; those above lie in the workspace
   int blocks_per_sm = 2;  // occupancy to compile for
+  int warps = 4;          // 4, or 8: each multiplies 16 dims of every 64, or of every 128, of O
+  bool direct = false;    // a block's work items follow from its number: there is no queue to wait for
   bool whole = true;      // D and Dv are the tensors' own: no column of a tile needs a check
   bool paged = false;     // keys are found by a page table
   bool scaled = false;    // keys, or values, have scales
@@ -38,6 +40,8 @@ struct Config {
   bool halves_S = false;
   gpu::ScoreConfig options{};
 
+  constexpr int threads() const { return 32 * warps; }
+  constexpr int dims_at_once() const { return 16 * warps; }  // of O, by all warps
   constexpr bool operator==(const Config&) const = default;
 };
 
@@ -87,11 +91,11 @@ constexpr Layout layout_of(const Config& c) {
   l.P = l.Qv + (c.qv ? c.rows * c.Dv * 2 : 0);
   l.places = l.P + c.v_groups * c.tile_keys * c.rows * 2;
   const int tile_rows = c.stages * 2 * c.tile_keys, scaled_rows = c.scaled ? tile_rows : 0;
-  l.scale_places = l.places + tile_rows * int(sizeof(Int64));
+  l.scale_places = l.places + tile_rows * int(sizeof(UInt64));
   l.scales = l.scale_places + scaled_rows * int(sizeof(Int64));
   l.maxima = l.scales + scaled_rows * 2 * (c.k_groups + c.v_groups);
-  l.sums = l.maxima + (c.scaled ? 1 + c.v_groups : 1) * warps * c.rows * 4;
-  l.columns = l.sums + warps * c.rows * 4;
+  l.sums = l.maxima + (c.scaled ? 1 + c.v_groups : 1) * most_key_warps * c.rows * 4;
+  l.columns = l.sums + most_key_warps * c.rows * 4;
   l.work = l.columns + c.rows * column_bytes;
   l.stack = l.work + work_bytes;
   l.bytes = l.stack + c.levels * state_floats(c.rows, c.Dv) * 4;

@@ -29,7 +29,8 @@ constexpr int slot_of(int d) { return d / 4 * 2 + d % 4 / 2 * 8 + d % 2; }
 // product are dims 2 g and 2 g + 1.
 constexpr int v8_key(int lane) { return lane; }
 inline constexpr unsigned v8_bytes = 0x3120;
-// Dims 64 v + 16 warp to 64 v + 16 warp + 15 are chunk `warp` of the first half of a panel, or of its second.
+// Dims 64 v + 16 warp to 64 v + 16 warp + 15 are chunk `warp` of the first half of a panel, or of its second; where
+// there are eight warps, v is even.
 constexpr int v8_step(int rows, int v) { return v / 2 * rows * gpu::panel_row_bytes; }
 constexpr int v8_turn(int v) { return v % 2 << 6; }
 

@@ -50,7 +50,7 @@ struct alignas(16) Queue {
 };
 
 struct Memory {
-  Queue* queue;
+  Queue* queue;    // null, as groups and items: blocks find their work items themselves
   Group* groups;   // [groups.count]
   Item* items;     // [most_items]
   UInt32* counts;  // [climbs][most_slots]: siblings that have arrived, by the slot of their family's first
@@ -84,6 +84,7 @@ struct Params {
   Draft draft;
   Memory memory;
   gpu::LengthBounds most;
+  Int32 levels;       // of the merge tree of as many keys
   Int32 D, Dv;        // of the tensors
   Int32 group;        // heads of a KV head
   Int32 rows, tiles;  // of a work item; of a sequence, at most
@@ -102,15 +103,30 @@ struct Load {
   Int64 leaves = 0, longest = 0;  // of all items together, of the longest sequence
 };
 
+// Families of families that are merged one after another, each of which takes about as long as a leaf.
+constexpr int climbs_of(Int64 longest, int level) {
+  const int above = levels_above(longest) - level;
+  return above > 0 ? (above + family_levels - 1) / family_levels : 0;
+}
 // How long the slowest worker works, in leaves, at most: rounds of equal items, or a fair share and one item more; and
-// families of families that are merged one after another, each of which takes about as long as a leaf.
+// then it climbs.
 constexpr Int64 cost_of(const LevelCount& count, const Load& load, int level, Int64 workers) {
   const Int64 item = lesser(Int64(1) << level, load.longest);
-  const Int64 climbs = ceil_div(greater(levels_above(load.longest) - level, 0), family_levels);
-  return lesser(ceil_div(count.items, workers) * item, ceil_div(load.leaves, workers) + item) + climbs;
+  return lesser(ceil_div(count.items, workers) * item, ceil_div(load.leaves, workers) + item) +
+         climbs_of(load.longest, level);
+}
+// The same where blocks do not share a queue: rounds alone. Of few groups, so 32 bits hold it (most_direct_groups).
+constexpr UInt32 cost_of_rounds(UInt32 items, UInt32 longest, int level, UInt32 workers) {
+  const UInt32 item = UInt32(1) << level < longest ? UInt32(1) << level : longest;
+  return (items + workers - 1) / workers * item + UInt32(climbs_of(longest, level));
 }
 // Of all levels the highest whose cost is within 3 % of the least is taken: fewer items, fewer merges. At the highest
 // of all every sequence is one item, which keeps no state.
-constexpr bool is_near(Int64 cost, Int64 least) { return cost * 100 <= least * 103; }
+template <class Cost>
+constexpr bool is_near(Cost cost, Cost least) {
+  return cost * 100 <= least * 103;
+}
+// Groups whose blocks may find their work items themselves: a lane of a warp for each.
+inline constexpr int most_direct_groups = 32;
 
 }  // namespace tessera::decode

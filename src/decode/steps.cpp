@@ -26,9 +26,10 @@ std::string config_text(const Config& c) {
   return text("tessera::decode::Config config{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
               ", .q = ", spelled(c.q), ", .k = ", spelled(c.k), ", .v = ", spelled(c.v), ", .o = ", spelled(c.o),
               ", .rows = ", c.rows, ", .tile_keys = ", c.tile_keys, ", .stages = ", c.stages, ", .levels = ", c.levels,
-              ", .blocks_per_sm = ", c.blocks_per_sm, ", .whole = ", spelled(c.whole), ", .paged = ", spelled(c.paged),
-              ", .scaled = ", spelled(c.scaled), ", .k_groups = ", c.k_groups, ", .v_groups = ", c.v_groups,
-              ", .qv = ", spelled(c.qv), ", .draft = ", spelled(c.draft), ", .halves_S = ", spelled(c.halves_S),
+              ", .blocks_per_sm = ", c.blocks_per_sm, ", .warps = ", c.warps, ", .direct = ", spelled(c.direct),
+              ", .whole = ", spelled(c.whole), ", .paged = ", spelled(c.paged), ", .scaled = ", spelled(c.scaled),
+              ", .k_groups = ", c.k_groups, ", .v_groups = ", c.v_groups, ", .qv = ", spelled(c.qv),
+              ", .draft = ", spelled(c.draft), ", .halves_S = ", spelled(c.halves_S),
               ", .options = ", spelled(c.options), "}");
 }
 
@@ -90,6 +91,17 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
   return "";
 }
 
+// Without a queue every block looks at all groups, by a warp; and where there are more than multiprocessors for two
+// each, the schedule's balance is worth more than its time.
+std::string direct_refusal(const Problem& p, const cuda::Target& target, const Config& c) {
+  const CountedGroups groups = groups_of(p, c.rows);
+  if (groups.block_queries > 0) return "tiles of rows are numbered by packed tokens; without a queue, by sequences";
+  if (groups.count <= most_direct_groups && product({2, p.Hk, groups.count}) <= target.multiprocessors) return "";
+  return text("B is ", p.B, ", Nq is ", p.longest_q(), " and Hk is ", p.Hk, ": ", groups.count,
+              " tiles of rows; without a queue this kernel takes at most ", most_direct_groups,
+              ", and at most half as many times Hk as there are multiprocessors, ", target.multiprocessors);
+}
+
 // As many rows as the problem has, in 8, 16, 32 or 64; fewer if shared memory demands it, or registers: beyond 128 dims
 // 64 rows spill, with scales, qv, or a tree over 8 bits beyond 64; beyond 256 more than 16 do. Where values have a
 // maximum for each 128 dims, half as many do (by 8 to 96 bytes, of 255 registers).
@@ -111,7 +123,7 @@ bool fit(Config& c, int shared_bytes) {
   constexpr int reserved = 1024;  // of every block
   for (const int blocks : {4, 2, 1}) {
     const int room = (shared_bytes + reserved) / blocks - reserved;
-    if (blocks == 4 && (c.rows > 8 || c.qv)) continue;
+    if (blocks == 4 && (c.rows > 8 || c.qv || c.direct)) continue;
     for (const int stages : {4, 3, 2}) {
       if (blocks == 4 && stages == 2 && !(eight_bits(c.k) && eight_bits(c.v))) continue;
       c.blocks_per_sm = blocks, c.stages = stages, c.levels = 1;
@@ -163,6 +175,7 @@ Params params_of(const Problem& p, const Problem& taken, const cuda::Target& tar
              .draft = draft_of(p, in),
              .memory = carve(taken, target, c, given.own + own_at).memory,
              .most = {.queries = p.longest_q(), .keys = p.longest_k()},
+             .levels = levels_above(ceil_div(p.longest_k(), leaf_keys)),
              .D = static_cast<Int32>(p.D),
              .Dv = static_cast<Int32>(p.Dv),
              .group = static_cast<Int32>(p.heads_per_kv()),
@@ -190,19 +203,22 @@ void add_launches(Steps& steps, const Problem& p, const Problem& taken, const cu
   Step attend{.name = "decode_attend",
               .unit = attend_unit_text(c),
               .blocks = carved.blocks,
-              .threads = threads,
+              .threads = c.threads(),
               .shared_bytes = layout_of(c).bytes,
               .programmatic = target.major >= 9,
-              .tiles = text("tiles of ", c.rows, " rows x ", c.tile_keys, " keys")};
+              .tiles = text("tiles of ", c.rows, " rows x ", c.tile_keys, " keys",
+                            c.direct ? text(", ", c.warps, " warps, no queue") : "")};
   attend.gives<Params>(params);
   steps.add(std::move(schedule));
   steps.add(std::move(attend));
 }
 
-Steps steps_of_rows(const Problem& p, const cuda::Target& target) {
+Steps steps_of_rows(const Problem& p, const cuda::Target& target, bool direct = false) {
   if (std::string reason = refusal(p, target); !reason.empty()) return Steps::refused(std::move(reason));
-  const std::optional<Config> c = tile_of(p, target);
+  const std::optional<Config> c = tile_of(p, target, direct);
   if (!c) return Steps::refused(no_tile(target));
+  if (std::string reason = direct ? direct_refusal(p, target, *c) : ""; !reason.empty())
+    return Steps::refused(std::move(reason));
   Steps steps(p);
   // What other GPUs' tensor cores lose has not been measured.
   if (target.major == 9) steps.score_scale = gpu::corrected_scale(p, c->halves_S || c->k_groups > 1);
@@ -210,12 +226,13 @@ Steps steps_of_rows(const Problem& p, const cuda::Target& target) {
   return steps;
 }
 
-Steps decode_steps(const Problem& p, const cuda::Target& target) {
+template <bool direct>
+Steps few_steps(const Problem& p, const cuda::Target& target) {
   if (p.pass == Pass::forward && rows_of(p) > most_rows)
     return Steps::refused(text("Nq is ", p.longest_q(), " and ", p.heads_per_kv(),
                                " heads share a KV head; this kernel takes at most ", most_rows,
                                " rows of queries for each"));
-  return steps_of_rows(p, target);
+  return steps_of_rows(p, target, direct);
 }
 
 Steps many_steps(const Problem& p, const cuda::Target& target) {
@@ -245,10 +262,10 @@ void add_few_rows(Steps& steps, const Problem& p, const cuda::Target& target) {
     steps = Steps::refused(text("decode, for sequences of at most ", most_rows, " rows: ", reason));
 }
 
-std::optional<Config> tile_of(const Problem& p, const cuda::Target& target) {
+std::optional<Config> tile_of(const Problem& p, const cuda::Target& target, bool direct) {
   const auto padded = [](std::int64_t dims) { return static_cast<int>(round_up(dims, gpu::panel_columns)); };
   constexpr int large = 160 << 10;  // of sm_80; sm_86, sm_89 and sm_120 have 99 KB
-  Config c{.D = padded(p.D), .Dv = padded(p.Dv), .element = product_type(p)};
+  Config c{.D = padded(p.D), .Dv = padded(p.Dv), .element = product_type(p), .direct = direct};
   c.q = gpu::element_of(p.q_type), c.k = gpu::element_of(p.k_type), c.v = gpu::element_of(p.v_type);
   c.o = gpu::element_of(p.o_type);
   const auto key_units = units_of(c.D, c.k) + units_of(c.Dv, c.v);
@@ -264,8 +281,12 @@ std::optional<Config> tile_of(const Problem& p, const cuda::Target& target) {
   c.draft = p.tree_words > 0 || p.positions;
   c.halves_S = p.q_type == Type::f16 && (p.D > 128 || (p.qv && p.Dv > 128));
   c.options = gpu::score_config(p);
-  for (c.rows = rows_wanted(p); c.rows >= 8; c.rows /= 2)
+  // Without a queue, registers do not hold 64 rows. Few blocks have a multiprocessor each: of the usual shape, more
+  // warps hide the latency that other blocks would.
+  for (c.rows = std::min(rows_wanted(p), direct ? 32 : most_rows); c.rows >= 8; c.rows /= 2) {
+    c.warps = direct && c.rows == 8 && c.Dv == 128 && !c.qv && !(c.scaled && c.draft) ? 8 : 4;
     if (fit(c, target.shared_bytes)) return c;
+  }
   return {};
 }
 
@@ -292,9 +313,11 @@ Carved carve(const Problem& p, const cuda::Target& target, const Config& c, std:
     return at;
   };
   Carved out{};
-  out.memory.queue = reinterpret_cast<Queue*>(take(sizeof(Queue)));
-  out.memory.groups = reinterpret_cast<Group*>(take(product({groups_of(p, c.rows).count, sizeof(Group)})));
-  out.memory.items = reinterpret_cast<Item*>(take(product({groups + slots, sizeof(Item)})));
+  if (!c.direct) {
+    out.memory.queue = reinterpret_cast<Queue*>(take(sizeof(Queue)));
+    out.memory.groups = reinterpret_cast<Group*>(take(product({groups_of(p, c.rows).count, sizeof(Group)})));
+    out.memory.items = reinterpret_cast<Item*>(take(product({groups + slots, sizeof(Item)})));
+  }
   out.memory.counts = reinterpret_cast<UInt32*>(take(product({climbs, slots, sizeof(UInt32)})));
   out.memory.stacks = reinterpret_cast<float*>(take(product({blocks, stack_levels, state})));
   out.memory.states = reinterpret_cast<float*>(take(product({slots, state})));
@@ -309,17 +332,24 @@ std::string attend_unit_text(const Config& c) {
                        .function = "tessera::decode::attend<config>",
                        .parameters = "tessera::decode::Params",
                        .config = config_text(c),
-                       .launch_bounds = "tessera::decode::threads, config.blocks_per_sm"}
+                       .launch_bounds = "config.threads(), config.blocks_per_sm"}
       .str();
 }
 
 namespace {
 constexpr const char* by_name =
     "this kernel is not the fastest for few keys yet; a call without a cache gets it if it asks for it by name";
-}
+constexpr const char* untried = "no GPU has run this kernel yet; a call gets it if it asks for it by name";
+}  // namespace
 
 std::vector<gpu::Algorithm> algorithms() {
-  return {{.name = "decode", .family = "decode", .plan = decode_steps, .by_name = by_name, .caches = gpu::Caches::all}};
+  return {
+      {.name = "decode", .family = "decode", .plan = few_steps<false>, .by_name = by_name, .caches = gpu::Caches::all},
+      {.name = "decode_direct",
+       .family = "decode",
+       .plan = few_steps<true>,
+       .by_name = untried,
+       .caches = gpu::Caches::all}};
 }
 
 std::vector<gpu::Algorithm> fallbacks() {

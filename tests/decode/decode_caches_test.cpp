@@ -2,7 +2,7 @@
 // Caches on the emulated machine, bit by bit: forms of scales that say the same, a scale of 1 and none, pages of 8-bit
 // keys, NaN among them, chains and positions in line against `causal`; lengths that are cut and reported. Links
 // tessera_cases; its include path puts tests/emulated before src.
-#include "tests/decode/decode_run.hpp"
+#include "tests/decode/direct_checks.hpp"
 #include "tests/support/pages.hpp"
 
 namespace tessera::decode {
@@ -34,6 +34,8 @@ Case eight_bits() {
   spec.cached_k.type = spec.cached_v.type = Type::e4m3;
   return spec;
 }
+
+TEST(DecodeDirect, BitsAreThoseOfAQueue) { check_direct(direct_cache_cases(), decode_units, memory); }
 
 class DecodeCaches : public testing::TestWithParam<const char*> {};
 

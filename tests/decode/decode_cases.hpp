@@ -310,8 +310,9 @@ inline cuda::Target target_of(const char* architecture, int multiprocessors) {
   return target;
 }
 
-// By `decode`, or by `decode_many`.
-inline gpu::Steps steps_of(const Problem& problem, const cuda::Target& target) {
+// By `decode_direct`; by `decode`, or by `decode_many`.
+inline gpu::Steps steps_of(const Problem& problem, const cuda::Target& target, bool direct = false) {
+  if (direct) return algorithms().back().plan(problem, target);
   return (rows_of(problem) > most_rows ? fallbacks() : algorithms()).front().plan(problem, target);
 }
 
@@ -345,6 +346,51 @@ inline cases::Case lone_sequence_of_bytes() {
   cases::Case spec = lone_sequence(1, 3, false);
   spec.cached_k = spec.cached_v = {Type::e4m3, cases::Scales::per_key};
   return spec;
+}
+
+// --- what blocks without a queue are tested on
+
+// Tiles of four warps and of eight, of every number of value tiles; sequences without keys, and more leaves than
+// siblings that are merged at once.
+inline std::vector<DecodeCase> direct_cases() {
+  DecodeCases c;
+  c.add({.name = "Direct", .Nq = 1, .Nk = 256 * 18 + 5, .Hq = 4, .Hk = 2, .D = 128});
+  c.add({.name = "Direct", .B = 4, .Nq = 2, .Nk = 600, .Hq = 3, .Hk = 1, .D = 128, .used_k = {600, 0, 1, 257}});
+  c.add({.name = "Direct", .Nq = 1, .Nk = 700, .Hq = 2, .Hk = 1, .D = 192, .Dv = 128, .type = Type::f16});
+  c.add({.name = "Direct", .Nq = 1, .Nk = 520, .Hq = 2, .Hk = 1, .D = 256}, "sm_89");
+  c.add({.name = "Direct", .Nq = 1, .Nk = 520, .Hq = 2, .Hk = 1, .D = 120, .f32_o = true});
+  cases::Case rows = lone_sequence(20, 3, true);
+  rows.name = "Direct", rows.B = 2, rows.used_q = {20, 5}, rows.used_k = {1111, 300};
+  c.add(rows);
+  c.add({.name = "Direct",
+         .Hq = 4,
+         .Hk = 2,
+         .D = 128,
+         .options = {.causal = true, .max_seqlen_q = 2},
+         .packed_q = {1, 0, 2},
+         .packed_k = {300, 10, 513},
+         .front_q = 3,
+         .tail_k = 7});
+  return c.all;
+}
+
+inline std::vector<DecodeCase> direct_cache_cases() {
+  DecodeCases c;
+  cases::Case bytes{.name = "Direct", .B = 2, .Nq = 2, .Nk = 700, .Hq = 4, .Hk = 2, .D = 128};
+  bytes.cached_k = bytes.cached_v = {Type::e4m3, cases::Scales::per_key}, bytes.used_k = {700, 65};
+  c.add(bytes);
+  bytes.cached_k = bytes.cached_v = {.type = Type::i8}, bytes.Dv = 256;
+  c.add(bytes);
+  cases::Case grouped = grouped_sequence(256);
+  grouped.name = "Direct";
+  c.add(grouped);
+  cases::Case tree = with_rows("Direct", 8, 1, 700);
+  tree.D = 128, tree.tree = cases::Tree::random, tree.positions = true;
+  c.add(tree);
+  cases::Case latent{.name = "Direct", .Nq = 1, .Nk = 530, .Hq = 3, .Hk = 1, .D = 64, .Dv = 512};
+  latent.qv = true;
+  c.add(latent);
+  return c.all;
 }
 
 }  // namespace tessera::decode

@@ -2,7 +2,7 @@
 // The bits of a row that `decode` computes: the same whatever else a call holds, however its work is cut and in
 // whatever order it is finished, wherever keys lie. On the emulated machine. Links tessera_cases; its include path puts
 // tests/emulated before src. Implements docs/algorithm.md, "Promises".
-#include "tests/decode/decode_run.hpp"
+#include "tests/decode/direct_checks.hpp"
 
 #include "tests/support/pages.hpp"
 #include "tests/support/senseless.hpp"
@@ -71,6 +71,10 @@ TEST(DecodeBits, DoNotDependOnHowManyFamiliesAreClimbed) {
     }
   }
 }
+
+// --- without a queue
+
+TEST(DecodeDirect, BitsAreThoseOfAQueue) { check_direct(direct_cases(), decode_units, memory); }
 
 // --- company
 
@@ -209,6 +213,32 @@ TEST_P(DecodePages, EveryLayoutAndTableGivesTheBitsOfContiguousKeys) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, DecodePages, testing::Values(1, 3, 16, 48, 64, 256, 528));
+
+// Blocks without a queue read lengths and tables themselves.
+TEST(DecodePaged, WithoutAQueue) {
+  Case spec = with_rows("Direct", 1, 3, 700);
+  spec.D = 128, spec.B = 4, spec.type = Type::bf16, spec.backward = false, spec.used_k = {0, 1, 257, 700};
+  const CaseData expected = ran(spec, {.multiprocessors = 3});
+  for (const test::Table table : test::tables) {
+    test::PagedCase paged(expected, {.page_size = 16, .table = table, .leftpad = {0, 0, 1, 40}});
+    for (const int multiprocessors : {8, 132})
+      expect_paged(expected, paged, 0, {.multiprocessors = multiprocessors, .direct = true});
+  }
+  // Lengths that are cut: the status word is told, and the bits are a queue's.
+  std::vector<std::int32_t> lengths{std::numeric_limits<std::int32_t>::min(), -1, 701, 257};
+  const test::PagedCase paged(expected, {.page_size = 16});
+  const auto cut = [&](const decode::Run& how) {
+    CaseData data = cases::build(spec);
+    std::int32_t status = 4;
+    Call call = call_of(data);
+    call.inputs = paged.in, call.inputs.seqused_k = Tensor(lengths.data(), Type::i32, {4});
+    call.outputs.status = Tensor(&status, Type::i32, {1});
+    run(call, how);
+    EXPECT_EQ(status, 4 | beyond_bounds | page_outside_pool);  // the third sequence has no pages behind key 257
+    return data;
+  };
+  expect_same(cut({}), cut({.multiprocessors = 132, .direct = true}));
+}
 
 // Queries packed, keys paged: mixed batches, with a window behind which pages are given back.
 TEST(DecodePaged, MixedBatchesAndWindows) {

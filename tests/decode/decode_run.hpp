@@ -28,6 +28,7 @@ struct Run {
   int multiprocessors = 2;
   std::optional<int> level{};              // instead of the one that the schedule chooses
   std::optional<std::uint32_t> shuffle{};  // items in a random order, by this seed
+  bool direct = false;                     // without a queue
 };
 
 // The leaves that some row of a tile of a sequence sees, key by key; leaf 0 if there is none.
@@ -93,7 +94,7 @@ template <std::size_t memory_bytes>
 void run_plan(const Problem& problem, Call call, const Run& run, const Units& units,
               unsigned char (&memory)[memory_bytes]) {
   const cuda::Target target = target_of(run.architecture, run.multiprocessors);
-  const gpu::Steps steps = steps_of(problem, target);
+  const gpu::Steps steps = steps_of(problem, target, run.direct);
   ASSERT_EQ(steps.reason, "");
   std::vector<float4> workspace(static_cast<std::size_t>(steps.own_bytes) / 16 + 1);
   std::memset(workspace.data(), 0xff, workspace.size() * 16);
@@ -110,7 +111,8 @@ void run_plan(const Problem& problem, Call call, const Run& run, const Units& un
     step.write_parameters(given, &params);
     ASSERT_LE(step.shared_bytes, static_cast<int>(memory_bytes));
     if (step.name == "decode_attend" && (run.level || run.shuffle)) rearrange(params, run);
-    machine.tickets(&params.memory.queue->taken);
+    ASSERT_EQ(params.memory.queue == nullptr, run.direct);
+    if (!run.direct) machine.tickets(&params.memory.queue->taken);
     machine.run(
         static_cast<int>(step.blocks), step.threads, 0, [&] { unit->second(&params); }, step.programmatic);
   }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The schedule kernel of `decode` on the emulated machine: the items that it writes against a model that counts leaf by
-// leaf, over lengths, masks and numbers of multiprocessors; and that it writes all that the attention kernel reads.
+// leaf, over lengths, masks and numbers of multiprocessors; and that it writes all that the attention kernel reads. The
+// same for the items that blocks find without a queue.
 // Links tessera_cases; its include path puts tests/emulated before src.
 #include <numeric>
+#include <optional>
 
 #include "tests/decode/decode_run.hpp"
 
@@ -49,7 +51,8 @@ struct Question {
       x.cu_seqlens_q = {cu_seqlens_q.data(), 1}, x.seqused_q = {}, x.Nq = cu_seqlens_q.back() + between(0, 9);
     }
     p.group = group, p.rows = rows, p.tiles = Int32(ceil_div(most_queries * group, rows));
-    p.most = {most_queries, most_keys}, p.taken_queries = Int32(most_queries);
+    p.most = {most_queries, most_keys}, p.levels = levels_above(ceil_div(most_keys, leaf_keys)),
+    p.taken_queries = Int32(most_queries);
     p.workers = Int32(between(1, 300));
     p.groups = {.count = B * p.tiles};
     const Int32 common = std::gcd(rows, group), queries = rows / common, tiles = group / common;
@@ -80,7 +83,7 @@ struct Question {
 
 // The level by the rule of the documents: the highest whose cost is within 3 % of the least, of those whose states have
 // room; a merge of families costs as much as a leaf. `full`: how many of its items have all leaves.
-int model_level(const Params& p, const std::vector<ModelGroup>& groups, std::size_t& full) {
+int model_level(const Params& p, const std::vector<ModelGroup>& groups, std::size_t& full, bool queue = true) {
   int levels = 0;
   while (Int64(leaf_keys) << levels < p.most.keys) ++levels;
   Int64 total = 0, longest = 0;
@@ -103,7 +106,8 @@ int model_level(const Params& p, const std::vector<ModelGroup>& groups, std::siz
     const Int64 rounds = (count + p.workers - 1) / p.workers, share = (total + p.workers - 1) / p.workers;
     Int64 climbs = 0;  // of families of 16, until one node is left
     for (Int64 nodes = (longest + (1 << level) - 1) >> level; nodes > 1; nodes = (nodes + 15) / 16) ++climbs;
-    costs.push_back(slots > p.memory.most_slots ? 1e18 : double(std::min(rounds * item, share + item) + climbs));
+    const Int64 work = queue ? std::min(rounds * item, share + item) : rounds * item;
+    costs.push_back(slots > p.memory.most_slots ? 1e18 : double(work + climbs));
     fulls.push_back(complete);
   }
   const double least = *std::min_element(costs.begin(), costs.end());
@@ -175,6 +179,79 @@ TEST(DecodeSchedule, WritesWhatTheModelCounts) {
   EXPECT_GE(levels.size(), 4U);  // else nothing was chosen
   EXPECT_GT(merged, 100);
   EXPECT_GT(by_tokens, 20);
+}
+
+// What a warp finds out about item `number`, if it exists.
+std::optional<Work> found_work(const Params& p, UInt32 number, Int32 blocks) {
+  static Work work;
+  emulated::Machine& machine = emulated::Machine::here();
+  machine.memory = memory;
+  std::memset(static_cast<void*>(&work), 0xff, sizeof(work));
+  work.number = number;
+  emulated::Watch watch;
+  machine.run(blocks, 32, 0, [&] {
+    if (blockIdx.x == 0) find_work(p, work);
+  });
+  return work.exists ? std::optional(work) : std::nullopt;
+}
+
+TEST(DecodeSchedule, WithoutAQueueBlocksFindWhatTheModelCounts) {
+  std::mt19937 random(23);
+  std::map<int, int> levels;
+  int several = 0, merged = 0;
+  for (const Int32 B : {1, 3, 8})
+    for (const Int32 heads : {1, 3})
+      for (const Int32 group : {1, 4})
+        for (const Int64 most_keys : {1, 700, 3000, 9000}) {
+          Question question(random, B, heads, group, 64, most_keys);
+          Params& p = question.p;
+          ASSERT_LE(p.groups.count, most_direct_groups);
+          p.workers = 1 + Int32(random() % 40);
+          SCOPED_TRACE(testing::Message() << "B " << B << " heads " << heads << " group " << group << " keys "
+                                          << most_keys << " blocks " << p.workers);
+          const std::vector<ModelGroup> groups = model_groups(p);
+          std::size_t full = 0;
+          const int level = model_level(p, groups, full, false);
+          std::vector<Item> expected = model_items(p, groups, level), items;
+          for (UInt32 number = 0; const auto work = found_work(p, number, p.workers); ++number) {
+            ASSERT_LT(number, expected.size());
+            ASSERT_EQ(work->level, level);
+            const Item& item = work->item;
+            items.push_back(item);
+            const PagedSequence of = sequence_of(p, item.b);
+            const RowTile rows = rows_of_tile(p, of.s, item.tile);
+            const Nodes leaves = leaves_under(leaves_of(rows.keys), item.node, level);
+            EXPECT_EQ(work->leaves, leaves);
+            EXPECT_EQ(work->begin, std::max<Int64>(rows.keys.begin, Int64(leaves.first) * leaf_keys));
+            EXPECT_EQ(work->end, std::min<Int64>(rows.keys.end, Int64(leaves.end) * leaf_keys));
+            EXPECT_TRUE(work->group.b == item.b && work->group.tile == item.tile);
+            EXPECT_LE(item.slot + item.siblings.count(), std::max(p.memory.most_slots, item.siblings.count() - 1));
+          }
+          ASSERT_EQ(items.size(), expected.size());
+          std::sort(items.begin(), items.end(), before), std::sort(expected.begin(), expected.end(), before);
+          for (std::size_t n = 0; n < items.size(); ++n) {
+            const Item &item = items[n], &model = expected[n];
+            ASSERT_TRUE(item.b == model.b && item.tile == model.tile && item.kv == model.kv && item.node == model.node);
+            ASSERT_EQ(item.siblings, model.siblings);
+            ASSERT_EQ(item.slot, model.slot);
+            merged += item.slot >= 0;
+          }
+          several += groups.size() > 1, ++levels[level];
+        }
+  EXPECT_GE(levels.size(), 4U);
+  EXPECT_GT(several, 20);
+  EXPECT_GT(merged, 100);
+}
+
+TEST(DecodeSchedule, WithoutAQueueItClearsCounts) {
+  std::mt19937 random(24);
+  Question question(random, 3, 2, 4, 8, 3000);
+  question.p.memory.most_slots = 40, question.p.memory.queue = nullptr;
+  question.p.memory.groups = nullptr, question.p.memory.items = nullptr;
+  question.counts.assign(2 * 40 + 3, 7);
+  question.p.memory.counts = question.counts.data();
+  question.run();
+  for (std::size_t n = 0; n < question.counts.size(); ++n) EXPECT_EQ(question.counts[n], n < 80 ? 0U : 7U);
 }
 
 // A few sequences of a call: cut as finely as leaves; many: each one item.

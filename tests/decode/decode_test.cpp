@@ -2,7 +2,6 @@
 // The `decode` kernels without a GPU: what ldmatrix fetches for the column engine, and bank conflicts; the merge tree;
 // tiles, workspace and plans. Links tessera_cases.
 #include <gtest/gtest.h>
-#include <algorithm>
 
 #include <algorithm>
 #include <cmath>
@@ -29,23 +28,25 @@ constexpr int all_rows[] = {8, 16, 32, 64}, all_keys[] = {32, 64};
 // "mma.m16n8k16": with g = lane / 4 and t = lane % 4, register r of a holds row g + 8 (r % 2), terms 2 t + 8 (r / 2)
 // and the next; register r of b holds column g, terms 2 t + 8 r and the next.
 TEST(Fragments, OfVHaveDimsAsRowsAndKeysAsTerms) {
-  for (const int keys : all_keys) {
-    const TileMemory memory(keys, 256);
-    for (int warp = 0; warp < warps; ++warp)
-      for (int v = 0; v < 4; ++v)
-        for (int j = 0; j < keys / 16; ++j) {
-          const auto address = [&](int lane) {
-            return (gpu::lane_byte(v_key(lane), v_dim(lane)) ^ gpu::column_turn(warp)) +
-                   v * keys * gpu::panel_row_bytes + j * gpu::bytes_of_16_rows;
-          };
-          EXPECT_EQ(conflicts(16, address), 1);
-          for (int lane = 0; lane < 32; ++lane)
-            for (int r = 0; r < 4; ++r) {
-              const int dim = 64 * v + 16 * warp + lane / 4 + 8 * (r % 2), key = 16 * j + lane % 4 * 2 + 8 * (r / 2);
-              ASSERT_EQ(loaded(memory, lane, r, true, address), std::pair(Place(key, dim), Place(key + 1, dim)));
-            }
-        }
-  }
+  for (const int keys : all_keys)
+    for (const int warps : {4, 8}) {
+      const TileMemory memory(keys, 256);
+      for (int warp = 0; warp < warps; ++warp)
+        for (int v = 0; v < 256 / (16 * warps); ++v)
+          for (int j = 0; j < keys / 16; ++j) {
+            const auto address = [&](int lane) {
+              return (gpu::lane_byte(v_key(lane), v_dim(lane)) ^ gpu::column_turn(warp)) + gpu::panel_step(keys, warp) +
+                     v * gpu::panel_step(keys, warps) + j * gpu::bytes_of_16_rows;
+            };
+            EXPECT_EQ(conflicts(16, address), 1);
+            for (int lane = 0; lane < 32; ++lane)
+              for (int r = 0; r < 4; ++r) {
+                const int dim = 16 * (warps * v + warp) + lane / 4 + 8 * (r % 2);
+                const int key = 16 * j + lane % 4 * 2 + 8 * (r / 2);
+                ASSERT_EQ(loaded(memory, lane, r, true, address), std::pair(Place(key, dim), Place(key + 1, dim)));
+              }
+          }
+    }
 }
 
 TEST(Fragments, OfQHaveRowsAsColumns) {
@@ -279,6 +280,38 @@ TEST(Plans, AreTwoLaunches) {
   Problem none = problem(0, 1, {64, 64});
   EXPECT_EQ(planned(none).reason, "");
   EXPECT_TRUE(planned(none).list.empty());
+}
+
+// `decode_direct`: the same two launches, without a queue.
+TEST(Plans, HaveNoQueueWhereWorkItemsAreFew) {
+  const auto direct = [](const Problem& p, const char* architecture = "sm_90a") {
+    return algorithms().back().plan(p, cuda::target_named(architecture));
+  };
+  const auto expect_tiles = [&](const Problem& p, const char* wanted, int threads) {
+    const gpu::Steps steps = direct(p);
+    ASSERT_EQ(steps.reason, "");
+    ASSERT_EQ(steps.list.size(), 2U);
+    EXPECT_EQ(steps.list.back().tiles, wanted);
+    EXPECT_EQ(steps.list.back().threads, threads);
+    EXPECT_LT(steps.own_bytes, planned(p).own_bytes);
+    EXPECT_EQ(planned(p).list.back().tiles.find("queue"), std::string::npos);
+  };
+  Problem p = problem(1, 4, {128, 128});
+  p.B = 8, p.Hk = 8, p.Hq = 32;
+  expect_tiles(p, "tiles of 8 rows x 64 keys, 8 warps, no queue", 256);
+  EXPECT_EQ(
+      direct(p, "sm_86").reason,
+      "B is 8, Nq is 1 and Hk is 8: 8 tiles of rows; without a queue this kernel takes at most 32, and at most half "
+      "as many times Hk as there are multiprocessors, 84");
+  p.B = 9;
+  EXPECT_NE(direct(p).reason, "");
+  expect_tiles(problem(1, 4, {128, 64}), "tiles of 8 rows x 64 keys, 4 warps, no queue", 128);
+  expect_tiles(problem(4, 4, {64, 128}), "tiles of 16 rows x 64 keys, 4 warps, no queue", 128);
+  expect_tiles(problem(16, 4, {64, 64}), "tiles of 32 rows x 64 keys, 4 warps, no queue", 128);
+  p = problem(16, 4, {256, 256});  // two tiles for a sequence of 16 queries, six by tokens
+  p.packed = true, p.B = 4, p.options.max_seqlen_q = 16;
+  EXPECT_EQ(direct(p).reason, "tiles of rows are numbered by packed tokens; without a queue, by sequences");
+  EXPECT_EQ(direct(problem(17, 4, {64, 64})).reason, planned(problem(17, 4, {64, 64})).reason);
 }
 
 TEST(Plans, SayWhatTheyRefuse) {

@@ -13,11 +13,11 @@ namespace {
 using Units = std::set<std::string>;
 
 // Multiprocessors decide about no unit.
-bool add(Units& units, const cases::Case& spec, const char* architecture, bool paged) {
+bool add(Units& units, const cases::Case& spec, const char* architecture, bool paged, bool direct = false) {
   const cases::CaseData data = cases::build(spec);
   Problem problem = check_forward(data.inputs(), data.outputs(), data.options(), {});
   if (paged) problem.pages = Pages{.count = 9, .v_count = 9, .size = 16, .entries = 9};
-  const gpu::Steps steps = decode::steps_of(problem, cuda::target_named(architecture));
+  const gpu::Steps steps = decode::steps_of(problem, cuda::target_named(architecture), direct);
   if (!steps.reason.empty()) std::cerr << cases::describe(spec) << ": " << steps.reason << "\n";
   for (const gpu::Step& step : steps.list) units.insert(step.unit);
   return steps.reason.empty();
@@ -36,6 +36,15 @@ int main(int argc, char** argv) {
     good = good && add(units, decode::lone_sequence(1, 3, true), "sm_90a", paged);
     good = good && add(cache_units, decode::lone_sequence(1, 3, false), "sm_90a", paged);
     good = good && add(cache_units, decode::lone_sequence_of_bytes(), "sm_90a", paged);
+  }
+  for (const bool direct : {false, true}) {
+    for (const decode::DecodeCase& c : decode::direct_cases())
+      good = good && add(units, c.spec, c.architecture, false, direct);
+    cases::Case paged = decode::with_rows("Direct", 1, 3, 700);
+    paged.D = 128, paged.B = 4, paged.type = Type::bf16;
+    good = good && add(units, paged, "sm_90a", true, direct);
+    for (const decode::DecodeCase& c : decode::direct_cache_cases())
+      good = good && add(cache_units, c.spec, c.architecture, false, direct);
   }
   for (const std::int64_t Dv : {128, 256})
     good = good && add(cache_units, decode::grouped_sequence(Dv), "sm_90a", Dv == 256);

@@ -82,7 +82,7 @@ int threads_of(const std::string& unit) {
   if (bound == "tessera::sm90::threads_of(config") return 128 * (1 + number(".warpgroups = "));
   const int warps_per_owner = behind(unit, ".paired = ", ",}") == "true" ? 2 : 1;
   if (bound == "tessera::mma::threads_of(config") return 32 * number(".warps = ") * warps_per_owner;
-  if (bound == "tessera::decode::threads") return decode::threads;
+  if (bound == "config.threads(") return 32 * number(".warps = ");
   if (bound == "tessera::sm90::one_pass_threads") return sm90::one_pass_threads;
   return std::stoi(bound);
 }

@@ -341,13 +341,19 @@ void Addressed::decode(const decode::Params& p) {
   if (p.groups.count != (queries > 0 ? (x.Nq / queries + x.B) * p.groups.block_tiles : std::int64_t{x.B} * p.tiles))
     fault(text("goes through ", p.groups.count, " groups of rows"));
   if (m.most_items != groups + m.most_slots) fault(text(m.most_items, " items for ", groups, " groups of rows"));
-  part("queue", m.queue, sizeof(decode::Queue));
-  part("items", m.items, std::int64_t{m.most_items} * static_cast<std::int64_t>(sizeof(decode::Item)));
+  if (m.queue) {
+    part("queue", m.queue, sizeof(decode::Queue));
+    part("groups", m.groups, std::int64_t{p.groups.count} * static_cast<std::int64_t>(sizeof(decode::Group)));
+    part("items", m.items, std::int64_t{m.most_items} * static_cast<std::int64_t>(sizeof(decode::Item)));
+  } else if (m.groups || m.items || queries > 0 || p.groups.count > decode::most_direct_groups) {
+    fault("has no queue where it needs one, or half of one");
+  }
   part("counts", m.counts, 4 * std::int64_t{m.climbs} * m.most_slots);
   if (p.D != width_of(call.in.q) || p.Dv != width_of(call.in.v)) fault("has other head dims than the tensors");
   if (p.group * x.Hk != x.Hq) fault("has other groups of heads than the tensors");
   if (launch->kernel->function != "attend") return;
   if (p.D > setting("D") || p.Dv > setting("Dv")) fault("has tiles that are narrower than the tensors");
+  if ((m.queue == nullptr) != is_set("direct")) fault("has a queue that nobody reads, or reads none");
   if (p.rows != setting("rows")) fault("has tiles of other rows than the schedule");
   const std::int64_t state = std::int64_t{4} * decode::state_floats(p.rows, setting("Dv"));
   part("stacks", m.stacks, launch->grid[0] * m.stack_levels * state);

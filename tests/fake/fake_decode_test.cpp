@@ -37,7 +37,7 @@ TEST_F(FakeDecode, LaunchesAreLegalAndInBounds) {
   for (const Case& c : random_cases(16'500, 150)) cases.push_back(c);
   for (const Case& c : suite("caches")) cases.push_back(c);
   std::size_t turn = 0;
-  int ran = 0, as_they_are = 0, of_caches = 0;
+  int ran = 0, as_they_are = 0, of_caches = 0, direct = 0;
   for (const Case& original : cases)
     for (const bool few : {false, true}) {
       const Case spec = few ? few_queries(original) : original;
@@ -49,9 +49,11 @@ TEST_F(FakeDecode, LaunchesAreLegalAndInBounds) {
       EXPECT_TRUE(launches == 2 || launches == 0) << launches;
       ran += launches > 0, as_they_are += !few && launches > 0;
       of_caches += launches > 0 && (!spec.cached_k.plain() || spec.qv || spec.tree != Tree::none || spec.positions);
+      if (keeps_promises(on.call(FakePass::forward, "decode_direct"), turn % 3 * 8, launches)) direct += launches > 0;
       if (HasFailure()) return;
     }
   EXPECT_GT(ran, 150);
+  EXPECT_GT(direct, 100);
   EXPECT_GT(as_they_are, 10);
   EXPECT_GT(of_caches, 10);
 }

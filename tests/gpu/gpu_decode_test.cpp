@@ -100,6 +100,28 @@ TEST_P(GpuDecodeRepetitions, GiveTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(All, GpuDecodeRepetitions, testing::Range(std::size_t{0}, std::size_t{5}));
 
+// Blocks that begin before the schedule ends, and find their work items themselves.
+TEST_F(Decode, WithoutAQueueHasTheSameBits) {
+  std::vector<Case> cases = long_ones();
+  const std::size_t long_cases = cases.size();
+  for (const Case& c : suite("caches")) cases.push_back(few_queries(c));
+  for (const Case& c : random_cases(72'000, 100)) cases.push_back(few_queries(c));
+  std::size_t ran = 0;
+  for (std::size_t n = 0; n < cases.size(); ++n) {
+    const std::optional<CaseData> queued = ran_on(decode_kernel, cases[n]);
+    for (int run = 0; run < (n < long_cases ? 20 : 1); ++run) {
+      SCOPED_TRACE(cases::describe(cases[n]));
+      const std::optional<CaseData> direct = ran_on("decode_direct", cases[n]);
+      if (!direct) break;  // of too many work items
+      ASSERT_TRUE(queued);
+      expect_same_bits(queued->o, direct->o, "o"), expect_same_bits(queued->lse, direct->lse, "lse");
+      if (HasFailure()) return;
+      ++ran;
+    }
+  }
+  EXPECT_GT(ran, 120U);
+}
+
 // A sequence alone, and as one of 64 of all lengths: cut at other levels, with other tiles of rows.
 TEST_F(Decode, ASequenceHasTheSameBitsAloneAndInABatch) {
   Case lone{.name = "lone", .Nq = 1, .Nk = 9000, .Hq = 8, .Hk = 2, .D = 128, .type = Type::bf16, .backward = false};

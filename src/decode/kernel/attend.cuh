@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of few rows over many keys, the column engine: K and V are left operands of mma.sync, straight from shared
 // memory, and the rows (queries times the heads of a KV head) are columns, so that no row is padding beyond a multiple
-// of eight and no column's bits depend on its neighbours. Persistent: blocks take nodes of the merge tree from a queue;
-// the last of a family to come merges it. Device code; implements docs/algorithm.md, "Merge".
+// of eight and no column's bits depend on its neighbours. Persistent: blocks take nodes of the merge tree from a queue,
+// or, where there are few, by their number; the last of a family to come merges it. Device code; implements
+// docs/algorithm.md, "Merge".
 #pragma once
 
 #include "decode/kernel/softmax.cuh"
@@ -51,7 +52,7 @@ struct Attend : Softmax<config> {
         float sum = state.l[c][e];
 #pragma unroll
         for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-        if (lane < 4) shared<float>(layout.sums)[warp * R + State<config>::column(c, e)] = sum;
+        if (lane < 4 && warp < most_key_warps) shared<float>(layout.sums)[warp * R + State<config>::column(c, e)] = sum;
       }
     __syncthreads();
 #pragma unroll
@@ -69,12 +70,16 @@ struct Attend : Softmax<config> {
     return p.memory.stacks + (Int64(blockIdx.x) * p.memory.stack_levels + level - config.levels) * numbers;
   }
 
-  // Keys are the longest way off: their first tile is asked for before all else.
+  // Keys are the longest way off: their first tile is asked for before all else is found out. What is known of rows is
+  // found by the last threads, which may have no row of K or V to find.
   __device__ void begin_copies(Int32 tile, Int32 end) {
-    for (int n = 0; n < config.stages; ++n) this->keep_row(tile + n, this->find_row(tile + n));
+    this->keep_row(tile, this->find_row(tile));
     __syncthreads();
     this->copy_keys(tile);
-    if (threadIdx.x < R) shared<Column>(layout.columns)[threadIdx.x] = column_of(p, w, threadIdx.x);
+    if (const int r = config.threads() - 1 - int(threadIdx.x); r < R)
+      shared<Column>(layout.columns)[r] = column_of(p, w, r);
+#pragma unroll 1
+    for (int n = 1; n < config.stages; ++n) this->keep_row(tile + n, this->find_row(tile + n));
     __syncthreads();
     this->copy_Q();
     if constexpr (!ahead) this->copy_values(tile);
@@ -167,15 +172,16 @@ struct Attend : Softmax<config> {
       };
       if (end - first > 1) {
         state.store(p.memory.states + Int64(slot_of(node)) * numbers);
-        __threadfence();
         __syncthreads();
+        // The barriers before and behind make one thread's fences the block's.
         if (threadIdx.x == 0) {
           const Int64 count = Int64(climbs) * p.memory.most_slots + slot_of(first);
+          __threadfence();
           work.last_come = atomicAdd(&p.memory.counts[count], 1u) + 1 == UInt32(end - first);
+          __threadfence();
         }
         __syncthreads();
         if (!work.last_come) return false;
-        __threadfence();
         const auto slot = [&](int n) { return slot_of(family_first + n); };
         merge_family(state, Family<decltype(slot)>{first - family_first, end - family_first, p.memory.states, slot},
                      shared<float>(layout.weights));
@@ -214,9 +220,9 @@ struct Attend : Softmax<config> {
       for (int c = 0; c < columns; ++c)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          out[State<config>::column(c, e % 2) * pitch + 64 * v + this->dim_of(e)] = state.O[v][c][e];
+          out[State<config>::column(c, e % 2) * pitch + config.dims_at_once() * v + this->dim_of(e)] = state.O[v][c][e];
     __syncthreads();
-    for (int n = threadIdx.x; n < w.group.rows.count * (config.Dv / 8); n += threads) {
+    for (int n = threadIdx.x; n < w.group.rows.count * (config.Dv / 8); n += config.threads()) {
       const int r = n / (config.Dv / 8), first = n % (config.Dv / 8) * 8;
       if (first < p.Dv) store_dims(w.group.rows.first + r, first, out + r * pitch + first);
     }
@@ -236,21 +242,29 @@ struct Attend : Softmax<config> {
     }
   }
 
-  // One work item; false: there was none. The first is the block's own, those behind come from the queue: the next is
-  // asked for while this one's first copies are on their way.
+  // One work item; false: there was none. The first is the block's own; those behind come from the queue, and the next
+  // is asked for while this one's copies are on their way. Without a queue, every so-many-th is its own.
   __device__ bool run() {
     Work& work = *shared<Work>(layout.work);
-    if (warp == 0) take_work(p, work);
+    if (warp == 0) {
+      if constexpr (config.direct)
+        find_work(p, work);
+      else
+        take_work(p, work);
+    }
     __syncthreads();
     if (!w.exists) return false;
     const Int32 tile = w.begin / T, end = Int32(ceil_div(w.end, T));
     const bool has_keys = w.begin < w.end;
     if (has_keys) begin_copies(tile, end);
-    if (threadIdx.x == 0) work.number = gridDim.x + atomicAdd(&p.memory.queue->taken, 1u);
+    UInt32 next = 0;  // kept by the first thread: a store to shared memory would wait for it
+    if (threadIdx.x == 0) next = gridDim.x + (config.direct ? work.number : atomicAdd(&p.memory.queue->taken, 1u));
     state.clear();
     if (has_keys) attend_tiles(tile, end);
-    __syncthreads();  // the ring is free
+    __syncthreads();                                             // the ring is free
+    if constexpr (config.direct) gpu::wait_for_kernel_before();  // it clears counts
     if (climb()) write();
+    if (threadIdx.x == 0) work.number = next;
     __syncthreads();  // all are done with it
     return true;
   }
@@ -259,12 +273,14 @@ struct Attend : Softmax<config> {
 template <Config config>
 __device__ void attend(const Params& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  gpu::wait_for_kernel_before();
+  // What a block finds out by itself, and what it multiplies, is older than the kernel before.
+  if constexpr (!config.direct) gpu::wait_for_kernel_before();
   Attend<config> block(p, memory);
   if (threadIdx.x == 0) block.template shared<Work>(block.layout.work)->number = blockIdx.x;
   __syncwarp();
   while (block.run()) {
   }
+  if constexpr (config.direct) gpu::wait_for_kernel_before();
 }
 
 }  // namespace tessera::decode

@@ -15,7 +15,7 @@ template <Config config>
 struct Products : Rows<config> {
   using Base = Rows<config>;
   using Base::layout, Base::R, Base::T;
-  static constexpr int columns = R / 8, values = config.Dv / 64;
+  static constexpr int columns = State<config>::columns, values = State<config>::values;
   using Scores = float[columns][4];  // S^T: keys are rows. Value e of four: key e / 2, column e % 2
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -142,7 +142,7 @@ struct Products : Rows<config> {
     }
   }
 
-  // --- step 3: O^T += V^T P^T, of a warp's 16 dims of every 64
+  // --- step 3: O^T += V^T P^T, of a warp's 16 dims of a value tile
 
   // P of 32 keys, as it is for one group of the values' dims.
   __device__ void load_P(UInt32 (&b)[columns][4], int j, int group) const {
@@ -154,7 +154,9 @@ struct Products : Rows<config> {
   __device__ void multiply_VP(State<config>& state, int stage) const {
     if constexpr (eight_bits(config.v)) return multiply_VP_of_bytes(state, stage);
     const UInt32 v_lane = this->address(layout.V + stage * layout.v_bytes) +
-                          gpu::turned(gpu::lane_byte(v_key(lane), v_dim(lane)), gpu::column_turn(warp));
+                          gpu::turned(gpu::lane_byte(v_key(lane), v_dim(lane)), gpu::column_turn(warp)) +
+                          gpu::panel_step(T, warp);
+    constexpr int value_step = gpu::panel_step(T, config.warps);
 #pragma unroll
     for (int n = 0; n < config.v_groups * (T / 32); ++n) {  // 32 keys
       const int j = n / config.v_groups, g = n % config.v_groups;
@@ -166,7 +168,7 @@ struct Products : Rows<config> {
         for (int v = 0; v < values; ++v) {
           if (State<config>::group_of(v) != g) continue;
           UInt32 a[4];
-          gpu::load_matrices<true>(a, v_lane + v * T * gpu::panel_row_bytes + (2 * j + half) * gpu::bytes_of_16_rows);
+          gpu::load_matrices<true>(a, v_lane + v * value_step + (2 * j + half) * gpu::bytes_of_16_rows);
 #pragma unroll
           for (int c = 0; c < columns; ++c)
             gpu::multiply<config.element, false>(state.O[v][c], a, b[c][2 * half], b[c][2 * half + 1]);
@@ -176,6 +178,7 @@ struct Products : Rows<config> {
 
   // The same with values of 8 bits.
   __device__ void multiply_VP_of_bytes(State<config>& state, int stage) const {
+    constexpr int tiles = config.dims_at_once() / 64;  // in a value tile
     const UInt32 v_lane =
         this->address(layout.V + stage * layout.v_bytes) + gpu::tile_byte(T, v8_key(lane), warp * gpu::chunk_columns);
 #pragma unroll
@@ -187,8 +190,8 @@ struct Products : Rows<config> {
       for (int v = 0; v < values; ++v) {
         if (State<config>::group_of(v) != g) continue;
         UInt32 bytes[4];
-        gpu::load_matrices<true>(bytes,
-                                 gpu::turned(v_lane, v8_turn(v)) + v8_step(T, v) + 2 * j * gpu::bytes_of_16_rows);
+        gpu::load_matrices<true>(
+            bytes, gpu::turned(v_lane, v8_turn(v * tiles)) + v8_step(T, v * tiles) + 2 * j * gpu::bytes_of_16_rows);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           UInt32 a[4];
@@ -204,7 +207,7 @@ struct Products : Rows<config> {
       }
     }
   }
-  // Which dim of a tile of 64 a thread's value e of O is.
+  // Which dim of a value tile a thread's value e of O is.
   __device__ int dim_of(int e) const {
     return 16 * warp + (eight_bits(config.v) ? lane / 4 * 2 + e / 2 : lane / 4 + e / 2 * 8);
   }

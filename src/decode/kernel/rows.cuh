@@ -31,23 +31,29 @@ struct Rows {
 
   // --- rows of K and V: where they are, and their copies
 
-  // Where the row of a key begins, in elements, of K (side 0) or V, and its scale. Nowhere: no row of the item sees it,
-  // or it is in no page. Strides may be negative, and places too.
-  static constexpr Int64 nowhere = Int64(1) << 62;
+  // Where the row of a key begins, of K (side 0) or V: its address, which a copy only adds a constant to, and the place
+  // of its scale. The top bit, which is set in no address: nowhere, as no row of the item sees it, or it is in no page;
+  // then the others are the tensor's, so that a copy of nothing is asked for at a place that exists.
+  static constexpr UInt64 nowhere = UInt64(1) << 63;
   struct Place {
-    Int64 row = nowhere, scale = 0;
+    UInt64 row = nowhere;
+    Int64 scale = 0;
   };
+  __device__ static bool exists(UInt64 row) { return Int64(row) >= 0; }
   __device__ Place place_of(Int32 key, int side) const {
-    if (key < w.begin || key >= w.end) return {};
     const gpu::TokenRef& t = side ? p.call.x.v : p.call.x.k;
+    const auto base = reinterpret_cast<UInt64>(t.data);
+    if (key < w.begin || key >= w.end) return {base | nowhere};
+    const int element_bytes = eight_bits(side ? config.v : config.k) ? 1 : 2;
     Int64 page = w.item.b, place = w.group.k_first + key;
     if constexpr (config.paged) {
       page =
           gpu::page_of(p.pages, side ? p.pages.v : p.pages.k, side ? w.group.v_entry : w.group.k_entry, UInt32(place));
       place = gpu::place_in_page(p.pages, UInt32(place));
-      if (page < 0) return {};
+      if (page < 0) return {base | nowhere};
     }
-    Place out{page * t.batch + place * t.token + w.item.kv * t.head, 0};
+    const Int64 element = page * t.batch + place * t.token + w.item.kv * t.head;
+    Place out{base + UInt64(element * element_bytes)};
     if constexpr (config.scaled) {
       const gpu::ScaleRef& scale = side ? p.v_scale : p.k_scale;
       if (scale.data) out.scale = scale.at(w.item.b, page, place, w.item.kv) - scale.data;
@@ -62,7 +68,7 @@ struct Rows {
   __device__ void keep_row(Int32 tile, Place place) const {
     if (threadIdx.x >= 2 * T) return;
     const int n = tile % config.stages * 2 * T + threadIdx.x;
-    shared<Int64>(layout.places)[n] = place.row;
+    shared<UInt64>(layout.places)[n] = place.row;
     if constexpr (config.scaled) shared<Int64>(layout.scale_places)[n] = place.scale;
   }
 
@@ -71,28 +77,33 @@ struct Rows {
     const int left = row_bytes - at;
     return left < 0 ? 0 : left < 16 ? left : 16;
   }
-  // Rows of a tile of `units` columns of 16 bits; of a row, `row_bytes` exist.
+  // A thread's chunks of a row, one of each panel: of a tile of `rows` rows of `units` columns of 16 bits. `to`: its
+  // chunk of the first panel. Of the row, `row_bytes` exist; with all of them, addresses differ by constants.
   template <int rows, int units>
-  __device__ void copy_row(UInt32 to, int row, const unsigned char* from, bool exists, int row_bytes) const {
+  __device__ void copy_row(UInt32 to, UInt64 row, int row_bytes) const {
+    const auto* const from = reinterpret_cast<const unsigned char*>(row & ~nowhere);
+    const int first = 2 * gpu::copy_column(threadIdx.x);
 #pragma unroll
-    for (int first = 0; first < units; first += gpu::panel_columns) {
-      const int unit = first + gpu::copy_column(threadIdx.x);
-      int bytes = config.whole ? 16 : bytes_at(2 * unit, row_bytes);
-      if (!exists) bytes = 0;
-      gpu::copy_async<16>(to + gpu::tile_byte(rows, row, unit), from + (bytes > 0 ? 2 * unit : 0), bytes);
+    for (int panel = 0; panel < units / gpu::panel_columns; ++panel) {
+      const int at = first + panel * gpu::panel_row_bytes;
+      const int bytes = !exists(row) ? 0 : config.whole ? 16 : bytes_at(at, row_bytes);
+      gpu::copy_async<16>(to + panel * rows * gpu::panel_row_bytes, from + (config.whole || bytes > 0 ? at : 0), bytes);
     }
   }
+  // Of a tile at `to`: the thread's chunk of the first row that it copies, in the first panel.
+  template <int rows>
+  __device__ static UInt32 first_chunk(UInt32 to) {
+    return to + gpu::tile_byte(rows, gpu::copy_row(threadIdx.x), gpu::copy_column(threadIdx.x));
+  }
   template <int dims, Element type>
-  __device__ void copy_side(UInt32 to, const gpu::TokenRef& t, const Int64* places, int width) const {
-    constexpr int element_bytes = eight_bits(type) ? 1 : 2;
-    const auto* base = static_cast<const unsigned char*>(t.data);
+  __device__ void copy_side(UInt32 to, const UInt64* places, int width) const {
+    constexpr int element_bytes = eight_bits(type) ? 1 : 2, rows_at_once = gpu::copy_rows_at_once(config.threads());
+    static_assert(rows_at_once % 8 == 0);  // rows that a thread copies have their chunks in the same places
+    const UInt32 chunk = first_chunk<T>(to);
 #pragma unroll
-    for (int r = 0; r < T; r += gpu::copy_rows_at_once(threads)) {
-      const int row = r + gpu::copy_row(threadIdx.x);
-      const Int64 place = places[row];
-      copy_row<T, units_of(dims, type)>(to, row, base + (place == nowhere ? 0 : place * element_bytes),
-                                        place != nowhere, width * element_bytes);
-    }
+    for (int r = 0; r < T; r += rows_at_once)
+      copy_row<T, units_of(dims, type)>(chunk + r * gpu::panel_row_bytes, places[r + gpu::copy_row(threadIdx.x)],
+                                        width * element_bytes);
   }
   // The first of a tile's scales of keys (side 0), or of values, of one group of dims.
   __device__ static int scales_at(int stage, int side, int group) {
@@ -103,31 +114,31 @@ struct Rows {
     if (threadIdx.x >= 2 * T) return;
     const int n = stage * 2 * T + threadIdx.x, side = threadIdx.x / T;
     const gpu::ScaleRef& scale = side ? p.v_scale : p.k_scale;
-    const bool exists = shared<const Int64>(layout.places)[n] != nowhere;
-    const float* from = scale.data + (exists ? shared<const Int64>(layout.scale_places)[n] : 0);
-    const Int64 step = exists ? side ? p.v_scale_group : p.k_scale_group : 0;
+    const bool known = exists(shared<const UInt64>(layout.places)[n]);
+    const float* from = scale.data + (known ? shared<const Int64>(layout.scale_places)[n] : 0);
+    const Int64 step = known ? side ? p.v_scale_group : p.k_scale_group : 0;
 #pragma unroll
     for (int g = 0; g < (config.k_groups > config.v_groups ? config.k_groups : config.v_groups); ++g) {
       if (g >= (side ? config.v_groups : config.k_groups)) break;
       const int to = scales_at(stage, side, g) + threadIdx.x % T;
       if (scale.data)
-        gpu::copy_async<4>(address(layout.scales) + 4 * to, from + g * step, exists ? 4 : 0);
+        gpu::copy_async<4>(address(layout.scales) + 4 * to, from + g * step, known ? 4 : 0);
       else
         shared<float>(layout.scales)[to] = 1;
     }
   }
   // Of a tile whose rows are known: K, with all scales; V.
-  __device__ const Int64* places_of(int stage, int side) const {
-    return shared<const Int64>(layout.places) + (2 * stage + side) * T;
+  __device__ const UInt64* places_of(int stage, int side) const {
+    return shared<const UInt64>(layout.places) + (2 * stage + side) * T;
   }
   __device__ void copy_keys(Int32 tile) const {
     const int stage = tile % config.stages;
-    copy_side<config.D, config.k>(address(layout.K + stage * layout.k_bytes), p.call.x.k, places_of(stage, 0), p.D);
+    copy_side<config.D, config.k>(address(layout.K + stage * layout.k_bytes), places_of(stage, 0), p.D);
     if constexpr (config.scaled) copy_scale(stage);
   }
   __device__ void copy_values(Int32 tile) const {
     const int stage = tile % config.stages;
-    copy_side<config.Dv, config.v>(address(layout.V + stage * layout.v_bytes), p.call.x.v, places_of(stage, 1), p.Dv);
+    copy_side<config.Dv, config.v>(address(layout.V + stage * layout.v_bytes), places_of(stage, 1), p.Dv);
   }
 
   // --- rows of Q
@@ -148,10 +159,16 @@ struct Rows {
   __device__ void copy_Q() const {
     if constexpr (config.q != config.element || eight_bits(config.k) || (config.qv && eight_bits(config.v)))
       return convert_Q();
-    for (int r = gpu::copy_row(threadIdx.x); r < R; r += gpu::copy_rows_at_once(threads)) {
+    constexpr int rows_at_once = gpu::copy_rows_at_once(config.threads());
+    for (int r = gpu::copy_row(threadIdx.x); r < R; r += rows_at_once) {
       const QueryRow row = query_row(r);
-      copy_row<R, config.D>(address(layout.Q), r, row_at(p.call.x.q, row), row.exists, 2 * p.D);
-      if constexpr (config.qv) copy_row<R, config.Dv>(address(layout.Qv), r, row_at(p.qv, row), row.exists, 2 * p.Dv);
+      const auto copy = [&]<int dims>(int to, const gpu::TokenRef& t, int width) {
+        const UInt64 from = reinterpret_cast<UInt64>(row_at(t, row)) | (row.exists ? 0 : nowhere);
+        copy_row<R, dims>(first_chunk<R>(address(to)) + (r - gpu::copy_row(threadIdx.x)) * gpu::panel_row_bytes, from,
+                          2 * width);
+      };
+      copy.template operator()<config.D>(layout.Q, p.call.x.q, p.D);
+      if constexpr (config.qv) copy.template operator()<config.Dv>(layout.Qv, p.qv, p.Dv);
     }
   }
 
@@ -200,7 +217,7 @@ struct Rows {
   }
   __device__ void convert_Q() const {
 #pragma unroll 1
-    for (int r = gpu::copy_row(threadIdx.x); r < R; r += gpu::copy_rows_at_once(threads)) {
+    for (int r = gpu::copy_row(threadIdx.x); r < R; r += gpu::copy_rows_at_once(config.threads())) {
       const QueryRow row = query_row(r);
       float factor = 1;
       if constexpr (config.q != config.element) {

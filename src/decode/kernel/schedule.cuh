@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which work items there are: one block reads the lengths on the device, chooses the level of the merge tree at which
 // sequences are cut, and writes everything that the attention kernel reads of the workspace. No result depends on it.
+// Where blocks find their work items themselves, it clears counts.
 // Device code; docs/gpu_kernels.md, "decode".
 #pragma once
 
@@ -68,7 +69,6 @@ struct Schedule {
   const Params& p;
   Shared& shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int levels = levels_above(ceil_div(p.most.keys, leaf_keys));
 
   // A thread looks at one group: its lengths, its masks. `keeps`: for the attention kernel.
   __device__ void find_leaves(Int32 first, bool keeps) {
@@ -84,7 +84,7 @@ struct Schedule {
 
   // What every level would cost: a warp goes through its groups, a lane counts for its level.
   __device__ void count_levels(Int32 groups, LevelCount& count, Load& load) const {
-    const int level = lane < levels ? lane : levels;
+    const int level = lane < p.levels ? lane : p.levels;
     const Int64 heads = p.call.x.Hk;
     for (Int32 n = warp; n < groups; n += warps) {
       const Nodes leaves = shared.leaves[n];
@@ -106,7 +106,7 @@ struct Schedule {
       count.items += more.items, count.full += more.full, count.slots += more.slots;
       load.leaves += shared.loads[n].leaves, load.longest = greater(load.longest, shared.loads[n].longest);
     }
-    const bool able = lane <= levels && count.slots <= p.memory.most_slots;
+    const bool able = lane <= p.levels && count.slots <= p.memory.most_slots;
     const Int64 cost = able ? cost_of(count, load, lane, p.workers) : Int64(1) << 60;
     Int64 least = cost;
     for (int distance = 16; distance > 0; distance /= 2)
@@ -171,6 +171,7 @@ struct Schedule {
     LevelCount count;
     Load load;
     prepare();
+    if (!p.memory.queue) return;
 #pragma unroll 1
     for (int writes = 0; writes < 2; ++writes) {
 #pragma unroll 1

@@ -106,7 +106,7 @@ struct Softmax : Products<config> {
         if (lane < 4) shared<float>(layout.maxima)[place + warp * R + State<config>::column(c, e)] = top;
       }
   }
-  static constexpr int value_maxima(int group) { return (1 + group) * warps * R; }  // behind those of scores
+  static constexpr int value_maxima(int group) { return (1 + group) * most_key_warps * R; }  // behind those of scores
   // A maximum, what exponents are relative to, and what sums must be multiplied by. True: some of them are changed.
   __device__ bool raise(ColumnNumbers& top, int place, ColumnNumbers& base, ColumnNumbers& alpha) const {
     bool changes = false;

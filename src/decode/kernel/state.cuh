@@ -17,10 +17,11 @@ struct TreeMath {
 };
 
 // O^T in accumulators: dims are rows, rows are columns. Of column tile c a thread has columns 8 c + 2 (lane % 4) and
-// the next; of value tile v, dims 64 v + 16 warp + lane / 4 and 8 more. Value e of four: dim e / 2, column e % 2.
+// the next; of value tile v, dims n v + 16 warp + lane / 4 and 8 more, where n are config.dims_at_once(). Value e of
+// four: dim e / 2, column e % 2.
 template <Config config>
 struct State {
-  static constexpr int columns = config.rows / 8, values = config.Dv / 64;
+  static constexpr int columns = config.rows / 8, values = config.Dv / config.dims_at_once();
   float m[columns][2], l[columns][2];
   float O[values][columns][4];
 
@@ -42,7 +43,9 @@ struct State {
   }
 
   // Which of a value's scales the dims of value tile v have.
-  __device__ static constexpr int group_of(int v) { return config.v_groups == 1 ? 0 : v / (group_dims / 64); }
+  __device__ static constexpr int group_of(int v) {
+    return config.v_groups == 1 ? 0 : v * config.dims_at_once() / group_dims;
+  }
 
   // All of O, or the dims of one group.
   __device__ void scale(const float (&factor)[columns][2], int group = -1) {
@@ -58,7 +61,7 @@ struct State {
   // --- memory
 
   __device__ static float4* part(float* at, int v, int c) {
-    return reinterpret_cast<float4*>(at) + (v * columns + c) * threads + threadIdx.x;
+    return reinterpret_cast<float4*>(at) + (v * columns + c) * config.threads() + threadIdx.x;
   }
   __device__ static float* m_at(float* at) { return at + config.rows * config.Dv; }
   __device__ static float* l_at(float* at) { return m_at(at) + config.rows; }
@@ -150,7 +153,8 @@ template <Config config, class At>
 __device__ void merge_family(State<config>& state, const Family<At>& siblings, float* weights) {
   using Rows = State<config>;
   constexpr int rows = config.rows, columns = Rows::columns, values = Rows::values, parts = values * columns;
-  constexpr bool all_at_once = parts <= 2 && config.blocks_per_sm <= 2;
+  constexpr int registers = 65536 / (config.threads() * config.blocks_per_sm), of_part = 4 * family;
+  constexpr bool all_at_once = parts <= 2 && parts * of_part + 60 <= registers;
   constexpr int at_once = all_at_once ? family : family / 2;
   const auto at = [&](int n) { return siblings.at(n, state_floats(rows, config.Dv)); };
   float* const result = weights + 2 * (family - 1) * rows;
@@ -180,24 +184,22 @@ __device__ void merge_family(State<config>& state, const Family<At>& siblings, f
   if constexpr (all_at_once)
 #pragma unroll
     for (int n = 0; n < parts; ++n) load(all[n], 0, n / columns, n % columns);
-  if (threadIdx.x < rows) {
-    const int row = threadIdx.x;
-    RowState x[family];
+  // Of a row, a lane has a sibling.
+  const int n = threadIdx.x % family;
+#pragma unroll 1
+  for (int row = threadIdx.x / family; row < rows; row += config.threads() / family) {
+    RowState x{minus_infinity<float>, 0};
+    if (siblings.has(n)) x = {__ldcg(Rows::m_at(at(n)) + row), __ldcg(Rows::l_at(at(n)) + row)};
 #pragma unroll
-    for (int n = 0; n < family; ++n) {
-      x[n] = {__ldcg(Rows::m_at(at(n)) + row), __ldcg(Rows::l_at(at(n)) + row)};
-      if (!siblings.has(n)) x[n] = {minus_infinity<float>, 0};
+    for (int step = 1; step < family; step *= 2) {
+      const RowState later{__shfl_xor_sync(0xffffffffu, x.m, step), __shfl_xor_sync(0xffffffffu, x.l, step)};
+      const Merged both = merge<TreeMath>(x, later);
+      x = both.state;  // of the first lane of each 2 * step
+      if (n % (2 * step) > 0) continue;
+      float* const weight = weights_of(n, step) + row;
+      weight[0] = both.weights.a, weight[rows] = both.weights.b;
     }
-#pragma unroll
-    for (int step = 1; step < family; step *= 2)
-#pragma unroll
-      for (int n = 0; n < family; n += 2 * step) {
-        const Merged both = merge<TreeMath>(x[n], x[n + step]);
-        x[n] = both.state;
-        float* const weight = weights_of(n, step) + row;
-        weight[0] = both.weights.a, weight[rows] = both.weights.b;
-      }
-    result[row] = x[0].m, result[rows + row] = x[0].l;
+    if (n == 0) result[row] = x.m, result[rows + row] = x.l;
   }
   __syncthreads();
   if constexpr (all_at_once) {

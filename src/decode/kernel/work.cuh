@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which rows and keys a work item of the `decode` kernels has: lengths are read on the device, so that a captured graph
-// follows them. One thread finds it out and describes it in shared memory. Device code.
+// follows them. A warp finds it out, from the queue or by its number alone, and describes it in shared memory. Device
+// code.
 #pragma once
 
 #include "decode/config.hpp"
@@ -48,9 +49,9 @@ static_assert(sizeof(Column) == column_bytes);
 struct Work {
   Group group;
   Item item;
-  UInt32 number;  // in the queue
+  UInt32 number;  // of the item to be taken
   Int32 level;
-  bool exists;       // false: the queue is empty
+  bool exists;       // false: there are no more items
   bool last_come;    // of the item's family
   Nodes leaves;      // of the item
   Int32 begin, end;  // keys of the item: of those leaves that some row sees
@@ -71,6 +72,14 @@ __device__ inline bool look_at(const Params& p, Int32 b, Int32 tile, Group& g) {
   return g.rows.count > 0;
 }
 
+// What follows from the group, the item and the level.
+__device__ inline void find_keys(Work& w) {
+  const Range& keys = w.group.rows.keys;
+  w.leaves = leaves_under(leaves_of(keys), w.item.node, w.level);
+  w.begin = Int32(greater(keys.begin, Int64(w.leaves.first) * leaf_keys));
+  w.end = Int32(lesser(keys.end, Int64(w.leaves.end) * leaf_keys));
+}
+
 // Item w.number of the queue, by the lanes of a warp. What lies behind the last item is read, but not used.
 __device__ inline void take_work(const Params& p, Work& w) {
   const int lane = threadIdx.x % 32;
@@ -84,11 +93,62 @@ __device__ inline void take_work(const Params& p, Work& w) {
   if (lane != 0) return;
   w.exists = exists;
   if (!exists) return;
-  const Range& keys = w.group.rows.keys;
   w.item = item, w.level = queue.level;
-  w.leaves = leaves_under(leaves_of(keys), item.node, queue.level);
-  w.begin = Int32(greater(keys.begin, Int64(w.leaves.first) * leaf_keys));
-  w.end = Int32(lesser(keys.end, Int64(w.leaves.end) * leaf_keys));
+  find_keys(w);
+}
+
+// Item w.number where there is no queue, by the lanes of a warp: every block looks at all groups, which are few, and
+// chooses the same level. Items count by groups, nodes and heads, heads fastest: their keys lie side by side.
+__device__ inline void find_work(const Params& p, Work& w) {
+  constexpr unsigned all = 0xffffffffu;
+  const int lane = threadIdx.x % 32;
+  const Int32 groups = p.groups.count, heads = Int32(p.call.x.Hk);
+  Group group;  // the lane's
+  Nodes leaves{};
+  if (lane < groups && look_at(p, lane / p.tiles, lane % p.tiles, group)) leaves = leaves_of(group.rows.keys);
+
+  // A lane counts for its level.
+  const int level_here = lane < p.levels ? lane : p.levels;
+  Int32 items = 0, slots = 0, longest = 0;
+#pragma unroll 1
+  for (Int32 n = 0; n < groups; ++n) {
+    const Nodes of{__shfl_sync(all, leaves.first, n), __shfl_sync(all, leaves.end, n)};
+    if (of.count() == 0) continue;
+    const Int32 count = of.above(level_here).count() * heads;
+    items += count, slots += count > heads ? count : 0, longest = of.count() > longest ? of.count() : longest;
+  }
+  const bool able = lane <= p.levels && slots <= p.memory.most_slots;
+  const UInt32 cost = able ? cost_of_rounds(UInt32(items), UInt32(longest), lane, gridDim.x) : UInt32(1) << 25;
+  UInt32 least = cost;
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    const UInt32 other = __shfl_xor_sync(all, least, distance);
+    least = other < least ? other : least;
+  }
+  const int level = 31 - __clz(int(__ballot_sync(all, able && is_near(cost, least))));
+
+  // The lane whose group has the item tells of it.
+  const Nodes nodes = leaves.count() > 0 ? leaves.above(level) : Nodes{};
+  const Int32 of_lane = nodes.count() * heads, number = Int32(w.number);
+  Int32 first = 0, slot = 0;  // of the lane's items
+#pragma unroll 1
+  for (Int32 n = 0; n + 1 < groups; ++n) {
+    const Int32 of = __shfl_sync(all, of_lane, n);
+    if (n < lane) first += of, slot += of > heads ? of : 0;
+  }
+  const bool has_it = number >= first && number < first + of_lane;
+  if (__ballot_sync(all, has_it) == 0 && lane == 0) w.exists = false;
+  if (!has_it) return;
+  const Int32 rest = number - first, kv = rest % heads, count = nodes.count();
+  w.exists = true, w.level = level, w.group = group;
+  w.item = {.b = group.b,
+            .kv = kv,
+            .tile = group.tile,
+            .node = nodes.first + rest / heads,
+            .siblings = nodes,
+            .slot = count > 1 ? slot + kv * count : -1,
+            .group = lane};
+  find_keys(w);
 }
 
 // Row r of the item's.

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of `decode` that find their work items without a queue, beside those that have one. Included by the tests of
+// tests/decode that run cases both ways.
+#pragma once
+
+#include "cases/model.hpp"
+#include "tests/decode/decode_run.hpp"
+#include "tests/support/support.hpp"
+
+namespace tessera::decode {
+
+// Cases without a queue, on as few multiprocessors as that takes, so that blocks have several items, and on many: the
+// bits are those of a queue, which agree with the reference.
+template <std::size_t memory_bytes>
+void check_direct(const std::vector<DecodeCase>& all, const Units& units, unsigned char (&memory)[memory_bytes]) {
+  ASSERT_FALSE(all.empty());
+  for (const DecodeCase& c : all) {
+    SCOPED_TRACE(cases::describe(c.spec) + " on " + c.architecture);
+    const auto ran = [&](const Run& how) {
+      cases::CaseData data = cases::build(c.spec);
+      run_plan(problem_of(call_of(data)), call_of(data), how, units, memory);
+      return data;
+    };
+    const cases::CaseData queued = ran({.architecture = c.architecture});
+    const cases::Expectation expected = cases::expect(queued);
+    for (const cases::OutputReport& report :
+         {cases::compare("o", queued.o, expected.o), cases::compare_lse(queued.lse, expected.lse)})
+      EXPECT_TRUE(report.ok) << report.name << " " << report.detail;
+    const Problem problem = problem_of(call_of(queued));
+    const std::int64_t few = 2 * problem.Hk * problem.B * ceil_div(rows_of(problem), 8);
+    for (const int multiprocessors : {static_cast<int>(few), 132}) {
+      SCOPED_TRACE(multiprocessors);
+      const cases::CaseData data =
+          ran({.architecture = c.architecture, .multiprocessors = multiprocessors, .direct = true});
+      test::expect_same_bits(queued.o, data.o, "o"), test::expect_same_bits(queued.lse, data.lse, "lse");
+      for (const cases::Buffer* buffer : data.buffers()) EXPECT_TRUE(buffer->margins_intact());
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+}  // namespace tessera::decode
