@@ -28,9 +28,12 @@ from typing import NamedTuple, Optional
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = 77
 # Of programs and of benchmarks; what is named nowhere comes behind, by name.
-FIRST = ("python", "gpu_cases_test", "gpu_invariance_test", "gpu_memory_test", "gpu_sizes_test", "gpu_decode_test",
-         "gpu_append_test", "gpu_calls_test", "gpu_mma_test", "gpu_ptx_test", "gpu_hopper_test",
+FIRST = ("gpu_decode_test", "gpu_mma_test", "python", "gpu_cases_test", "gpu_invariance_test", "gpu_memory_test",
+         "gpu_sizes_test", "gpu_append_test", "gpu_calls_test", "gpu_ptx_test", "gpu_hopper_test",
          "gpu_hopper_backward_test")
+# What has variants that wait to be measured: docs/experiments.md.
+TURNS = ("mma_one_pass", "mma_one_pass_block", "mma_one_pass_two", "mma_one_pass-fast")
+VULKAN_TILES = ("8x8x4x64x8", "16x16x4x32x16", "16x16x4x32x8", "8x16x8x32x8", "16x16x8x32x16")
 
 
 class Job(NamedTuple):
@@ -106,12 +109,19 @@ def bench_jobs(build, logs, arguments):
                                      str(build / "src/libtessera.so"), "--reading",
                                      str(build / "bench/libtessera_reading.so"), "--direct", "--limit",
                                      str(arguments.limit * arguments.bench_share / 2), *report("decode_peers"))),
+             ("bench turns", (python, str(ROOT / "bench/peers.py"), "--library", str(build / "src/libtessera.so"),
+                              "--passes", "backward", "--without", "cudnn,fa3", *report("turns"),
+                              *(word for name in TURNS for word in ("--kernel", name)))),
+             *((f"bench vulkan {tile}", (tessera, "bench", "--device", "vulkan", "--suite", "gpu", "--kernel", "vk_tiled",
+                                         *report(f"vulkan_{tile}"))) for tile in VULKAN_TILES),
              ("bench gpu", (tessera, "bench", "--suite", "gpu", *report("gpu"))),
              ("bench ladder", (tessera, "bench", "--suite", "ladder", *report("ladder")))]
     environment = {**os.environ, "TESSERA_CACHE": str(build / "gpu_kernels")}
+    tile = lambda name: {"TESSERA_VULKAN_TILE": name.split()[-1]} if name.startswith("bench vulkan") else {}
     if "benches" in arguments.without:
         return []
-    return [Job(name, 0, 1, command, environment, float("inf")) for name, command in found if wanted(name, arguments)]
+    return [Job(name, 0, 1, command, {**environment, **tile(name)}, float("inf")) for name, command in found
+            if wanted(name, arguments)]
 
 
 def run(job, logs, seconds):

@@ -90,11 +90,18 @@ class Runs(unittest.TestCase):
     def test_benchmarks_come_alone_and_last(self):
         self.write("gpu_a_test", "exit 0", tests=3)
         self.write("tessera", 'echo "$2 $3" >> $0.ran; ls "$(dirname $0)/../gpu_tests" >> $0.ran', place="cli")
-        status, rows, _ = self.run_tool("--without", "peers,ladder")
+        status, rows, _ = self.run_tool("--without", "peers,ladder,turns,vulkan")
         self.assertEqual((status, list(rows)), (0, ["gpu_a_test", "bench decode", "bench gpu"]))
         ran = (self.build / "cli/tessera.ran").read_text()
         self.assertEqual([line for line in ran.splitlines() if line.startswith("--suite")], ["--suite decode", "--suite gpu"])
         self.assertIn("gpu_a_test.2.log", ran.partition("--suite gpu")[0])
+
+    def test_each_tile_of_vulkan_has_a_benchmark_of_its_own(self):
+        self.write("tessera", 'echo "$2 $3 tile $TESSERA_VULKAN_TILE" >> $0.ran', place="cli")
+        status, rows, _ = self.run_tool("--only", "vulkan")
+        ran = (self.build / "cli/tessera.ran").read_text().splitlines()
+        self.assertEqual((status, len(rows), len(set(ran))), (0, 5, 5))
+        self.assertIn("--device vulkan tile 16x16x4x32x8", ran)
 
     def test_python_comes_first_and_jax_leaves_memory(self):
         self.write("gpu_cases_test", "exit 0")
