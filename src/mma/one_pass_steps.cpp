@@ -197,7 +197,8 @@ Steps one_pass_steps(const Problem& p, const cuda::Target& target, int turn_tile
   if (!tile)
     return Steps::refused(
         text("D is ", p.D, " and Dv is ", p.Dv, "; one pass has no tile for them in the class of ", of->name));
-  if (tile->ordered) tile->turn_tiles = turn_tiles;
+  constexpr int plain_loads = 2;  // copies of so many bytes are, and leave no registers for turns of blocks
+  if (tile->ordered && tile->copy_bytes > plain_loads) tile->turn_tiles = turn_tiles;
   const Plan plan = plan_of(p, *tile, target);
   constexpr std::int64_t most_tiles = std::numeric_limits<Int32>::max();
   if (std::max(plan.blocks, plan.tiles) > most_tiles)

@@ -69,6 +69,25 @@ TEST(MmaOnePassLengths, SenselessOnesTouchNoOtherSequences) {
                                   [&](cases::CaseData& data) { run_backward(data, "sm_90a", kernel); });
 }
 
+// In any order there are no turns, and rows that come by plain loads leave no registers for them.
+TEST(MmaOnePassVariants, DifferInTurnsAlone) {
+  const auto unit_of = [](bool deterministic, int alignment, const char* kernel) {
+    cases::CaseData data = cases::build({.name = "turns", .Nq = 70, .Nk = 70, .D = 128, .type = Type::bf16});
+    Problem problem = backward_problem(data);
+    problem.options.deterministic = deterministic, problem.alignment = alignment;
+    return steps_of(problem, "sm_90a", kernel).list[1].unit;
+  };
+  for (int n = 1; n <= most_turn_tiles; ++n) {
+    const char* variant = one_pass_variants[n - 1];
+    std::string expected = unit_of(true, 16, "mma_one_pass");
+    const std::string none = "turn_tiles = 0";
+    expected.replace(expected.find(none), none.size(), "turn_tiles = " + std::to_string(n));
+    EXPECT_EQ(unit_of(true, 16, variant), expected);
+    EXPECT_EQ(unit_of(true, 2, variant), unit_of(true, 2, "mma_one_pass"));
+    EXPECT_EQ(unit_of(false, 16, variant), unit_of(false, 16, "mma_one_pass"));
+  }
+}
+
 // --- the order of additions to a tile's sum, without the arithmetic
 
 constexpr OnePassConfig turns_config{.D = 128, .Dv = 128, .warps = 8, .row_tiles = 1, .block_queries = 64};
