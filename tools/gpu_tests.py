@@ -33,6 +33,8 @@ FIRST = ("gpu_decode_test", "gpu_mma_test", "python", "gpu_cases_test", "gpu_inv
          "gpu_hopper_backward_test")
 # What has variants that wait to be measured: docs/experiments.md.
 TURNS = ("mma_one_pass", "mma_one_pass_block", "mma_one_pass_two", "mma_one_pass-fast")
+# Classes of mma's tiles that no GPU here has by itself: src/mma/tiles.hpp.
+MMA_TILES = ("sm_80", "sm_89", "sm_75")
 VULKAN_TILES = ("8x8x4x64x8", "16x16x4x32x16", "16x16x4x32x8", "8x16x8x32x8", "16x16x8x32x16")
 
 
@@ -64,7 +66,15 @@ def tests_of(program, environment):
 
 
 def rank(name):
-    return (FIRST.index(name) if name in FIRST else len(FIRST), name)
+    program = name.split()[0]
+    return (FIRST.index(program) if program in FIRST else len(FIRST), name)
+
+
+def tiles_of(name):
+    """What a job's name says of tiles, as an environment."""
+    program, *tile = name.removeprefix("bench ").split()
+    variable = {"vulkan": "TESSERA_VULKAN_TILE", "mma": "TESSERA_TILES", "gpu_mma_test": "TESSERA_TILES"}.get(program)
+    return {variable: tile[0]} if variable and tile else {}
 
 
 def wanted(name, arguments):
@@ -84,9 +94,10 @@ def test_jobs(build, arguments):
         if count is None:
             skipped.append(program.name)
             continue
-        jobs += [Job(program.name, n, shards, (str(program), "--gtest_brief=1"),
-                     {**environment, "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(n)},
-                     arguments.shard_timeout) for n in range(shards)]
+        names = [program.name, *(f"{program.name} {tile}" for tile in MMA_TILES if program.name == "gpu_mma_test")]
+        jobs += [Job(name, n, shards, (str(program), "--gtest_brief=1"),
+                     {**environment, **tiles_of(name), "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(n)},
+                     arguments.shard_timeout) for name in names for n in range(shards)]
     tests, library = ROOT / "python/tests", build / "src/libtessera.so"
     if wanted("python", arguments) and library.exists():
         if all(importlib.util.find_spec(module) for module in ("pytest", "torch")):
@@ -114,13 +125,17 @@ def bench_jobs(build, logs, arguments):
                               *(word for name in TURNS for word in ("--kernel", name)))),
              *((f"bench vulkan {tile}", (tessera, "bench", "--device", "vulkan", "--suite", "gpu", "--kernel", "vk_tiled",
                                          *report(f"vulkan_{tile}"))) for tile in VULKAN_TILES),
+             *((f"bench mma {tile}".rstrip(), (python, str(ROOT / "bench/peers.py"), "--library",
+                                              str(build / "src/libtessera.so"), "--without", "cudnn,fa3", "--kernel",
+                                              "mma", "--kernel", "vector", "--passes", "forward", "--limit", "120",
+                                              *report(f"mma_{tile}".rstrip("_"))))
+               for tile in ("", *MMA_TILES[:2])),  # sm_75 has no bf16
              ("bench gpu", (tessera, "bench", "--suite", "gpu", *report("gpu"))),
              ("bench ladder", (tessera, "bench", "--suite", "ladder", *report("ladder")))]
     environment = {**os.environ, "TESSERA_CACHE": str(build / "gpu_kernels")}
-    tile = lambda name: {"TESSERA_VULKAN_TILE": name.split()[-1]} if name.startswith("bench vulkan") else {}
     if "benches" in arguments.without:
         return []
-    return [Job(name, 0, 1, command, {**environment, **tile(name)}, float("inf")) for name, command in found
+    return [Job(name, 0, 1, command, {**environment, **tiles_of(name)}, float("inf")) for name, command in found
             if wanted(name, arguments)]
 
 

@@ -90,7 +90,7 @@ class Runs(unittest.TestCase):
     def test_benchmarks_come_alone_and_last(self):
         self.write("gpu_a_test", "exit 0", tests=3)
         self.write("tessera", 'echo "$2 $3" >> $0.ran; ls "$(dirname $0)/../gpu_tests" >> $0.ran', place="cli")
-        status, rows, _ = self.run_tool("--without", "peers,ladder,turns,vulkan")
+        status, rows, _ = self.run_tool("--without", "peers,ladder,turns,vulkan,mma")
         self.assertEqual((status, list(rows)), (0, ["gpu_a_test", "bench decode", "bench gpu"]))
         ran = (self.build / "cli/tessera.ran").read_text()
         self.assertEqual([line for line in ran.splitlines() if line.startswith("--suite")], ["--suite decode", "--suite gpu"])
@@ -102,6 +102,18 @@ class Runs(unittest.TestCase):
         ran = (self.build / "cli/tessera.ran").read_text().splitlines()
         self.assertEqual((status, len(rows), len(set(ran))), (0, 5, 5))
         self.assertIn("--device vulkan tile 16x16x4x32x8", ran)
+
+    def test_mma_runs_with_the_tiles_of_every_class(self):
+        self.write("gpu_mma_test", 'echo "tests $TESSERA_TILES" >> $0.ran', tests=1)
+        with mock.patch.object(gpu_tests.sys, "executable", "/bin/true"):
+            status, rows, _ = self.run_tool("--only", "mma")
+            found = gpu_tests.bench_jobs(self.build, self.build, gpu_tests.parse_arguments(["--only", "bench mma"]))
+        ran = (self.build / "tests/gpu_mma_test.ran").read_text().splitlines()
+        self.assertEqual(sorted(ran), ["tests ", "tests sm_75", "tests sm_80", "tests sm_89"])
+        self.assertEqual([job.environment.get("TESSERA_TILES") for job in found], [None, "sm_80", "sm_89"])
+        self.assertEqual((status, list(rows)), (0, ["gpu_mma_test", "gpu_mma_test sm_75", "gpu_mma_test sm_80",
+                                                    "gpu_mma_test sm_89", "bench mma", "bench mma sm_80",
+                                                    "bench mma sm_89"]))
 
     def test_python_comes_first_and_jax_leaves_memory(self):
         self.write("gpu_cases_test", "exit 0")
