@@ -10,8 +10,10 @@
 
 #if defined(__clang__)
 #define TESSERA_UNROLL _Pragma("clang loop unroll(full)")
+#define TESSERA_UNROLL_LANES TESSERA_UNROLL
 #else
 #define TESSERA_UNROLL _Pragma("GCC unroll 8")
+#define TESSERA_UNROLL_LANES _Pragma("GCC unroll 16")  // a turn for each lane of the widest vectors
 #endif
 
 #ifndef TESSERA_NAMESPACE
