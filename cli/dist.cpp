@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `tessera dist`: several ranks without a network. `plan` says what each rank has to do, `check` judges schedules,
-// `bits` runs ranks as threads and compares their results bit by bit, `faults` lets one of them fail, `simulate` times
-// schedules on a machine given in numbers. Implements docs/scale_out.md.
+// `bits` runs ranks as threads and compares their results bit by bit, `faults` lets one of them fail, `measure` times a
+// rank's calls, `simulate` whole schedules on a machine given in numbers. Implements docs/scale_out.md.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -15,6 +15,7 @@
 #include "cli/dist.hpp"
 #include "cli/dist_times.hpp"
 #include "cli/failure.hpp"
+#include "cli/files.hpp"
 #include "cli/flags.hpp"
 #include "cli/options.hpp"
 #include "cli/report.hpp"
@@ -29,7 +30,7 @@ namespace {
 using namespace tessera::dist;
 
 struct Arguments {
-  std::string what, scheme = "gather", json, times;
+  std::string what, scheme = "gather", json, times, out, device = "cpu";
   std::vector<std::int64_t> ranks, tokens;
   std::int64_t heads = 32, kv_heads = 8, dim = 128, slices = 0, segment = 0, align = 128;
   std::string partition = "zigzag";
@@ -256,7 +257,25 @@ int simulate(const Arguments& a, Json& rows) {
   return 0;
 }
 
+// --- measure
+
+// --tokens are the rows of calls here.
+int measure(const Arguments& a, Json& rows) {
+  const bool on_gpu = a.device == "cuda";
+  DistMeasure what{on_gpu ? Device{DeviceType::cuda, 0} : Device{}, a.tokens, a.heads, a.kv_heads, a.dim, a.out};
+  const std::int64_t slices = std::max<std::int64_t>(a.slices, 1);
+  if (a.kv_heads % slices != 0)
+    throw Failure("--slices: is " + std::to_string(slices) + "; must divide the " + std::to_string(a.kv_heads) +
+                  " key heads.");
+  what.heads /= slices, what.kv_heads /= slices;
+  if (what.rows.empty()) what.rows = {256, 1024};
+  if (a.tokens.empty() && on_gpu) what.rows = {1024, 2048, 4096, 8192, 16384};
+  return dist_measure(what, rows);
+}
+
 int run(const Arguments& a) {
+  for (const std::string& path : {a.json, a.out}) require_place(path);
+  require_distinct({{"--json", a.json}, {"--out", a.out}}, {{"--times", a.times}});
   const auto positive = [](const char* flag, const std::vector<std::int64_t>& values) {
     for (const std::int64_t x : values)
       if (x < 1) throw Failure(std::string(flag) + ": is " + std::to_string(x) + "; must be positive.");
@@ -270,11 +289,12 @@ int run(const Arguments& a) {
   Arguments b = a;
   if (a.what == "bits" && a.segment == 0) b.segment = 192;
   if (a.what == "simulate" && a.slices == 0) b.slices = 8;
-  const int status = a.what == "plan"     ? plan(a, rows)
-                     : a.what == "check"  ? check(a, rows)
-                     : a.what == "bits"   ? bits(b, rows)
-                     : a.what == "faults" ? dist_faults(a.timeout, rows)
-                                          : simulate(b, rows);
+  const int status = a.what == "plan"      ? plan(a, rows)
+                     : a.what == "check"   ? check(a, rows)
+                     : a.what == "bits"    ? bits(b, rows)
+                     : a.what == "faults"  ? dist_faults(a.timeout, rows)
+                     : a.what == "measure" ? measure(a, rows)
+                                           : simulate(b, rows);
   if (!a.json.empty()) save_json(a.json, {{"command", "dist " + a.what}, {"rows", rows}});
   return status;
 }
@@ -285,18 +305,21 @@ Action add_dist(CLI::App& program) {
   auto arguments = std::make_shared<Arguments>();
   Arguments& a = *arguments;
   CLI::App& command = add_command(
-      program, "dist", "Several ranks: costs of a plan, schedules checked, bits compared, faults, machines simulated",
+      program, "dist", "Several ranks: costs of a plan, schedules checked, bits compared, faults, times, simulation",
       "Examples:\n"
       "  tessera dist plan --tokens 1048576 --ranks 8\n"
       "  tessera dist plan --tokens 5000,300,70000 --ranks 4 --partition balanced\n"
       "  tessera dist check --ranks 2,64,512\n"
       "  tessera dist bits --ranks 1,2,4,8\n"
       "  tessera dist faults\n"
-      "  tessera dist simulate --tokens 1048576,10485760 --ranks 8,64,512");
-  add_flag(command, "what", "plan, check, bits, faults or simulate", a.what,
-           {.value = "WHAT", .choices = {"plan", "check", "bits", "faults", "simulate"}, .required = true});
+      "  tessera dist simulate --tokens 1048576,10485760 --ranks 8,64,512\n"
+      "  tessera dist measure --device cuda --slices 8 --out times.txt\n"
+      "  tessera dist simulate --slices 8 --times times.txt");
+  add_flag(command, "what", "plan, check, bits, faults, measure or simulate", a.what,
+           {.value = "WHAT", .choices = {"plan", "check", "bits", "faults", "measure", "simulate"}, .required = true});
   add_flag(command, "--ranks", "Numbers of ranks", a.ranks, {.value = "LIST"});
-  add_flag(command, "--tokens", "Lengths of the sequence (check and bits: the first; plan: of all documents)", a.tokens,
+  add_flag(command, "--tokens",
+           "Lengths of the sequence (check, bits: the first; plan: of all documents; measure: rows of calls)", a.tokens,
            {.value = "LIST"});
   add_flag(command, "--scheme", "gather (the default) or ring; simulate has both", a.scheme,
            {.value = "NAME", .choices = {"gather", "ring"}});
@@ -311,6 +334,10 @@ Action add_dist(CLI::App& program) {
            {.value = "N", .least = 0});
   add_flag(command, "--timeout", "faults: seconds that a rank waits for another (default: 1)", a.timeout,
            {.value = "X", .least = 0.1});
+  add_flag(command, "--device", "measure: cpu (the default) or cuda", a.device,
+           {.value = "NAME", .choices = {"cpu", "cuda"}});
+  add_flag(command, "--out", "measure: also write the times to this file, for simulate --times", a.out,
+           {.value = "FILE"});
   add_flag(command, "--align", "Cuts lie on multiples of so many rows (default: 128)", a.align, {.value = "N"});
   add_json_flag(command, a.json);
   const FlagStyle machine{.value = "X", .group = "Simulated machine"}, number{.value = "N", .group = "Shape"};

@@ -130,6 +130,8 @@ def bench_jobs(build, logs, arguments):
                                               "mma", "--kernel", "vector", "--passes", "forward", "--limit", "120",
                                               *report(f"mma_{tile}".rstrip("_"))))
                for tile in ("", *MMA_TILES[:2])),  # sm_75 has no bf16
+             ("bench calls", (tessera, "dist", "measure", "--device", "cuda", "--slices", "8", "--out",
+                              str(logs / "calls.txt"))),
              ("bench gpu", (tessera, "bench", "--suite", "gpu", *report("gpu"))),
              ("bench ladder", (tessera, "bench", "--suite", "ladder", *report("ladder")))]
     environment = {**os.environ, "TESSERA_CACHE": str(build / "gpu_kernels")}

@@ -97,6 +97,30 @@ class Dist(Case):
         self.assert_sentence(tessera("dist", "simulate", "--times", "/nowhere/at/all"), 1,
                              "--times: /nowhere/at/all cannot be read.")
 
+    def test_measure(self):
+        times, rows = self.path("times.txt"), self.path("rows.json")
+        result = tessera("dist", "measure", "--tokens", "128,64", "--heads", 4, "--kv-heads", 2, "--dim", 32, "--slices", 2,
+                         "--out", times, "--json", rows)
+        self.assertEqual(result.returncode, 0, result)
+        with open(rows) as file:
+            found = json.load(file)["rows"]
+        self.assertEqual([row["pass"] for row in found], ["forward", "backward"] * 2)
+        # Two heads of 32 dims: 4 and 10 operations for each pair, head and dim.
+        flops = [each * 2 * 32 * n * n * 1e-9 for n in (64, 128) for each in (4, 10)]
+        for row, gflop in zip(found, flops):
+            self.assertAlmostEqual(row["gflop"], gflop, places=9)
+            self.assertGreater(row["us"], 0)
+        with open(times) as file:
+            lines = file.read().splitlines()
+        self.assertRegex(lines[0], r"^# CPU, \d+ threads, 2 query and 1 key heads of 32, bf16: ")
+        self.assertEqual([line.split()[0] for line in lines[1:]], ["forward", "backward"] * 2)
+        simulated = tessera("dist", "simulate", "--tokens", 4096, "--ranks", 4, "--slices", 2, "--times", times)
+        self.assertEqual(simulated.returncode, 0, simulated)
+        self.assert_sentence(tessera("dist", "measure", "--slices", 3), 1, "--slices: is 3; must divide the 8 key heads.")
+        self.assert_sentence(tessera("dist", "measure", "--out", "/nowhere/at/all"), 1, "/nowhere")
+        self.assert_sentence(tessera("dist", "faults", "--json", "/nowhere/at/all"), 1, "/nowhere")
+        self.assert_sentence(tessera("dist", "measure", "--out", times, "--json", times), 1, "--out")
+
     def test_refusals(self):
         self.assert_sentence(tessera("dist"), 2, "--help")
         self.assert_sentence(tessera("dist", "dance"), 2, "--help")

@@ -90,7 +90,7 @@ class Runs(unittest.TestCase):
     def test_benchmarks_come_alone_and_last(self):
         self.write("gpu_a_test", "exit 0", tests=3)
         self.write("tessera", 'echo "$2 $3" >> $0.ran; ls "$(dirname $0)/../gpu_tests" >> $0.ran', place="cli")
-        status, rows, _ = self.run_tool("--without", "peers,ladder,turns,vulkan,mma")
+        status, rows, _ = self.run_tool("--without", "peers,ladder,turns,vulkan,mma,calls")
         self.assertEqual((status, list(rows)), (0, ["gpu_a_test", "bench decode", "bench gpu"]))
         ran = (self.build / "cli/tessera.ran").read_text()
         self.assertEqual([line for line in ran.splitlines() if line.startswith("--suite")], ["--suite decode", "--suite gpu"])
