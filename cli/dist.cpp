@@ -3,11 +3,13 @@
 // `bits` runs ranks as threads and compares their results bit by bit, `faults` lets one of them fail, `measure` times a
 // rank's calls, `simulate` whole schedules on a machine given in numbers. Implements docs/scale_out.md.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,8 +32,9 @@ namespace {
 using namespace tessera::dist;
 
 struct Arguments {
-  std::string what, scheme = "gather", json, times, out, device = "cpu";
+  std::string scheme = "gather", json, times, out, device = "cpu";
   std::vector<std::int64_t> ranks, tokens;
+  std::int64_t length = 0;  // of the one sequence of check and bits; 0: theirs
   std::int64_t heads = 32, kv_heads = 8, dim = 128, slices = 0, segment = 0, align = 128;
   std::string partition = "zigzag";
   std::int64_t left = -1, right = -1;
@@ -41,6 +44,14 @@ struct Arguments {
 };
 
 Scheme scheme_of(const Arguments& a) { return a.scheme == "ring" ? Scheme::ring : Scheme::gather; }
+
+// --slices as given, for this number of ranks.
+int slices_of(const Arguments& a, std::int64_t ranks) {
+  if (ranks % a.slices != 0 || a.slices > a.kv_heads)
+    throw Failure("--slices: is " + std::to_string(a.slices) + "; must divide the " + std::to_string(ranks) +
+                  " ranks, and be at most the " + std::to_string(a.kv_heads) + " key heads.");
+  return static_cast<int>(a.slices);
+}
 
 // --- plan
 
@@ -57,10 +68,7 @@ int plan(const Arguments& a, Json& rows) {
   const Shape shape{a.heads, a.kv_heads, a.dim, a.dim, 2};
   const Mask mask{!a.full, a.left, a.right, 0};
   for (const std::int64_t ranks : a.ranks.empty() ? std::vector<std::int64_t>{8} : a.ranks) {
-    const int slices = static_cast<int>(std::max<std::int64_t>(a.slices, 1));
-    if (ranks % slices != 0 || slices > a.kv_heads)
-      throw Failure("--slices: is " + std::to_string(slices) + "; must divide the " + std::to_string(ranks) +
-                    " ranks, and be at most the " + std::to_string(a.kv_heads) + " key heads.");
+    const int slices = a.slices == 0 ? 1 : slices_of(a, ranks);
     const Partition partition = two_level(partition_of(a, lengths, mask, static_cast<int>(ranks) / slices), slices, 1);
     const auto make = [&](Pass pass) {
       return make_schedule(lengths, mask, partition, {scheme_of(a), pass, a.segment});
@@ -94,7 +102,7 @@ int plan(const Arguments& a, Json& rows) {
 int check(const Arguments& a, Json& rows) {
   int wrong = 0;
   for (const std::int64_t n : a.ranks.empty() ? std::vector<std::int64_t>{2, 3, 4, 8, 64, 512} : a.ranks) {
-    const std::vector<Int64> lengths{a.tokens.empty() ? 2 * n * a.align : a.tokens[0]};
+    const std::vector<Int64> lengths{a.length == 0 ? 2 * n * a.align : a.length};
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       const Schedule s = make_schedule(lengths, {.causal = true}, zigzag(lengths, static_cast<int>(n), a.align),
                                        {scheme_of(a), pass, 0});
@@ -127,7 +135,7 @@ struct Run {
   std::map<std::string, Numbers> of;
 
   explicit Run(const Arguments& a) {
-    const Int64 tokens = a.tokens.empty() ? 16 * a.segment : a.tokens[0];
+    const Int64 tokens = a.length == 0 ? 16 * a.segment : a.length;
     problem = {{tokens}, 8, 8, 64, 64, Type::f32, {.causal = true}};
     for (const char* name : {"q", "k", "v", "dO", "O", "dQ", "dK", "dV"}) of[name].row = 8 * 64;
     of["LSE"].row = 8;
@@ -175,7 +183,9 @@ struct Run {
   }
 };
 
-int bits(const Arguments& a, Json& rows) {
+int bits(const Arguments& given, Json& rows) {
+  Arguments a = given;
+  if (a.segment == 0) a.segment = 192;
   const char* const names[] = {"O", "LSE", "dQ", "dK", "dV"};
   std::vector<UInt64> first;
   bool same = true;
@@ -230,7 +240,7 @@ int simulate(const Arguments& a, Json& rows) {
   std::printf("%10s %6s %-16s %12s %12s %6s %8s\n", "tokens", "ranks", "scheme", "forward", "backward", "calls", "K/V");
   for (const std::int64_t tokens : a.tokens.empty() ? std::vector<std::int64_t>{1 << 20} : a.tokens)
     for (const std::int64_t ranks : a.ranks.empty() ? std::vector<std::int64_t>{8, 64, 512} : a.ranks)
-      for (const int slices : {1, static_cast<int>(a.slices)})
+      for (const int slices : std::set<int>{1, a.slices == 0 ? 8 : slices_of(a, ranks)})
         for (const Scheme scheme : {Scheme::ring, Scheme::gather}) {
           if (ranks % slices != 0 || slices > a.kv_heads) continue;
           const std::vector<Int64> lengths{tokens};
@@ -259,44 +269,113 @@ int simulate(const Arguments& a, Json& rows) {
 
 // --- measure
 
-// --tokens are the rows of calls here.
+// --tokens are the rows of calls here, the heads those of the rank with most.
 int measure(const Arguments& a, Json& rows) {
-  const bool on_gpu = a.device == "cuda";
-  DistMeasure what{on_gpu ? Device{DeviceType::cuda, 0} : Device{}, a.tokens, a.heads, a.kv_heads, a.dim, a.out};
-  const std::int64_t slices = std::max<std::int64_t>(a.slices, 1);
-  if (a.kv_heads % slices != 0)
-    throw Failure("--slices: is " + std::to_string(slices) + "; must divide the " + std::to_string(a.kv_heads) +
-                  " key heads.");
-  what.heads /= slices, what.kv_heads /= slices;
-  if (what.rows.empty()) what.rows = {256, 1024};
-  if (a.tokens.empty() && on_gpu) what.rows = {1024, 2048, 4096, 8192, 16384};
-  return dist_measure(what, rows);
+  const std::int64_t slices = a.slices == 0 ? 1 : slices_of(a, a.slices), kv = (a.kv_heads + slices - 1) / slices;
+  const Device device = a.device == "cuda" ? Device{DeviceType::cuda, 0} : Device{};
+  return dist_measure({device, a.tokens, kv * (a.heads / a.kv_heads), kv, a.dim, a.out}, rows);
 }
 
-int run(const Arguments& a) {
-  for (const std::string& path : {a.json, a.out}) require_place(path);
-  require_distinct({{"--json", a.json}, {"--out", a.out}}, {{"--times", a.times}});
-  const auto positive = [](const char* flag, const std::vector<std::int64_t>& values) {
-    for (const std::int64_t x : values)
-      if (x < 1) throw Failure(std::string(flag) + ": is " + std::to_string(x) + "; must be positive.");
-  };
-  positive("--ranks", a.ranks), positive("--tokens", a.tokens);
-  positive("--align", {a.align}), positive("--heads, --kv-heads and --dim", {a.heads, a.kv_heads, a.dim});
+// --- the commands
+
+// What the flags' own limits leave open.
+void check_sizes(const Arguments& a) {
   if (a.heads % a.kv_heads != 0)
     throw Failure("--heads: is " + std::to_string(a.heads) + "; must be a multiple of --kv-heads, " +
                   std::to_string(a.kv_heads) + ".");
+  double tokens = 0;
+  for (const std::int64_t x : a.tokens) tokens += static_cast<double>(x);
+  if (tokens * static_cast<double>(a.heads * a.dim) * 2 > std::ldexp(1, 56))
+    throw Failure("--tokens: are " + format("%.0f", tokens) + " in all; Q must not be larger than 2^56 bytes.");
+}
+
+struct Command {
+  const char* name;
+  int (*run)(const Arguments&, Json& rows);
+  const CLI::App* parser;
+};
+
+int run(const Command& command, const Arguments& a) {
+  check_sizes(a);
+  for (const std::string& path : {a.json, a.out}) require_place(path);
+  require_distinct({{"--json", a.json}, {"--out", a.out}}, {{"--times", a.times}});
   Json rows = Json::array();
-  Arguments b = a;
-  if (a.what == "bits" && a.segment == 0) b.segment = 192;
-  if (a.what == "simulate" && a.slices == 0) b.slices = 8;
-  const int status = a.what == "plan"      ? plan(a, rows)
-                     : a.what == "check"   ? check(a, rows)
-                     : a.what == "bits"    ? bits(b, rows)
-                     : a.what == "faults"  ? dist_faults(a.timeout, rows)
-                     : a.what == "measure" ? measure(a, rows)
-                                           : simulate(b, rows);
-  if (!a.json.empty()) save_json(a.json, {{"command", "dist " + a.what}, {"rows", rows}});
+  const int status = command.run(a, rows);
+  if (!a.json.empty()) save_json(a.json, {{"command", std::string("dist ") + command.name}, {"rows", rows}});
   return status;
+}
+
+int faults(const Arguments& a, Json& rows) { return dist_faults(a.timeout, rows); }
+
+constexpr double most_tokens = 1ll << 48, most_ranks = 1 << 20;  // the library's limits, too
+
+void add_ranks(CLI::App& command, Arguments& a, const char* help) {
+  add_flag(command, "--ranks", help, a.ranks, {.value = "LIST", .least = 1, .most = most_ranks});
+}
+void add_tokens(CLI::App& command, Arguments& a, const char* help) {
+  add_flag(command, "--tokens", help, a.tokens, {.value = "LIST", .least = 1, .most = most_tokens});
+}
+void add_length(CLI::App& command, Arguments& a, const char* help) {
+  add_flag(command, "--tokens", help, a.length, {.value = "N", .least = 1, .most = most_tokens});
+}
+void add_scheme(CLI::App& command, Arguments& a) {
+  add_flag(command, "--scheme", "gather (the default) or ring", a.scheme,
+           {.value = "NAME", .choices = {"gather", "ring"}});
+}
+void add_segment(CLI::App& command, Arguments& a, const char* help) {
+  add_flag(command, "--segment", help, a.segment, {.value = "N", .least = 1, .most = most_tokens});
+}
+void add_align(CLI::App& command, Arguments& a) {
+  add_flag(command, "--align", "Cuts lie on multiples of so many rows (default: 128)", a.align,
+           {.value = "N", .least = 1, .most = 1 << 24});
+}
+void add_shape(CLI::App& command, Arguments& a, const char* slices) {
+  const FlagStyle heads{.value = "N", .group = "Shape", .least = 1, .most = (1ll << 31) - 1};
+  add_flag(command, "--heads", "Query heads (default: 32)", a.heads, heads);
+  add_flag(command, "--kv-heads", "Key and value heads (default: 8)", a.kv_heads, heads);
+  add_flag(command, "--dim", "Head dimension (default: 128)", a.dim,
+           {.value = "N", .group = "Shape", .least = 1, .most = 512});
+  add_flag(command, "--slices", slices, a.slices, {.value = "N", .group = "Shape", .least = 1, .most = most_ranks});
+}
+
+void add_plan_flags(CLI::App& command, Arguments& a) {
+  add_ranks(command, a, "Numbers of ranks (default: 8)");
+  add_tokens(command, a, "Lengths of all documents (default: 1048576)");
+  add_scheme(command, a);
+  add_segment(command, a, "Rows of a segment, for the same bits on any number of ranks (default: none)");
+  add_flag(command, "--partition", "zigzag (the default), contiguous or balanced", a.partition,
+           {.value = "NAME", .choices = {"zigzag", "contiguous", "balanced"}});
+  add_flag(command, "--full", "No causal mask", a.full);
+  const FlagStyle window{.value = "N", .least = 0, .most = most_tokens};
+  add_flag(command, "--window-left", "Keys before a query that it sees (default: all)", a.left, window);
+  add_flag(command, "--window-right", "The same behind it (default: all that the mask allows)", a.right, window);
+  add_align(command, a);
+  add_shape(command, a, "Ranks of a node, which share its heads out (default: 1)");
+}
+
+void add_simulate_flags(CLI::App& command, Arguments& a) {
+  add_ranks(command, a, "Numbers of ranks (default: 8,64,512)");
+  add_tokens(command, a, "Lengths of the sequence, one after the other (default: 1048576)");
+  add_align(command, a);
+  add_shape(command, a, "Ranks of a node, which share its heads out, beside 1 (default: 8)");
+  const char* group = "Simulated machine";
+  const FlagStyle rate{.value = "X", .group = group, .least = 0.001, .most = 1e9};
+  const FlagStyle time{.value = "X", .group = group, .least = 0, .most = 1e9};
+  add_flag(command, "--forward", "TFLOP/s of a rank in a forward call (default: 700)", a.forward, rate);
+  add_flag(command, "--backward", "The same in a backward call (default: 600)", a.backward, rate);
+  add_flag(command, "--times", "Measured calls instead: lines of pass, GFLOP and microseconds", a.times,
+           {.value = "FILE", .group = group});
+  add_flag(command, "--call", "Fixed microseconds of a call (default: 15)", a.call, time);
+  add_flag(command, "--link", "GB/s of a rank between nodes, each way (default: 50)", a.link, rate);
+  add_flag(command, "--node-link", "The same inside a node (default: 450)", a.node_link, rate);
+  add_flag(command, "--latency", "Microseconds of a step's messages (default: 5)", a.latency, time);
+}
+
+void add_measure_flags(CLI::App& command, Arguments& a) {
+  add_tokens(command, a, "Rows of calls, of queries and of keys (default: 256,1024; cuda: 1024 to 16384)");
+  add_flag(command, "--device", "cpu (the default) or cuda", a.device, {.value = "NAME", .choices = {"cpu", "cuda"}});
+  add_flag(command, "--out", "Also write the times to this file, for simulate --times", a.out, {.value = "FILE"});
+  add_shape(command, a, "Ranks of a node, which share its heads out (default: 1)");
 }
 
 }  // namespace
@@ -304,57 +383,65 @@ int run(const Arguments& a) {
 Action add_dist(CLI::App& program) {
   auto arguments = std::make_shared<Arguments>();
   Arguments& a = *arguments;
-  CLI::App& command = add_command(
-      program, "dist", "Several ranks: costs of a plan, schedules checked, bits compared, faults, times, simulation",
-      "Examples:\n"
-      "  tessera dist plan --tokens 1048576 --ranks 8\n"
-      "  tessera dist plan --tokens 5000,300,70000 --ranks 4 --partition balanced\n"
-      "  tessera dist check --ranks 2,64,512\n"
-      "  tessera dist bits --ranks 1,2,4,8\n"
-      "  tessera dist faults\n"
-      "  tessera dist simulate --tokens 1048576,10485760 --ranks 8,64,512\n"
-      "  tessera dist measure --device cuda --slices 8 --out times.txt\n"
-      "  tessera dist simulate --slices 8 --times times.txt");
-  add_flag(command, "what", "plan, check, bits, faults, measure or simulate", a.what,
-           {.value = "WHAT", .choices = {"plan", "check", "bits", "faults", "measure", "simulate"}, .required = true});
-  add_flag(command, "--ranks", "Numbers of ranks", a.ranks, {.value = "LIST"});
-  add_flag(command, "--tokens",
-           "Lengths of the sequence (check, bits: the first; plan: of all documents; measure: rows of calls)", a.tokens,
-           {.value = "LIST"});
-  add_flag(command, "--scheme", "gather (the default) or ring; simulate has both", a.scheme,
-           {.value = "NAME", .choices = {"gather", "ring"}});
-  add_flag(command, "--segment", "Rows of a segment, for the same bits on any number of ranks (bits: 192)", a.segment,
-           {.value = "N", .least = 1});
-  add_flag(command, "--partition", "plan: zigzag (the default), contiguous or balanced", a.partition,
-           {.value = "NAME", .choices = {"zigzag", "contiguous", "balanced"}});
-  add_flag(command, "--full", "plan: no causal mask", a.full);
-  add_flag(command, "--window-left", "plan: keys before a query that it sees (default: all)", a.left,
-           {.value = "N", .least = 0});
-  add_flag(command, "--window-right", "plan: the same behind it (default: all that the mask allows)", a.right,
-           {.value = "N", .least = 0});
-  add_flag(command, "--timeout", "faults: seconds that a rank waits for another (default: 1)", a.timeout,
-           {.value = "X", .least = 0.1});
-  add_flag(command, "--device", "measure: cpu (the default) or cuda", a.device,
-           {.value = "NAME", .choices = {"cpu", "cuda"}});
-  add_flag(command, "--out", "measure: also write the times to this file, for simulate --times", a.out,
-           {.value = "FILE"});
-  add_flag(command, "--align", "Cuts lie on multiples of so many rows (default: 128)", a.align, {.value = "N"});
-  add_json_flag(command, a.json);
-  const FlagStyle machine{.value = "X", .group = "Simulated machine"}, number{.value = "N", .group = "Shape"};
-  add_flag(command, "--heads", "Query heads (default: 32)", a.heads, number);
-  add_flag(command, "--kv-heads", "Key and value heads (default: 8)", a.kv_heads, number);
-  add_flag(command, "--dim", "Head dimension (default: 128)", a.dim, number);
-  add_flag(command, "--slices", "Ranks of a node, which share its heads out (default: 1; simulate: 8)", a.slices,
-           {.value = "N", .group = "Shape", .least = 1});
-  add_flag(command, "--forward", "TFLOP/s of a rank in a forward call (default: 700)", a.forward, machine);
-  add_flag(command, "--backward", "The same in a backward call (default: 600)", a.backward, machine);
-  add_flag(command, "--times", "Measured calls instead: lines of pass, GFLOP and microseconds", a.times,
-           {.value = "FILE", .group = "Simulated machine"});
-  add_flag(command, "--call", "Fixed microseconds of a call (default: 15)", a.call, machine);
-  add_flag(command, "--link", "GB/s of a rank between nodes, each way (default: 50)", a.link, machine);
-  add_flag(command, "--node-link", "The same inside a node (default: 450)", a.node_link, machine);
-  add_flag(command, "--latency", "Microseconds of a step's messages (default: 5)", a.latency, machine);
-  return [arguments] { return run(*arguments); };
+  CLI::App& group =
+      add_command_group(program, "dist", "Several ranks: costs, schedules, bits, faults, times, simulation",
+                        "Examples:\n"
+                        "  tessera dist plan --tokens 1048576 --ranks 8\n"
+                        "  tessera dist bits --ranks 1,2,4,8\n"
+                        "  tessera dist COMMAND --help                     every option of a command");
+  std::vector<Command> commands;
+  const auto add = [&](const char* name, auto run, const char* what, const char* examples) -> CLI::App& {
+    CLI::App& command = add_command(group, name, what, examples);
+    commands.push_back({name, run, &command});
+    return command;
+  };
+  CLI::App& planned = add("plan", plan, "Rows, steps, bytes and memory of each rank",
+                          "Examples:\n"
+                          "  tessera dist plan --tokens 1048576 --ranks 8\n"
+                          "  tessera dist plan --tokens 5000,300,70000 --ranks 4 --partition balanced");
+  add_plan_flags(planned, a);
+
+  CLI::App& checked = add("check", check, "Judge schedules: causal, one sequence, zigzag",
+                          "Examples:\n"
+                          "  tessera dist check --ranks 2,64,512\n"
+                          "  tessera dist check --ranks 3 --tokens 1000 --scheme ring");
+  add_ranks(checked, a, "Numbers of ranks (default: 2,3,4,8,64,512)");
+  add_length(checked, a, "Length of the sequence (default: two cuts for each rank)");
+  add_scheme(checked, a);
+  add_align(checked, a);
+
+  CLI::App& compared = add("bits", bits, "Run ranks as threads and compare the bits: f32, causal, 8 heads of 64",
+                           "Examples:\n"
+                           "  tessera dist bits --ranks 1,2,4,8");
+  add_ranks(compared, a, "Numbers of ranks (default: 1,2,4,8)");
+  add_length(compared, a, "Length of the sequence (default: 16 segments)");
+  add_scheme(compared, a);
+  add_segment(compared, a, "Rows of a segment (default: 192)");
+
+  CLI::App& failing = add("faults", faults, "Let one of four ranks fail, in every way",
+                          "Examples:\n"
+                          "  tessera dist faults --timeout 0.5");
+  add_flag(failing, "--timeout", "Seconds that a rank waits for another (default: 1)", a.timeout,
+           {.value = "X", .least = 0.1, .most = 3600});
+
+  CLI::App& measured = add("measure", measure, "Time the calls that a rank makes, in bf16, for simulate --times",
+                           "Examples:\n"
+                           "  tessera dist measure --device cuda --slices 8 --out times.txt\n"
+                           "  tessera dist simulate --slices 8 --times times.txt");
+  add_measure_flags(measured, a);
+
+  CLI::App& simulated = add("simulate", simulate, "Time schedules on a machine given in numbers: causal, zigzag",
+                            "Examples:\n"
+                            "  tessera dist simulate --tokens 1048576,10485760 --ranks 8,64,512");
+  add_simulate_flags(simulated, a);
+
+  for (CLI::App* command : {&planned, &checked, &compared, &failing, &measured, &simulated})
+    add_json_flag(*command, a.json);
+  return [arguments, commands] {
+    for (const Command& command : commands)
+      if (is_chosen(*command.parser)) return run(command, *arguments);
+    return 0;
+  };
 }
 
 }  // namespace tessera::cli

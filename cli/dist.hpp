@@ -18,7 +18,7 @@ int dist_faults(double timeout, Json& rows);
 // Times of a rank's calls of so many queries and keys, printed and, if `out` is given, written for `simulate --times`.
 struct DistMeasure {
   Device device;
-  std::vector<std::int64_t> rows;
+  std::vector<std::int64_t> rows;     // empty: as many as suit the device
   std::int64_t heads, kv_heads, dim;  // of one rank
   std::string out;
 };

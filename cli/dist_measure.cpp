@@ -119,6 +119,8 @@ void measure(std::vector<Measured>& all, Device device) {
 int dist_measure(const DistMeasure& a, Json& json) {
   require_device("dist measure", a.device.type == DeviceType::cuda ? "cuda" : "cpu");
   std::vector<std::int64_t> sizes = a.rows;
+  if (sizes.empty()) sizes = {256, 1024};
+  if (a.rows.empty() && a.device.type == DeviceType::cuda) sizes = {1024, 2048, 4096, 8192, 16384};
   std::ranges::sort(sizes);
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   std::vector<Measured> all;

@@ -37,7 +37,8 @@ CLI::Validator within(double least, double most) {
   const auto sentence = [=](const std::string& text) {
     double value = 0;
     if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) return std::string();
-    return format("%s is not a number from %.0f to %.0f", text.c_str(), least, most);
+    if (most >= 1e300) return format("%s is not a number of at least %.15g", text.c_str(), least);
+    return format("%s is not a number from %.15g to %.15g", text.c_str(), least, most);
   };
   return CLI::Validator(sentence, "");
 }
@@ -93,6 +94,14 @@ CLI::App& add_command(CLI::App& program, const char* name, const char* what_it_d
   command->footer(examples);
   return *command;
 }
+
+CLI::App& add_command_group(CLI::App& program, const char* name, const char* what_it_does, const char* examples) {
+  CLI::App& group = add_command(program, name, what_it_does, examples);
+  group.require_subcommand(1);
+  return group;
+}
+
+bool is_chosen(const CLI::App& command) { return command.parsed(); }
 
 void add_flag(CLI::App& command, const char* flag, const std::string& help, bool& given, const FlagStyle& style) {
   command.add_flag(flag, given, help)->group(style.group);

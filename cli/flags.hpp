@@ -17,6 +17,9 @@ namespace tessera::cli {
 void use_plain_help(CLI::App& program);
 
 CLI::App& add_command(CLI::App& program, const char* name, const char* what_it_does, const char* examples);
+// One that has commands of its own, of which exactly one is to be given.
+CLI::App& add_command_group(CLI::App& program, const char* name, const char* what_it_does, const char* examples);
+bool is_chosen(const CLI::App& command);  // after parsing
 
 // How a flag looks in the help, and which values it takes. Only syntax is checked here; the library checks the rest.
 struct FlagStyle {

@@ -29,15 +29,19 @@ int fail(const char* sentence, int status) {
 }
 int fail(const std::string& sentence, int status) { return fail(sentence.c_str(), status); }
 
-int usage_error(const CLI::App& program, const CLI::ParseError& error, const std::string& first_word) {
-  const auto named = [&](const CLI::App* command) { return command->get_name() == first_word; };
-  if (first_word[0] != '-' && program.get_subcommands(named).empty())
-    return fail("there is no command '" + first_word + "' (see `tessera --help`).", 2);
-  std::string command = "tessera";
-  for (const CLI::App* chosen : program.get_subcommands()) command += " " + chosen->get_name();
+// `words` are those behind the program's name, which may name a command of a command.
+int usage_error(const CLI::App& program, const CLI::ParseError& error, char** words) {
+  const CLI::App* command = &program;
+  std::string line = "tessera";
+  for (; *words && command->get_require_subcommand_min() > 0; ++words) {
+    const auto found = command->get_subcommands([&](const CLI::App* one) { return one->get_name() == *words; });
+    if (found.empty() && **words == '-') break;
+    if (found.empty()) return fail("there is no command '" + std::string(*words) + "' (see `" + line + " --help`).", 2);
+    command = found.front(), line += " " + command->get_name();
+  }
   std::string sentence = error.what();
   while (!sentence.empty() && (sentence.back() == '\n' || sentence.back() == '.')) sentence.pop_back();
-  return fail(sentence + " (see `" + command + " --help`).", 2);
+  return fail(sentence + " (see `" + line + " --help`).", 2);
 }
 
 // CLI11 writes the help into streams, which end it without a word where memory runs out. This throws instead.
@@ -117,7 +121,7 @@ int run(int argc, char** argv) {
       std::fputs(whole_help(program).c_str(), stderr);
       return 2;
     }
-    return usage_error(program, error, argv[1]);
+    return usage_error(program, error, argv + 1);
   }
   return run_chosen(actions);
 }

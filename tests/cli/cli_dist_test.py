@@ -116,7 +116,7 @@ class Dist(Case):
         self.assertEqual([line.split()[0] for line in lines[1:]], ["forward", "backward"] * 2)
         simulated = tessera("dist", "simulate", "--tokens", 4096, "--ranks", 4, "--slices", 2, "--times", times)
         self.assertEqual(simulated.returncode, 0, simulated)
-        self.assert_sentence(tessera("dist", "measure", "--slices", 3), 1, "--slices: is 3; must divide the 8 key heads.")
+        self.assert_sentence(tessera("dist", "measure", "--slices", 9), 1, "at most the 8 key heads.")
         self.assert_sentence(tessera("dist", "measure", "--out", "/nowhere/at/all"), 1, "/nowhere")
         self.assert_sentence(tessera("dist", "faults", "--json", "/nowhere/at/all"), 1, "/nowhere")
         self.assert_sentence(tessera("dist", "measure", "--out", times, "--json", times), 1, "--out")
@@ -124,7 +124,31 @@ class Dist(Case):
     def test_refusals(self):
         self.assert_sentence(tessera("dist"), 2, "--help")
         self.assert_sentence(tessera("dist", "dance"), 2, "--help")
-        self.assert_sentence(tessera("dist", "check", "--ranks", "0"), 1, "--ranks: is 0; must be positive.")
+        self.assert_sentence(tessera("dist", "check", "--ranks", "0"), 2,
+                             "--ranks: 0 is not a number from 1 to 1048576 (see `tessera dist check --help`).")
+        # 2 in 32 bits, and more bytes than 64 bits count.
+        self.assert_sentence(tessera("dist", "plan", "--ranks", "4294967298"), 2, "--ranks: 4294967298 is not a number")
+        self.assert_sentence(tessera("dist", "plan", "--tokens", 2**48), 1,
+                             "--tokens: are 281474976710656 in all; Q must not be larger than 2^56 bytes.")
+        for flag, value in (("--link", "-1"), ("--latency", "nan"), ("--forward", "0")):
+            self.assert_sentence(tessera("dist", "simulate", flag, value), 2, f"{flag}: {value} is not a number from 0")
+        self.assert_sentence(tessera("dist", "simulate", "--ranks", 8, "--slices", 3), 1,
+                             "--slices: is 3; must divide the 8 ranks, and be at most the 8 key heads.")
+        self.assert_sentence(tessera("dist", "bits", "--json", "/nowhere/x.json"), 1, "cannot write into /nowhere")
+
+    def test_each_command_has_its_own_flags(self):
+        own = {"plan": "--ranks --tokens --scheme --segment --partition --full --window-left --window-right --align "
+                       "--heads --kv-heads --dim --slices",
+               "check": "--ranks --tokens --scheme --align", "bits": "--ranks --tokens --scheme --segment",
+               "faults": "--timeout",
+               "simulate": "--ranks --tokens --align --heads --kv-heads --dim --slices --forward --backward --times --call "
+                           "--link --node-link --latency"}
+        every = {flag for flags in own.values() for flag in flags.split()}
+        for command, flags in own.items():
+            told = tessera("dist", command, "--help").stdout
+            self.assertEqual(set(re.findall(r"^  (--[a-z-]+)", told, re.M)), {*flags.split(), "--json"}, command)
+            for flag in every - set(flags.split()):
+                self.assert_sentence(tessera("dist", command, flag, *[1] * (flag != "--full")), 2, flag)
 
 
 if __name__ == "__main__":

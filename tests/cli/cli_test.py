@@ -245,13 +245,15 @@ class Errors(Case):
 class Commands(Case):
     def test_help(self):
         self.assertIn("Examples:", tessera("--help").stdout)
-        for command in ("demo", "run", "check", "bench", "plan", "info", "pack", "dist"):
-            result = tessera(command, "--help")
+        ranks = [f"dist {name}" for name in ("plan", "check", "bits", "faults", "simulate")]
+        for command in ("demo", "run", "check", "bench", "plan", "info", "pack", "dist", *ranks):
+            *group, name = command.split()
+            result = tessera(*group, name, "--help")
             self.assertEqual(result.returncode, 0)
             self.assertIn("Examples:", result.stdout)
-            self.assertIn("--json", result.stdout)
+            self.assertEqual("--json" in result.stdout, name != "dist")
             self.assertEqual(result.stderr, "")
-            self.assertIn(command, tessera("--help").stdout)
+            self.assertIn(name, tessera(*group, "--help").stdout)
         self.assertEqual(tessera().returncode, 2)
         self.assertRegex(tessera("--version").stdout, r"^tessera \d+\.\d+\.\d+\n$")
 
