@@ -8,6 +8,7 @@
 #include "cases/random.hpp"
 #include "cases/suite.hpp"
 #include "cli/command.hpp"
+#include "cli/failure.hpp"
 #include "cli/files.hpp"
 #include "cli/flags.hpp"
 #include "cli/gpu.hpp"
@@ -93,7 +94,18 @@ void require_kernel(const Execution& execution) {
   }
 }
 
-int check(const Arguments& a) {
+// What would have no effect is refused.
+void require_use(const CLI::App& command, const Arguments& a) {
+  if (!a.one_case.empty() && is_given(command, "--suite"))
+    throw Failure("--suite: is given beside --case, which names one case of any table; give one of them.");
+  if (a.one_case.empty() && a.suite.starts_with("random")) return;
+  for (const char* flag : {"--seed", "--count"})
+    if (is_given(command, flag))
+      throw Failure(std::string(flag) + ": is for --suite random, random_small and random_caches alone.");
+}
+
+int check(const CLI::App& command, const Arguments& a) {
+  require_use(command, a);
   const std::vector<cases::Case> all = chosen(a);
   if (a.list) {
     for (const cases::Case& one : all) std::printf("%-32s %s\n", one.name.c_str(), cases::describe(one).c_str());
@@ -143,15 +155,15 @@ Action add_check(CLI::App& program) {
            {.value = "NAME",
             .choices = {"regular", "features", "corner", "all", "caches", "random", "random_small", "random_caches"}});
   add_flag(command, "--case", "Only this case of any table", a.one_case, {.value = "NAME"});
-  add_flag(command, "--seed", "random: the first case's seed (default: 1)", a.seed, {.value = "N"});
-  add_flag(command, "--count", "random: number of cases (default: 500)", a.count,
+  add_flag(command, "--seed", "random suites: the first case's seed (default: 1)", a.seed, {.value = "N"});
+  add_flag(command, "--count", "random suites: number of cases (default: 500)", a.count,
            {.value = "N", .least = 1, .most = 1e9});
   add_flag(command, "--nondeterministic", "Allow kernels whose bits may vary between runs", a.nondeterministic);
   add_flag(command, "--forward", "Only the forward pass", a.forward);
   add_flag(command, "--list", "Print the cases and run nothing", a.list);
   add_json_flag(command, a.json);
   a.execution.add_to(command);
-  return [arguments] { return check(*arguments); };
+  return [&command, arguments] { return check(command, *arguments); };
 }
 
 }  // namespace tessera::cli

@@ -102,6 +102,7 @@ CLI::App& add_command_group(CLI::App& program, const char* name, const char* wha
 }
 
 bool is_chosen(const CLI::App& command) { return command.parsed(); }
+bool is_given(const CLI::App& command, const char* flag) { return command.count(flag) > 0; }
 
 void add_flag(CLI::App& command, const char* flag, const std::string& help, bool& given, const FlagStyle& style) {
   command.add_flag(flag, given, help)->group(style.group);

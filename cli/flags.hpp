@@ -19,7 +19,10 @@ void use_plain_help(CLI::App& program);
 CLI::App& add_command(CLI::App& program, const char* name, const char* what_it_does, const char* examples);
 // One that has commands of its own, of which exactly one is to be given.
 CLI::App& add_command_group(CLI::App& program, const char* name, const char* what_it_does, const char* examples);
-bool is_chosen(const CLI::App& command);  // after parsing
+
+// After parsing.
+bool is_chosen(const CLI::App& command);
+bool is_given(const CLI::App& command, const char* flag);
 
 // How a flag looks in the help, and which values it takes. Only syntax is checked here; the library checks the rest.
 struct FlagStyle {

@@ -2,12 +2,14 @@
 // `tessera plan`: which kernel, which tiles and how much workspace a problem would get, and why others were refused.
 // Planning reads shapes and types only, so no memory is allocated for the tensors.
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "cli/array.hpp"
 #include "cli/command.hpp"
+#include "cli/failure.hpp"
 #include "cli/flags.hpp"
 #include "cli/options.hpp"
 #include "cli/report.hpp"
@@ -16,9 +18,11 @@
 namespace tessera::cli {
 namespace {
 
+constexpr std::int64_t not_given = std::numeric_limits<std::int64_t>::min();
+
 struct Arguments {
   std::vector<std::int64_t> q_shape, k_shape;
-  std::int64_t batch = 1, nq = 2048, nk = 0, heads = 8, kv_heads = 0, dim = 64, dim_v = 0;
+  std::int64_t batch = 1, nq = 2048, nk = not_given, heads = 8, kv_heads = not_given, dim = 64, dim_v = not_given;
   std::string type = "f32", kv_type, pass = "both", json;
   std::vector<std::string> with;
   bool f32_out = false, part_invariant = false;
@@ -30,13 +34,24 @@ struct Arguments {
   bool has(const char* name) const { return std::find(with.begin(), with.end(), name) != with.end(); }
 };
 
-// --q-shape and --k-shape overrule the single numbers; what is not given follows the queries.
+// Both shapes in full: what is not given follows the queries. The library says which sizes do not go together.
 void complete(Arguments& a) {
-  if (!a.q_shape.empty()) a.batch = a.q_shape[0], a.nq = a.q_shape[1], a.heads = a.q_shape[2], a.dim = a.q_shape[3];
-  if (!a.k_shape.empty()) a.nk = a.k_shape[1], a.kv_heads = a.k_shape[2];
-  if (a.nk == 0) a.nk = a.nq;
-  if (a.kv_heads == 0) a.kv_heads = a.heads;
-  if (a.dim_v == 0) a.dim_v = a.dim;
+  const auto given_or = [](std::int64_t given, std::int64_t other) { return given == not_given ? other : given; };
+  if (a.q_shape.empty()) a.q_shape = {a.batch, a.nq, a.heads, a.dim};
+  const std::vector<std::int64_t>& q = a.q_shape;
+  if (a.k_shape.empty()) a.k_shape = {q[0], given_or(a.nk, q[1]), given_or(a.kv_heads, q[2]), q[3]};
+  a.dim_v = given_or(a.dim_v, q[3]);
+}
+
+// A number that a shape says too would have no effect.
+void require_one_source(const CLI::App& command) {
+  using Flags = std::vector<const char*>;
+  for (const auto& [shape, numbers] :
+       {std::pair<const char*, Flags>{"--q-shape", {"--batch", "--nq", "--heads", "--dim"}},
+        std::pair<const char*, Flags>{"--k-shape", {"--nk", "--kv-heads"}}})
+    for (const char* number : numbers)
+      if (is_given(command, shape) && is_given(command, number))
+        throw Failure(std::string(number) + ": is given beside " + shape + ", which says it too; give one of them.");
 }
 
 struct Question {
@@ -50,27 +65,29 @@ Question question(const Arguments& a) {
   const Type type = type_named(a.type), wide = type == Type::f64 ? Type::f64 : Type::f32;
   const Type out = a.f32_out ? Type::f32 : type;
   const Device device = a.execution.execution().device;
+  const std::int64_t batch = a.q_shape[0], nq = a.q_shape[1], heads = a.q_shape[2];
+  const std::int64_t nk = a.k_shape[1], kv_heads = a.k_shape[2];
   Question x;
-  x.inputs.q = Tensor(nullptr, type, {a.batch, a.nq, a.heads, a.dim}, device);
+  x.inputs.q = Tensor(nullptr, type, {batch, nq, heads, a.q_shape[3]}, device);
   const Type kv_type = a.kv_type.empty() ? type : type_named(a.kv_type);
-  x.inputs.k = Tensor(nullptr, kv_type, {a.batch, a.nk, a.kv_heads, a.dim}, device);
-  x.inputs.v = Tensor(nullptr, kv_type, {a.batch, a.nk, a.kv_heads, a.dim_v}, device);
-  if (a.has("scales")) x.inputs.k_scale = x.inputs.v_scale = Tensor(nullptr, Type::f32, {a.batch, a.kv_heads}, device);
-  if (a.has("qv")) x.inputs.qv = Tensor(nullptr, type, {a.batch, a.nq, a.heads, a.dim_v}, device);
-  if (a.has("tree")) x.inputs.tree_mask = Tensor(nullptr, Type::i32, {a.batch, a.nq, a.nq / 32 + 1}, device);
-  if (a.has("positions")) x.inputs.positions = Tensor(nullptr, Type::i32, {a.batch, a.nq}, device);
-  if (a.has("bias")) x.inputs.bias = Tensor(nullptr, type, {a.batch, a.heads, a.nq, a.nk}, device);
-  if (a.has("mask")) x.inputs.mask = Tensor(nullptr, Type::u8, {a.batch, a.heads, a.nq, a.nk}, device);
-  if (a.has("slopes")) x.inputs.slopes = Tensor(nullptr, wide, {a.heads}, device);
-  if (a.has("sinks")) x.inputs.sinks = Tensor(nullptr, wide, {a.heads}, device);
-  x.outputs.o = Tensor(nullptr, out, {a.batch, a.nq, a.heads, a.dim_v}, device);
-  x.outputs.lse = Tensor(nullptr, wide, {a.batch, a.heads, a.nq}, device);
-  const State state{.o = Tensor(nullptr, Type::f32, {a.batch, a.nq, a.heads, a.dim_v}, device),
-                    .m = Tensor(nullptr, Type::f32, {a.batch, a.heads, a.nq}, device),
-                    .l = Tensor(nullptr, Type::f64, {a.batch, a.heads, a.nq}, device)};
+  x.inputs.k = Tensor(nullptr, kv_type, {a.k_shape[0], nk, kv_heads, a.k_shape[3]}, device);
+  x.inputs.v = Tensor(nullptr, kv_type, {a.k_shape[0], nk, kv_heads, a.dim_v}, device);
+  if (a.has("scales")) x.inputs.k_scale = x.inputs.v_scale = Tensor(nullptr, Type::f32, {batch, kv_heads}, device);
+  if (a.has("qv")) x.inputs.qv = Tensor(nullptr, type, {batch, nq, heads, a.dim_v}, device);
+  if (a.has("tree")) x.inputs.tree_mask = Tensor(nullptr, Type::i32, {batch, nq, nq / 32 + 1}, device);
+  if (a.has("positions")) x.inputs.positions = Tensor(nullptr, Type::i32, {batch, nq}, device);
+  if (a.has("bias")) x.inputs.bias = Tensor(nullptr, type, {batch, heads, nq, nk}, device);
+  if (a.has("mask")) x.inputs.mask = Tensor(nullptr, Type::u8, {batch, heads, nq, nk}, device);
+  if (a.has("slopes")) x.inputs.slopes = Tensor(nullptr, wide, {heads}, device);
+  if (a.has("sinks")) x.inputs.sinks = Tensor(nullptr, wide, {heads}, device);
+  x.outputs.o = Tensor(nullptr, out, {batch, nq, heads, a.dim_v}, device);
+  x.outputs.lse = Tensor(nullptr, wide, {batch, heads, nq}, device);
+  const State state{.o = Tensor(nullptr, Type::f32, {batch, nq, heads, a.dim_v}, device),
+                    .m = Tensor(nullptr, Type::f32, {batch, heads, nq}, device),
+                    .l = Tensor(nullptr, Type::f64, {batch, heads, nq}, device)};
   if (a.has("state_in")) x.inputs.state = state;
   x.saved.o = x.outputs.o, x.saved.lse = x.outputs.lse;
-  x.saved.d_o = Tensor(nullptr, type, {a.batch, a.nq, a.heads, a.dim_v}, device);
+  x.saved.d_o = Tensor(nullptr, type, {batch, nq, heads, a.dim_v}, device);
   if (a.has("dlse")) x.saved.d_lse = x.outputs.lse;
   x.gradients.dq = x.inputs.q, x.gradients.dk = x.inputs.k, x.gradients.dv = x.inputs.v;
   x.gradients.dbias = x.inputs.bias, x.gradients.dsinks = x.inputs.sinks;
@@ -94,7 +111,8 @@ void print(const char* pass, const Plan& plan) {
   }
 }
 
-int plan(Arguments& a) {
+int plan(const CLI::App& command, Arguments& a) {
+  require_one_source(command);
   complete(a);
   const Question x = question(a);
   Options options = a.attention.options();
@@ -154,7 +172,7 @@ Action add_plan(CLI::App& program) {
   add_json_flag(command, a.json);
   a.attention.add_to(command);
   a.execution.add_to(command);
-  return [arguments] { return plan(*arguments); };
+  return [&command, arguments] { return plan(command, *arguments); };
 }
 
 }  // namespace tessera::cli

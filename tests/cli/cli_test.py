@@ -221,6 +221,16 @@ class Errors(Case):
         for value in (most, least, -1, 0):
             self.assertEqual(tessera("plan", "--dropout", "0.5", "--seed", value).returncode, 0)
 
+    def test_flags_without_effect(self):
+        shape = "plan --q-shape 1,64,8,64"
+        for line, flag in ((f"{shape} --nq 3", "--nq"), ("plan --k-shape 1,64,8,64 --kv-heads 2", "--kv-heads"),
+                           ("check --count 3", "--count"), ("check --case square_f32 --seed 5", "--seed"),
+                           ("check --case square_f32 --suite all", "--suite")):
+            self.assert_sentence(tessera(*line.split()), 1, f"tessera: {flag}: is ")
+        for keys, sentence in (("2,64,8,64", "batch is 2 but q has 1"), ("1,64,8,32", "head_dim is 32 but q has 64")):
+            self.assert_sentence(tessera(*shape.split(), "--k-shape", keys), 1, f"k: {sentence}")
+        self.assertIn("Nq=5 Nk=0", tessera("plan", "--nq", "5", "--nk", "0", "--pass", "forward").stdout)
+
     def test_usage(self):
         for line in (
             "nonsense",
