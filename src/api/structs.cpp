@@ -78,7 +78,7 @@ bool ends_a_field(const tessera_nccl_args*, std::size_t size) {
 
 Tensor tensor(const char* name, const tessera_tensor* given) {
   if (!given) return {};
-  const tessera_tensor c = read_struct("tensor", given, tessera_tensor_init);
+  const tessera_tensor c = read_struct("tensor", given, tessera_tensor_init, name);
   Tensor t;
   t.data = c.data;
   t.type = static_cast<Type>(c.type);

@@ -41,19 +41,21 @@ bool ends_a_field(const tessera_nccl_args*, std::size_t size);
 bool ends_a_field(const tessera_decoder_args*, std::size_t size);
 
 // ABI compatibility. A caller with an older header passes a shorter struct: the missing fields take their defaults. A
-// longer struct, from a newer header, may hold fields that this library would ignore, so it is refused.
+// longer struct, from a newer header, may hold fields that this library would ignore, so it is refused. `argument`:
+// what the caller knows it by, if that is not the struct's name.
 template <class Struct>
-Struct read_struct(const char* name, const Struct* given, void (*init)(Struct*)) {
+Struct read_struct(const char* name, const Struct* given, void (*init)(Struct*), const char* argument = nullptr) {
+  if (!argument) argument = name;
   Struct full;
   init(&full);
   if (!given) return full;
   if (given->size < sizeof(std::size_t))
-    invalid(name, ": size is ", given->size, "; call tessera_", name, "_init before filling it in");
+    invalid(argument, ": size is ", given->size, "; call tessera_", name, "_init before filling it in");
   if (given->size > sizeof(Struct))
-    invalid(name, ": size is ", given->size, " but this library, version ", tessera_version(), ", knows ",
+    invalid(argument, ": size is ", given->size, " but this library, version ", tessera_version(), ", knows ",
             sizeof(Struct), "; the header is newer than the library");
   if (!ends_a_field(given, given->size))
-    invalid(name, ": size is ", given->size, ", which ends inside a field; must be the size of a tessera_", name,
+    invalid(argument, ": size is ", given->size, ", which ends inside a field; must be the size of a tessera_", name,
             " that some header declares");
   std::memcpy(static_cast<void*>(&full), given, given->size);
   full.size = sizeof(Struct);

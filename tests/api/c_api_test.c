@@ -280,6 +280,7 @@ static void test_every_struct_size(void) {
       Problem p;
       tessera_execution execution;
       char text[200] = "";
+      const char* argument = which == TENSOR ? "k" : structs[which].name;
       int ends = 0;
       const void* sources[STRUCTS] = {&p.tk, &p.in, &p.out, &p.saved, &p.grads, &p.options, &execution};
       char* memory = calloc(1, size < sizeof(size_t) ? sizeof(size_t) : size);
@@ -291,15 +292,15 @@ static void test_every_struct_size(void) {
       status = call_with(&p, which, memory);
       if (size > structs[which].bytes)
         sprintf(text, "%s: size is %lu but this library, version %d, knows %lu; the header is newer than the library",
-                structs[which].name, (unsigned long)size, tessera_version(), (unsigned long)structs[which].bytes);
+                argument, (unsigned long)size, tessera_version(), (unsigned long)structs[which].bytes);
       else if (size < sizeof(size_t))
-        sprintf(text, "%s: size is %lu; call tessera_%s_init before filling it in", structs[which].name,
-                (unsigned long)size, structs[which].name);
+        sprintf(text, "%s: size is %lu; call tessera_%s_init before filling it in", argument, (unsigned long)size,
+                structs[which].name);
       else if (!ends)
         sprintf(
             text,
             "%s: size is %lu, which ends inside a field; must be the size of a tessera_%s that some header declares",
-            structs[which].name, (unsigned long)size, structs[which].name);
+            argument, (unsigned long)size, structs[which].name);
       if (text[0]) EXPECT(status == TESSERA_INVALID_ARGUMENT && strcmp(tessera_last_error(), text) == 0);
       if (ends) EXPECT(status == TESSERA_OK || strstr(tessera_last_error(), "size is") == NULL);
       if (size == structs[which].bytes) EXPECT(status == TESSERA_OK);
@@ -353,7 +354,7 @@ static void test_struct_sizes(void) {
   set_up(&p);
   p.tk.size = 3;
   EXPECT_ERROR(tessera_forward(&p.in, &p.out, &p.options, NULL), TESSERA_INVALID_ARGUMENT,
-               "tensor: size is 3; call tessera_tensor_init before filling it in");
+               "k: size is 3; call tessera_tensor_init before filling it in");
   set_up(&p);
   p.tq.ndim = 0;
   EXPECT_ERROR(tessera_forward(&p.in, &p.out, &p.options, NULL), TESSERA_INVALID_ARGUMENT,
