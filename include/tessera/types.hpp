@@ -37,8 +37,8 @@ struct Tensor {
   Tensor() = default;
 
   // A contiguous view, last dimension fastest.
-  Tensor(void* data, Type type, std::initializer_list<std::int64_t> sizes, Device device = {}) :
-      data(data), type(type), device(device) {
+  Tensor(void* memory, Type element, std::initializer_list<std::int64_t> sizes, Device where = {}) :
+      data(memory), type(element), device(where) {
     for (std::int64_t size : sizes) {
       if (ndim < 4) shape[static_cast<std::size_t>(ndim)] = size;
       ++ndim;  // the call refuses more than 4; they must not be dropped here

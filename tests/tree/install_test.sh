@@ -86,11 +86,28 @@ else
 fi
 
 echo "examples with pkg-config"
-read -ra flags <<< "$(pkg-config --cflags --libs tessera) -Wall -Wextra -Werror"
+read -ra flags <<< "$(pkg-config --cflags --libs tessera) -Wall -Wextra -Wshadow -Wconversion -Werror"
 quietly "${CC:-cc}" -std=c99 -pedantic "$examples/c/attention.c" -o "$work/c-pkg" "${flags[@]}"
 quietly "${CXX:-c++}" -std=c++20 "$examples/cpp/attention.cpp" -o "$work/cpp-pkg" "${flags[@]}"
 LD_LIBRARY_PATH=$library_folder "$work/c-pkg"
 LD_LIBRARY_PATH=$library_folder "$work/cpp-pkg"
+
+echo "the first programs of the README"
+# The first block in a language.
+block() {
+  awk -v fence="\`\`\`$1" '/^```/ { inside = $0 == fence && !found++; next } inside' "$source_folder/README.md"
+}
+block cpp > "$work/readme.cpp"
+{
+  printf '#include <stdio.h>\n#include <tessera/tessera.h>\n'
+  echo 'void call(tessera_tensor q, tessera_tensor k, tessera_tensor v, tessera_tensor o, tessera_tensor lse);'
+  echo 'void call(tessera_tensor q, tessera_tensor k, tessera_tensor v, tessera_tensor o, tessera_tensor lse) {'
+  block c
+  echo '}'
+} > "$work/readme.c"
+quietly "${CXX:-c++}" -std=c++20 "$work/readme.cpp" -o "$work/readme" "${flags[@]}"
+quietly "${CC:-cc}" -std=c99 -pedantic -c "$work/readme.c" -o "$work/readme.o" "${flags[@]}"
+LD_LIBRARY_PATH=$library_folder "$work/readme"
 
 echo "a version that is not there is refused"
 mkdir "$work/wrong"
