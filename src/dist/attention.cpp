@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dist/executor.hpp"
+#include "dist/inputs.hpp"
 
 namespace tessera::dist {
 namespace {
@@ -65,7 +66,8 @@ std::vector<Question> questions(const Problem& p, const Sharing& s) {
     for (const Span& x : spans) rows = hash(rows, std::vector<Int64>{x.sequence, x.begin, x.end});
   }
   hashed("partition", rows), whole("scheme", Int64(s.scheme)), whole("segment", s.segment);
-  whole("grain", s.grain);
+  whole("grain", s.grain), whole("deterministic", o.deterministic);
+  whole("part_invariant", o.part_invariant), whole("segment_rows", o.segment_rows);
   return out;
 }
 
@@ -111,15 +113,10 @@ struct Checker {
     else if (in.slopes)
       shape("slopes", in.slopes, {p.Hq}, {Type::f32});
     if (in.sinks) shape("sinks", in.sinks, {p.Hq}, {Type::f32});
-    const std::pair<const char*, const Tensor*> others[] = {{"cu_seqlens_q", &in.cu_seqlens_q},
-                                                            {"cu_seqlens_k", &in.cu_seqlens_k},
-                                                            {"seqused_q", &in.seqused_q},
-                                                            {"seqused_k", &in.seqused_k},
-                                                            {"rng", &in.rng},
-                                                            {"block_table", &in.block_table},
-                                                            {"page_indptr", &in.page_indptr}};
-    for (const auto& [name, t] : others)
-      if (*t) invalid(std::string(name) + ": is given; over several ranks lengths, seed and offset are the plan's");
+    if (const char* name = first_besides(in, {&in.q, &in.k, &in.v, &in.bias, &in.mask, &in.slopes, &in.sinks}))
+      invalid(std::string(name) +
+              ": is given; over several ranks there are q, k, v, bias, mask, slopes and sinks, and "
+              "lengths, seed and offset are the plan's");
   }
 
   // Each number is of pairs that one rank works on; sums over rows or heads of several are not made.
@@ -143,6 +140,12 @@ struct Checker {
     shape(name, t, {1, either(1, p.Hq), either(2, rows), either(3, keys)}, std::move(types));
   }
 };
+
+// Which inputs are given, as a part of what distinguishes a call's messages.
+UInt64 flags_of(const Inputs& in) {
+  return UInt64(bool(in.bias)) << 1 | UInt64(bool(in.mask)) << 2 | UInt64(bool(in.slopes)) << 6 |
+         UInt64(bool(in.sinks)) << 7;
+}
 
 }  // namespace
 
@@ -269,7 +272,7 @@ void Plan::forward(const Inputs& in, const Outputs& out, std::optional<Seed> see
     check.inputs(in);
     check.shape("o", out.o, {rows, problem.Hq, problem.Dv}, {problem.type, Type::f32});
     if (out.lse) check.shape("lse", out.lse, {problem.Hq, rows}, {Type::f32});
-    const UInt64 flags = UInt64(bool(out.lse)) | UInt64(bool(in.bias)) << 1 | UInt64(bool(in.mask)) << 2;
+    const UInt64 flags = flags_of(in) | UInt64(bool(out.lse));
     Executor(line, now, sharing, forward_schedule, call_number(now, flags, out.o.type)).forward(in, out);
   });
 }
@@ -291,8 +294,8 @@ void Plan::backward(const Inputs& in, const Saved& saved, const Gradients& g, st
     check.shape("dv", g.dv, {rows, problem.Hk, problem.Dv}, {problem.type, Type::f32});
     if (g.dsinks && !in.sinks) invalid("dsinks: is given without sinks");
     if (g.dsinks) check.shape("dsinks", g.dsinks, {problem.Hq}, {Type::f32});
-    const UInt64 flags = UInt64(bool(saved.d_lse)) | UInt64(bool(in.bias)) << 1 | UInt64(bool(in.mask)) << 2 |
-                         UInt64(bool(g.dsinks)) << 3 | UInt64(1) << 4 | UInt64(bool(g.dbias)) << 5;
+    const UInt64 flags = flags_of(in) | UInt64(bool(saved.d_lse)) | UInt64(bool(g.dsinks)) << 3 | UInt64(1) << 4 |
+                         UInt64(bool(g.dbias)) << 5;
     Executor(line, now, sharing, backward_schedule, call_number(now, flags, g.dq.type)).backward(in, saved, g);
   });
 }

@@ -14,6 +14,7 @@
 #include <optional>
 #include <utility>
 
+#include "dist/inputs.hpp"
 #include "dist/rows.hpp"
 #include "math/softmax.hpp"
 
@@ -187,27 +188,8 @@ void Decoder::check(const Inputs& in, std::span<const Int64> lengths, const Outp
       invalid("k: has room for " + text(rows) + " keys of a sequence; sequence " + text(Int64(b)) + " needs " +
               text(needed) + " on this rank");
   }
-  const std::pair<const char*, const Tensor*> others[] = {{"bias", &in.bias},
-                                                          {"mask", &in.mask},
-                                                          {"cu_seqlens_q", &in.cu_seqlens_q},
-                                                          {"rng", &in.rng},
-                                                          {"cu_seqlens_k", &in.cu_seqlens_k},
-                                                          {"seqused_q", &in.seqused_q},
-                                                          {"seqused_k", &in.seqused_k},
-                                                          {"v_block_table", &in.v_block_table},
-                                                          {"page_indptr", &in.page_indptr},
-                                                          {"leftpad_k", &in.leftpad_k},
-                                                          {"state", &in.state.o},
-                                                          {"seq_row0", &in.seq_row0},
-                                                          {"seq_col0", &in.seq_col0},
-                                                          {"seq_batch0", &in.seq_batch0},
-                                                          {"k_scale", &in.k_scale},
-                                                          {"v_scale", &in.v_scale},
-                                                          {"qv", &in.qv},
-                                                          {"tree_mask", &in.tree_mask},
-                                                          {"positions", &in.positions}};
-  for (const auto& [name, t] : others)
-    if (*t) invalid(std::string(name) + ": is given; decoding over several ranks does not take it");
+  if (const char* name = first_besides(in, {&in.q, &in.k, &in.v, &in.slopes, &in.sinks, &in.block_table}))
+    invalid(std::string(name) + ": is given; decoding over several ranks does not take it");
 }
 
 // The blocks of a group, which all lie on this rank: each by itself, and merged. A block's LSE as f32 would be a larger
@@ -298,10 +280,8 @@ Decoder::Partial Decoder::fold(int level, int residue, int groups, const Leaf& l
 
 // Every rank's nodes to every rank.
 std::vector<Decoder::Partial> Decoder::exchange(const std::vector<Node>& nodes, std::vector<Partial> mine,
-                                                const Partial& like, UInt64 agreed) {
-  const auto number = [&](int from, int to) {
-    return mixed(mixed(mixed(calls, 0x6465636f), UInt64(from)), UInt64(to));
-  };
+                                                const Partial& like, UInt64 call, UInt64 agreed) {
+  const auto number = [&](int from, int to) { return mixed(mixed(call, UInt64(from)), UInt64(to)); };
   const std::size_t each = like.numbers.size() * sizeof(double);
   const auto size_from = [&](int rank) {
     return 8 + each * index(std::count_if(nodes.begin(), nodes.end(), [&](const Node& n) { return n.rank == rank; })) +
@@ -349,7 +329,8 @@ void Decoder::forward(const Inputs& in, std::span<const Int64> lengths, const Ou
     const Int64 longest = *std::max_element(lengths.begin(), lengths.end()), block = p.dealing.block;
     const int groups = static_cast<int>(clamp((longest + block - 1) / block, 1, p.dealing.groups));
     const int leaves = std::countr_zero(static_cast<unsigned>(p.dealing.groups));
-    ++calls;
+    const UInt64 given = UInt64(bool(in.slopes)) | UInt64(bool(in.sinks)) << 1;
+    const UInt64 call = mixed(mixed(++calls, 0x6465636f), given);
     UInt64 agreed = mixed(UInt64(B), UInt64(Nq));
     for (const Int64 n : lengths) agreed = mixed(agreed, UInt64(n));
     std::vector<Node> nodes;
@@ -362,7 +343,7 @@ void Decoder::forward(const Inputs& in, std::span<const Int64> lengths, const Ou
           return level == leaves ? std::optional(group_partial(in, lengths, residue)) : std::nullopt;
         }));
     const Partial like(0, 0, B, Nq, p.Hq, p.Dv);
-    std::vector<Partial> all = exchange(nodes, std::move(mine), like, agreed);
+    std::vector<Partial> all = exchange(nodes, std::move(mine), like, call, agreed);
     Partial root = fold(0, 0, groups, [&](int level, int residue) -> std::optional<Partial> {
       for (Partial& x : all)
         if (x.level == level && x.residue == residue) return std::move(x);

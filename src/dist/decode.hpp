@@ -66,7 +66,7 @@ class Decoder {
   template <class Leaf>
   Partial fold(int level, int residue, int groups, const Leaf& leaf) const;
   std::vector<Partial> exchange(const std::vector<Node>& nodes, std::vector<Partial> mine, const Partial& like,
-                                UInt64 agreed);
+                                UInt64 call, UInt64 agreed);
 
   Line line;
   DecodeProblem p;

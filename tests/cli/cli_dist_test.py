@@ -56,7 +56,7 @@ class Dist(Case):
         result = tessera("dist", "faults")
         self.assertEqual(result.returncode, 0, result)
         self.assertTrue(result.stdout.endswith(
-            "28 faults, every live rank answered within deadline + 1 s, outputs untouched, 0 hangs\n"), result.stdout)
+            "32 faults, every live rank answered within deadline + 1 s, outputs untouched, 0 hangs\n"), result.stdout)
         self.assertIn("D                  4 ranks answered", result.stdout)
         self.assertIn(": D differs: rank 0 has 16, rank 3 has 8\n", result.stdout)
 

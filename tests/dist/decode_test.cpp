@@ -267,9 +267,25 @@ Said said(const std::function<void(DecodeProblem&, Inputs&, std::vector<Int64>&)
 }
 
 TEST(Decoding, WhatIsWrongEverybodyHears) {
+  float sinks[4] = {};
   using Change = std::function<void(DecodeProblem&, Inputs&, std::vector<Int64>&)>;
   const std::vector<std::pair<const char*, Change>> rows = {
       {"D differs between rank 0 and rank 1", [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.D = 16; }},
+      {"Dv differs between rank 0 and rank 1", [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.Dv = 16; }},
+      {"Hq differs between rank 0 and rank 1", [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.Hq = 8; }},
+      {"Hk differs between rank 0 and rank 1", [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.Hk = 1; }},
+      {"type differs between rank 0 and rank 1",
+       [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.type = Type::f16; }},
+      {"scale differs between rank 0 and rank 1",
+       [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.options.scale = 2; }},
+      {"softcap differs between rank 0 and rank 1",
+       [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.options.softcap = 2; }},
+      {"causal differs between rank 0 and rank 1",
+       [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.options.causal = !p.options.causal; }},
+      {"window_left differs between rank 0 and rank 1",
+       [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.options.window_left = 9; }},
+      {"window_right differs between rank 0 and rank 1",
+       [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.options.window_right = 9; }},
       {"block differs between rank 0 and rank 1",
        [](DecodeProblem& p, Inputs&, std::vector<Int64>&) { p.dealing.block = 32; }},
       {"groups differs between rank 0 and rank 1",
@@ -291,6 +307,10 @@ TEST(Decoding, WhatIsWrongEverybodyHears) {
        [](DecodeProblem&, Inputs&, std::vector<Int64>& n) { n.pop_back(); }},
       {"bias: is given; decoding over several ranks does not take it",
        [](DecodeProblem&, Inputs& in, std::vector<Int64>&) { in.bias = in.q; }},
+      {"page_indices: is given; decoding over several ranks does not take it",
+       [](DecodeProblem&, Inputs& in, std::vector<Int64>&) { in.page_indices = Tensor(nullptr, Type::i32, {0}); }},
+      {"arrived damaged, or belongs to another call",
+       [&](DecodeProblem&, Inputs& in, std::vector<Int64>&) { in.sinks = Tensor(sinks, Type::f32, {4}); }},
   };
   for (const auto& [sentence, change] : rows) {
     const Said all = said(change);

@@ -36,7 +36,14 @@ TEST(Agreement, EveryFieldThatDiffersIsNamedOnEveryRank) {
       {"seed differs: rank 0 has 0, rank 2 has 5", [](int, Problem& p, Sharing&) { p.options.seed = 5; }},
       {"seed_offset differs: rank 0 has 0, rank 2 has 5", [](int, Problem& p, Sharing&) { p.options.seed_offset = 5; }},
       {"scheme differs: rank 0 has 0, rank 2 has 1", [](int, Problem&, Sharing& s) { s.scheme = Scheme::gather; }},
+      {"segment differs: rank 0 has 0, rank 2 has 4", [](int, Problem&, Sharing& s) { s.segment = 4; }},
       {"grain differs: rank 0 has 384, rank 2 has 192", [](int, Problem&, Sharing& s) { s.grain = 192; }},
+      {"deterministic differs: rank 0 has 1, rank 2 has 0",
+       [](int, Problem& p, Sharing&) { p.options.deterministic = false; }},
+      {"part_invariant differs: rank 0 has 0, rank 2 has 1",
+       [](int, Problem& p, Sharing&) { p.options.part_invariant = true; }},
+      {"segment_rows differs: rank 0 has 0, rank 2 has 64",
+       [](int, Problem& p, Sharing&) { p.options.segment_rows = 64; }},
       {"slices differs: rank 0 has 1, rank 2 has 2",
        [](int, Problem& p, Sharing& s) { s.partition = two_level(zigzag(p.lengths, 2, 4), 2, 1); }},
       {"partition differs between rank 0 and rank 2",
@@ -196,8 +203,33 @@ TEST(Faults, TensorsThatARankMayNotGive) {
   EXPECT_EQ(said([](Inputs& in, Saved&, Gradients&) { in.k.type = Type::bf16; }),
             "k: has another type than the problem");
   EXPECT_EQ(said([](Inputs& in, Saved&, Gradients&) { in.v.data = nullptr; }), "v: has no data");
-  EXPECT_EQ(said([](Inputs& in, Saved&, Gradients&) { in.rng = Tensor(nullptr, Type::i64, {2}); }),
-            "rng: is given; over several ranks lengths, seed and offset are the plan's");
+  const std::pair<const char*, Tensor Inputs::*> others[] = {{"cu_seqlens_q", &Inputs::cu_seqlens_q},
+                                                             {"cu_seqlens_k", &Inputs::cu_seqlens_k},
+                                                             {"seqused_q", &Inputs::seqused_q},
+                                                             {"seqused_k", &Inputs::seqused_k},
+                                                             {"rng", &Inputs::rng},
+                                                             {"block_table", &Inputs::block_table},
+                                                             {"v_block_table", &Inputs::v_block_table},
+                                                             {"page_indptr", &Inputs::page_indptr},
+                                                             {"page_indices", &Inputs::page_indices},
+                                                             {"leftpad_k", &Inputs::leftpad_k},
+                                                             {"seq_row0", &Inputs::seq_row0},
+                                                             {"seq_col0", &Inputs::seq_col0},
+                                                             {"seq_batch0", &Inputs::seq_batch0},
+                                                             {"k_scale", &Inputs::k_scale},
+                                                             {"v_scale", &Inputs::v_scale},
+                                                             {"qv", &Inputs::qv},
+                                                             {"tree_mask", &Inputs::tree_mask},
+                                                             {"positions", &Inputs::positions}};
+  const std::string refused =
+      ": is given; over several ranks there are q, k, v, bias, mask, slopes and sinks, and lengths, seed and offset "
+      "are "
+      "the plan's";
+  for (const auto& [name, member] : others)
+    EXPECT_EQ(said([&](Inputs& in, Saved&, Gradients&) { in.*member = Tensor(nullptr, Type::i64, {2}); }),
+              name + refused);
+  EXPECT_EQ(said([](Inputs& in, Saved&, Gradients&) { in.state.l = Tensor(nullptr, Type::f64, {2}); }),
+            "state" + refused);
   EXPECT_EQ(said([](Inputs& in, Saved&, Gradients&) {
               in.bias = Tensor(nullptr, Type::f32, {1, 4, 96, 95});
             }),
@@ -218,6 +250,30 @@ TEST(Faults, TensorsThatARankMayNotGive) {
   EXPECT_EQ(bias_gradient({1, 1, 96, 96}, {1, 4, 96, 96}),
             "dbias: has the shape [1,4,96,96]; must have [1,1,96,96], the rows of this rank");
   EXPECT_EQ(said([](Inputs&, Saved&, Gradients& g) { g.dsinks = g.dq; }), "dsinks: is given without sinks");
+}
+
+TEST(Faults, AnInputThatOneRankAloneHasIsNoticed) {
+  const Problem problem{{96}, 4, 2, 16, 16, Type::f32, {}};
+  for (Tensor Inputs::*const member : {&Inputs::slopes, &Inputs::sinks}) {
+    std::vector<std::string> said(2);
+    run_ranks(2, [&](int r, std::shared_ptr<Communicator> c) {
+      const Sharing sharing = sharing_of(problem, 2);
+      const Int64 n = sharing.partition.rows(r);
+      Numbers q(Type::f32, n, 4, 16), k(Type::f32, n, 2, 16), o(Type::f32, n, 4, 16), heads(Type::f32, 1, 4, 1);
+      Inputs in;
+      in.q = q.tokens(), in.k = in.v = k.tokens();
+      if (r == 1) in.*member = Tensor(heads.rows.view.data, Type::f32, {4});
+      Outputs out;
+      out.o = o.tokens();
+      try {
+        Plan(c, problem, sharing).forward(in, out);
+      } catch (const Error& error) {
+        said[static_cast<std::size_t>(r)] = error.what();
+      }
+    });
+    for (const std::string& sentence : said)
+      EXPECT_NE(sentence.find("arrived damaged, or belongs to another call"), std::string::npos) << sentence;
+  }
 }
 
 // A communicator of two ranks whose process is stopped, as a batch system suspends a whole job, while it asks for the
