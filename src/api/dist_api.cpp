@@ -121,6 +121,11 @@ dist::Partition rows_of(const tessera_partition_args& args) {
   return args.slices == 1 ? rows : dist::two_level(rows, args.slices, 1);
 }
 
+// Before the others are asked, for whose answers one would wait.
+void require_timeout(double seconds) {
+  if (!(seconds > 0)) invalid("timeout: is ", seconds, "; must be a positive number of seconds");
+}
+
 bool has_rank(const tessera_partition* p, std::int32_t rank) { return p && rank >= 0 && rank < p->rows.ranks(); }
 
 // --- plans
@@ -132,6 +137,7 @@ struct Question {
 
 Question question(const tessera_dist_args& args, const tessera_options* o, const tessera_execution* e) {
   require("partition", args.partition);
+  require_timeout(args.timeout);
   const Execution how = execution(e);
   if (how.device.type == DeviceType::vulkan)
     invalid("device: is Vulkan's; over several ranks rows are on CPUs or CUDA GPUs");
@@ -392,7 +398,7 @@ tessera_status tessera_decoder_make(const tessera_decoder_args* given, const tes
           args.query_heads, args.key_heads,           args.head_dim, args.value_dim, static_cast<Type>(args.type),
           options(o),       {args.block, args.groups}};
       threads = execution(e).threads;
-      if (!(args.timeout > 0)) invalid("timeout: is ", args.timeout, "; must be a positive number of seconds");
+      require_timeout(args.timeout);
     } catch (const Failure& failure) {
       dist::refuse(messages, Error(failure.status, failure.what()));
     }

@@ -38,8 +38,6 @@ std::string shown(Question::Kind kind, UInt64 bits) {
   return out;
 }
 
-std::string shown(double x) { return shown(Question::real, std::bit_cast<UInt64>(x)); }
-
 UInt64 hash(UInt64 seed, std::span<const Int64> numbers) {
   for (const Int64 x : numbers) seed = (seed ^ static_cast<UInt64>(x)) * 0xff51afd7ed558ccdu, seed ^= seed >> 31;
   return seed;
@@ -186,8 +184,6 @@ std::string Plan::complaint() const {
       invalid("segment: is " + text(sharing.segment) +
               "; a ring's bits depend on the number of ranks, so it must be 0 there");
     if (const std::string fault = fault_of(partition, problem.lengths); !fault.empty()) invalid(fault);
-    if (!(sharing.timeout > 0))
-      invalid("timeout: is " + shown(sharing.timeout) + "; must be a positive number of seconds");
     make_schedule(problem.lengths, mask_of(o), partition,
                   {sharing.scheme, Pass::forward, sharing.segment, sharing.grain});
     // The rules for one device are the library's.

@@ -318,6 +318,19 @@ TEST(Plans, AFailingTransportIsHeardOfEverywhere) {
   EXPECT_EQ(faults[0], "rank 1: the post is on strike");
 }
 
+// Who waits for nobody cannot hear the others' complaints, nor they its own.
+TEST(Plans, AWrongTimeoutIsHeardOfEverywhere) {
+  const Partition partition({.lengths = {tokens}, .ranks = 2});
+  for (const auto& [timeout, is] : {std::pair(0.0, "0"), std::pair(double(NAN), "nan")}) {
+    const std::vector<Communicator> all = Communicator::threads(2);
+    DistArgs wrong = args;
+    wrong.timeout = timeout;
+    const std::string sentence = std::string("timeout: is ") + is + "; must be a positive number of seconds";
+    EXPECT_EQ(caught([&] { DistPlan(all[1], partition, wrong); }), sentence);
+    EXPECT_EQ(caught([&] { DistPlan(all[0], partition, args); }), "rank 1: " + sentence);
+  }
+}
+
 // --- refusals
 
 struct One {  // a plan of a single rank
@@ -347,10 +360,6 @@ TEST(Refusals, OfPlans) {
             "softcap: is -1; must be 0 (none) or a positive number from 1e-18 to 1e18");
   wrong.scheme = Scheme(7);
   EXPECT_EQ(planned(wrong), "scheme: is 7; must be TESSERA_RING or TESSERA_GATHER");
-  wrong = args, wrong.timeout = 0;
-  EXPECT_EQ(planned(wrong), "timeout: is 0; must be a positive number of seconds");
-  wrong.timeout = NAN;
-  EXPECT_EQ(planned(wrong), "timeout: is nan; must be a positive number of seconds");
   wrong = args, wrong.key_heads = 0;
   EXPECT_EQ(planned(wrong), "partition: has 1 slices; there are 0 key heads to share out");
   tessera_dist_args c;
