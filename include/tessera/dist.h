@@ -7,7 +7,7 @@
  * - Every call on a plan is made by all ranks, in the same order. When something goes wrong on one of them, each gets
  *   a sentence within the plan's time-out and a second, and has written nothing.
  * - A plan keeps what it needs of its partition and communicator: both may be destroyed before it.
- * - A communicator and its plans are used by one thread at a time. */
+ * - A communicator and its plans are used by one thread at a time: a second one's call is refused. */
 #ifndef TESSERA_DIST_H
 #define TESSERA_DIST_H
 

@@ -68,6 +68,12 @@ Line::Line(std::shared_ptr<Communicator> transport, double timeout) :
     limit(std::chrono::duration_cast<Clock::duration>(
         std::chrono::duration<double>(timeout > 0 ? std::min(timeout, most_seconds) : 0))) {}
 
+Line::Turn::Turn(Communicator& communicator) : all(communicator) {
+  if (all.in_use.exchange(true))
+    throw Error(TESSERA_INVALID_ARGUMENT,
+                "communicator: is in use by another thread; it and its plans are used by one at a time");
+}
+
 void Line::require_usable() const {
   if (!transport->broken.empty())
     throw Error(TESSERA_COMMUNICATION_ERROR,

@@ -4,6 +4,7 @@
 // the executor and by every transport. Implements docs/scale_out.md, "Failure".
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <deque>
@@ -54,6 +55,7 @@ class Communicator {
 
   std::string broken;                  // the sentence of the first failure here, if there was one
   std::shared_ptr<Communicator> kept;  // itself, for good: a call that has not returned still uses its memory
+  std::atomic<bool> in_use{false};     // by a thread, for the time of a call
 };
 
 // A communicator as the executor uses it: with a limit of time for every wait, and refusing everything after a failure.
@@ -77,6 +79,7 @@ class Line {
   // Runs a body that all ranks run. If it throws, the others are told, and the communicator is of no more use.
   template <class Body>
   void together(Body body) {
+    const Turn turn(*transport);
     require_usable();
     on_its_thread([&] {
       try {
@@ -97,6 +100,17 @@ class Line {
  private:
   struct Heard {  // from another rank: it needs no telling
     std::string sentence;
+  };
+  // For the time of a call nobody else may make one: two at once would mix their messages.
+  class Turn {
+   public:
+    explicit Turn(Communicator& communicator);
+    ~Turn() { all.in_use = false; }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Communicator& all;
   };
   void require_usable() const;
   void on_its_thread(const std::function<void()>& body);

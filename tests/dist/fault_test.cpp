@@ -276,6 +276,38 @@ TEST(Faults, AnInputThatOneRankAloneHasIsNoticed) {
   }
 }
 
+// Another thread comes while a call asks for word of the others.
+class Shared : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void start(std::span<const Message>) override {}
+  std::vector<bool> test() override { return {}; }
+  std::optional<std::string> notice() override {
+    std::thread([&] {
+      try {
+        Line(alias, timeout).together([] {});
+      } catch (const Error& error) {
+        said = error.what();
+      }
+    }).join();
+    return {};
+  }
+  void fail(const std::string&) noexcept override {}
+  std::shared_ptr<Communicator> alias;
+  std::string said;
+};
+
+TEST(Faults, ASecondThreadIsRefused) {
+  Shared shared;
+  shared.alias = {std::shared_ptr<void>(), &shared};
+  Line line(shared.alias, timeout);
+  line.together([&] { line.poll(); });
+  EXPECT_EQ(shared.said, "communicator: is in use by another thread; it and its plans are used by one at a time");
+  shared.said.clear();
+  line.together([] {});  // the first one's calls go on
+}
+
 // A communicator of two ranks whose process is stopped, as a batch system suspends a whole job, while it asks for the
 // first time. The other rank's answer comes after that.
 class Suspended : public Communicator {
