@@ -3,6 +3,8 @@
 // MPI_Test is all that makes progress, and deadlines are the caller's. So are calls of MPI that never return.
 #include "mpi/transport.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -119,9 +121,7 @@ class MpiTransport : public Transport {
 
   ~MpiTransport() override {
     const WithoutBrokenPipes guard;
-    int finished = 0;
-    MPI_Finalized(&finished);
-    if (finished || failed || heard) {  // what is open stays open, and MPI may write to it
+    if (gone() || failed || heard) {  // what is open stays open, and MPI may write to it
       static_cast<void>(word.release());
       return;
     }
@@ -139,6 +139,7 @@ class MpiTransport : public Transport {
 
   void start(std::span<const tessera_message> messages) override {
     const WithoutBrokenPipes guard;
+    if (const char* why = gone()) throw Error(TESSERA_COMMUNICATION_ERROR, why);
     flows.clear();
     for (const tessera_message& m : messages) {
       flows.push_back({.message = m, .slices = {}});
@@ -164,6 +165,7 @@ class MpiTransport : public Transport {
   std::optional<std::string> notice() override {
     const WithoutBrokenPipes guard;
     int complete = 0;
+    if (gone()) return {};  // which the next group says
     if (!heard && listening != MPI_REQUEST_NULL && MPI_Test(&listening, &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
         complete)
       heard = std::string(word->data(), strnlen(word->data(), word->size()));
@@ -173,6 +175,7 @@ class MpiTransport : public Transport {
   void fail(const char* sentence) noexcept override {
     const WithoutBrokenPipes guard;
     failed = true;
+    if (gone()) return;
     auto* text = new (std::nothrow) std::array<char, notice_bytes>{};  // MPI may read it after this object is gone
     if (!text) return;
     std::memcpy(text->data(), sentence, strnlen(sentence, notice_bytes - 1));
@@ -195,6 +198,16 @@ class MpiTransport : public Transport {
   }
 
  private:
+  // Why there is no MPI here any more, which ends a process that calls it after MPI_Finalize, and in a forked child
+  // would take the parent's messages. Null: there is.
+  const char* gone() const {
+    int finished = 0;
+    MPI_Finalized(&finished);
+    if (finished) return "communicator: MPI has been finalised since it was made";
+    if (process != getpid()) return "communicator: was made before this process was forked, and MPI is the parent's";
+    return nullptr;
+  }
+
   // Hands MPI as many slices as it may have: all to receive, some to send.
   void begin(Flow& flow) {
     const tessera_message& m = flow.message;
@@ -236,6 +249,7 @@ class MpiTransport : public Transport {
 
   MPI_Comm rows = MPI_COMM_NULL, control = MPI_COMM_NULL;
   int me = 0, size = 1;
+  const pid_t process = getpid();
   bool failed = false;
   std::vector<Flow> flows;
   MPI_Request listening = MPI_REQUEST_NULL;
@@ -296,6 +310,10 @@ std::unique_ptr<Transport> transport_over(MPI_Comm comm, double timeout) {
   if (!initialised || finished)
     throw Error(TESSERA_INVALID_ARGUMENT, "comm: MPI must be initialised, and not finalised yet");
   if (comm == MPI_COMM_NULL) throw Error(TESSERA_INVALID_ARGUMENT, "comm: is MPI_COMM_NULL");
+  int between_groups = 0;
+  MPI_Comm_test_inter(comm, &between_groups);
+  if (between_groups)
+    throw Error(TESSERA_INVALID_ARGUMENT, "comm: is an intercommunicator; must be of one group (MPI_Intercomm_merge)");
   if (!(timeout > 0))
     throw Error(TESSERA_INVALID_ARGUMENT,
                 "timeout: is " + std::to_string(timeout) + "; must be a positive number of seconds");

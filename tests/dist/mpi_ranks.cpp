@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // mpi_ranks single|serialized check|FAULT: one rank of a run under mpirun, for tests/dist/mpi_test.py, with this thread
-// level of MPI. `check` runs every scheme over MPI and compares with ranks as threads, bit by bit. A fault is something
-// that happens to the last rank; every rank prints one line: what it said, after how many seconds, and whether its
-// outputs are as they were. Then it waits to be ended.
+// level of MPI. `check` runs every scheme over MPI and compares with ranks as threads, bit by bit; then it misuses MPI.
+// A fault is something that happens to the last rank; every rank prints one line: what it said, after how many seconds,
+// and whether its outputs are as they were. Then it waits to be ended.
 #include <mpi.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -131,6 +132,37 @@ int check(int ranks) {
   return wrong;
 }
 
+// Whether a plan over this communicator is refused with these words.
+bool refuses(const std::shared_ptr<Communicator>& communicator, const char* words) {
+  const Problem problem{{96}, 2, 2, 16, 16, Type::f32, {}};
+  try {
+    Plan(communicator, problem, {.partition = zigzag(problem.lengths, communicator->size(), 8), .timeout = timeout});
+  } catch (const Error& error) {
+    return std::string(error.what()).find(words) != std::string::npos;
+  }
+  return false;
+}
+
+// What MPI takes badly, in several ranks: how much of it goes without its sentence.
+int misuse(int rank, const std::shared_ptr<Communicator>& communicator) {
+  MPI_Comm half, between;
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+  MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 1, &between);
+  std::string said;
+  try {
+    mpi::transport_over(between, timeout);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  int wrong = said != "comm: is an intercommunicator; must be of one group (MPI_Intercomm_merge)";
+  MPI_Comm_free(&between), MPI_Comm_free(&half);
+  const pid_t child = fork();
+  if (child == 0) _exit(refuses(communicator, "communicator: was made before this process was forked, and ") ? 0 : 1);
+  int status = 1;
+  waitpid(child, &status, 0);
+  return wrong + (status != 0);
+}
+
 // Happens to the last rank. Each changes what it asks for, or its communicator.
 void misfortune(const std::string& fault, int rank, int ranks) {
   Problem problem{{192}, 4, 2, 16, 16, Type::f32, {.causal = true}};
@@ -189,7 +221,14 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   if (std::string(argv[2]) != "check") tessera::dist::misfortune(argv[2], rank, ranks);
-  const int wrong = tessera::dist::check(ranks);
-  MPI_Finalize();
+  int wrong = tessera::dist::check(ranks);
+  if (ranks > 1) {
+    const auto communicator = tessera::dist::mpi_communicator(60);
+    wrong += tessera::dist::misuse(rank, communicator);
+    MPI_Finalize();
+    wrong += !tessera::dist::refuses(communicator, "communicator: MPI has been finalised since it was made");
+  } else {
+    MPI_Finalize();
+  }
   return wrong != 0;
 }
