@@ -190,6 +190,9 @@ class Sharing(NamedTuple):
     timeout: float = 300.0
 
 
+_MOST_PLANS = 16  # of a communicator: documents of other lengths need another plan, perhaps in each step of a training
+
+
 class _Plan:
     """A plan of the library's, made together with all ranks."""
 
@@ -212,16 +215,19 @@ class _Plan:
 
 
 def _plan(sharing: Sharing, q: _call.View, k: _call.View, v: _call.View, parsed: Parsed) -> _Plan:
-    """Kept with the communicator: the same question is asked once. It is the same on every rank, so all find it or none."""
+    """Kept with the communicator, the last few: the same question is asked once. It is the same on every rank, as are those
+    before it, so all find it or none."""
     for name, seen in (("q", q), ("k", k), ("v", v)):
         if len(seen.shape) != 3:
             raise ValueError(f"{name}: has shape {[*seen.shape]}; must be [rows, heads, dim]")
     shapes = q.shape[1], k.shape[1], q.shape[2], v.shape[2]
     key = sharing[1:], shapes, q.type, parsed.settings  # a partition is equal to itself alone
     plans = sharing.communicator._plans
-    if key not in plans:
-        plans[key] = _Plan(sharing, shapes, q.type, parsed)
-    return plans[key]
+    plan = plans.pop(key, None) or _Plan(sharing, shapes, q.type, parsed)
+    plans[key] = plan
+    if len(plans) > _MOST_PLANS:
+        del plans[next(iter(plans))]
+    return plan
 
 
 class _Tensors:

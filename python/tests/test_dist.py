@@ -116,6 +116,22 @@ def test_autograd_of_a_bias():
     assert relative_error(biases[0].grad.numpy(), biases[1].grad.numpy()) < 2e-6
 
 
+def test_the_last_few_plans_are_kept():
+    """Documents of other lengths in each step need as many plans, and each keeps the steps of all ranks."""
+    partitions = [tessera.dist.Partition([n, 40 - n], 2, align=1) for n in range(1, 40)]
+
+    def run(communicator):
+        first = None
+        for partition in [*partitions, partitions[0]]:
+            q = np.ones((partition.rows(communicator.rank), 1, 8), np.float32)
+            sharing = tessera.dist.Sharing(communicator, partition, timeout=60)
+            o, lse = tessera.dist.forward(q, q, q, sharing, threads=1)
+            first = lse if first is None else first
+        np.testing.assert_array_equal(lse, first)
+        return len(communicator._plans)
+    assert on_threads(2, run) == [16, 16]
+
+
 def test_bits_do_not_depend_on_the_ranks():
     answers = []
     for ranks in (1, 2, 4):
