@@ -2,6 +2,7 @@
 """Messages over torch.distributed (gloo) and over mpi4py. Used by dist.py."""
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -96,8 +97,14 @@ class MpiTransport:
     """mpi4py's communicator: two duplicates of it, one for rows and one for word of failures."""
 
     def __init__(self, comm: Any, timeout: float) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout: is {timeout:g}; must be a positive number of seconds")
         from mpi4py import MPI
-        self._mpi = MPI
+        if comm == MPI.COMM_NULL:
+            raise ValueError("comm: is COMM_NULL")
+        if comm.Is_inter():
+            raise ValueError("comm: is an intercommunicator; must be of one group (Intercomm.Merge)")
+        self._mpi, self._process = MPI, os.getpid()
         (self._rows, first), (self._control, second) = comm.Idup(), comm.Idup()
         end = time.monotonic() + timeout
         while not MPI.Request.Testall([first, second]):
@@ -115,7 +122,17 @@ class MpiTransport:
         self._sending: list[Any] = []
         self._failed = False
 
+    def _gone(self) -> Optional[str]:
+        """Why there is no MPI here any more, which would end the process, or in a forked child take the parent's messages."""
+        if self._mpi.Is_finalized():
+            return "communicator: MPI has been finalised since it was made"
+        if self._process != os.getpid():
+            return "communicator: was made before this process was forked, and MPI is the parent's"
+        return None
+
     def start(self, group: list[Message]) -> None:
+        if gone := self._gone():
+            raise RuntimeError(gone)
         self._parts, self._count = [], len(group)
         for i, message in enumerate(group):
             memory = memoryview(message.memory).cast("B")
@@ -140,12 +157,14 @@ class MpiTransport:
         return done
 
     def notice(self) -> Optional[str]:
-        if self._heard is None and self._listening.Test():
+        if self._heard is None and not self._gone() and self._listening.Test():
             self._heard = self._word.split(b"\0")[0].decode(errors="replace")
         return self._heard
 
     def fail(self, sentence: str) -> None:
         self._failed = True
+        if self._gone():
+            return
         text = sentence.encode()[:_NOTICE_BYTES - 1].ljust(_NOTICE_BYTES, b"\0")
         for r in range(self.ranks):
             if r != self.rank:
@@ -155,8 +174,7 @@ class MpiTransport:
                 request.Test()
 
     def __del__(self) -> None:
-        if not getattr(self, "_listening", None) or self._failed or self._heard is not None or \
-                self._mpi.Is_finalized():
+        if not getattr(self, "_listening", None) or self._failed or self._heard is not None or self._gone():
             _OPEN.append((getattr(self, "_word", None), getattr(self, "_listening", None), getattr(self, "_parts", None),
                           getattr(self, "_sending", None)))
             return

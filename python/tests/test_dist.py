@@ -132,6 +132,12 @@ def test_the_last_few_plans_are_kept():
     assert on_threads(2, run) == [16, 16]
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_mpi_without_time(timeout):
+    with pytest.raises(ValueError, match=f"timeout: is {timeout}; must be a positive number of seconds"):
+        tessera.dist.from_mpi(object(), timeout)
+
+
 def test_bits_do_not_depend_on_the_ranks():
     answers = []
     for ranks in (1, 2, 4):
@@ -415,6 +421,20 @@ def mpi_rank(ranks, folder):
     from mpi4py import MPI
     communicator = tessera.dist.from_mpi(MPI.COMM_WORLD, timeout=60)
     np.savez(folder / f"{communicator.rank}.npz", **numpy_passes(communicator, ranks))
+    rank = communicator.rank
+    between = MPI.COMM_WORLD.Split(rank % 2).Create_intercomm(0, MPI.COMM_WORLD, 1 - rank % 2)
+    with pytest.raises(ValueError, match="comm: is an intercommunicator"):
+        tessera.dist.from_mpi(between)
+    partition = tessera.dist.Partition(LENGTHS, ranks)
+    child = os.fork()
+    if child == 0:
+        with pytest.raises(tessera.dist.CommunicationError, match="was made before this process was forked"):
+            both_passes(communicator, partition)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    MPI.Finalize()
+    with pytest.raises(tessera.dist.CommunicationError, match="MPI has been finalised"):
+        both_passes(communicator, partition)
 
 
 if __name__ == "__main__":
