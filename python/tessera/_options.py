@@ -146,7 +146,7 @@ class Parsed(NamedTuple):
 
 def _differentiated(value: Any) -> bool:
     """Whether a tensor of PyTorch's is to be differentiated, in either mode: as a number it would lose that."""
-    if not hasattr(value, "requires_grad"):
+    if isinstance(value, (int, float)) or not hasattr(value, "requires_grad"):  # torch.compile knows no attributes of numbers
         return False
     torch = sys.modules["torch"]
     if value.requires_grad and torch.is_grad_enabled():

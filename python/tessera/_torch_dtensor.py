@@ -23,7 +23,7 @@ Flags = tuple[bool, ...]
 
 def divided(tensors: Iterable[Any]) -> bool:
     """Whether there is a DTensor among them. Their module takes long to import, and only its tensors have a mesh."""
-    return any(hasattr(t, "device_mesh") for t in tensors)
+    return any(isinstance(t, Tensor) and hasattr(t, "device_mesh") for t in tensors)
 
 
 # --- who has what: of the ranks of a mesh with these sizes, the one that is `at` ---------------------------------------

@@ -198,6 +198,14 @@ def test_autocast_and_compile():
     torch.testing.assert_close(compiled(q, k[:, :1], v[:, :1], is_causal=True), by_math(q, k[:, :1], v[:, :1], is_causal=True))
 
 
+def test_compile_with_numbers_that_vary():
+    """dynamic=True makes symbols of numbers, too."""
+    compiled = torch.compile(lambda *x: ours(*x[:3], scale=x[3]), fullgraph=True, dynamic=True, backend="aot_eager")
+    for length, scale in ((5, 0.3), (9, -0.2), (4, 1.0)):
+        q, k, v = tensors(2, 3, length=length)
+        torch.testing.assert_close(compiled(q, k, v, scale), ours(q, k, v, scale=scale))
+
+
 REFUSED = [
     (TypeError, "query: is a ndarray; must be a PyTorch tensor", lambda q, k, v: ours(q.numpy(), k, v)),
     (TypeError, "attn_mask: is a list; must be a PyTorch tensor", lambda q, k, v: ours(q, k, v, [True])),
