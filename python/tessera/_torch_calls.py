@@ -37,7 +37,9 @@ def has_rows(t: Tensor) -> bool:
 
 
 def rows(t: Tensor) -> Tensor:
-    return t if has_rows(t) else t.contiguous()
+    if has_rows(t):
+        return t
+    return t.contiguous() if t.numel() else t.new_empty(t.shape)  # without numbers all is contiguous to PyTorch
 
 
 # --- looking at tensors ----------------------------------------------------------------------------------------------

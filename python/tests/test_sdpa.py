@@ -172,6 +172,10 @@ def test_empty_sizes():
         o, expected = ours(*call), by_math(*call)
         assert o.shape == expected.shape
         torch.testing.assert_close(o, expected)
+        for gradient, t in zip(torch.autograd.grad(ours(*(x.requires_grad_() for x in call)).sum(), call), call):
+            assert gradient.shape == t.shape and not gradient.any()
+    broadcast = q[:, :, :0, :1].expand(-1, -1, -1, 8)  # contiguous to PyTorch, and rows without a step
+    assert ours(broadcast, k, v).shape == broadcast.shape
 
 
 def test_dropout():
