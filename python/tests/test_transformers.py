@@ -82,18 +82,77 @@ def test_generation(make_model, device, cache):
     assert torch.equal(*generated)
 
 
-def test_layers_that_do_not_say_that_they_are_causal():
-    """Where SDPA is refused to a decoder beside an encoder, its layers may not: its mask must not be left out."""
+FEW = dict(vocab_size=97, d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+           decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, max_position_embeddings=128, block_size=8)
+SELDOM = {
+    # Layers that ask for no function of attention: a mask is added to scores of their own.
+    "bloom": lambda: transformers.BloomConfig(vocab_size=97, hidden_size=64, n_layer=2, n_head=4, pad_token_id=0),
+    "xglm": lambda: transformers.XGLMConfig(vocab_size=97, d_model=64, ffn_dim=96, num_layers=2, attention_heads=4,
+                                            max_position_embeddings=128, pad_token_id=0),
+    # The same in the encoder alone; layers of decoders that do not say that they are causal.
+    "bigbird_pegasus": lambda: transformers.BigBirdPegasusConfig(**FEW),
+    "pegasus_x": lambda: transformers.PegasusXConfig(**FEW),
+    # Four keys that an indexer chooses for each query.
+    "deepseek_v32": lambda: transformers.DeepseekV32Config(
+        **{**SIZES, "num_key_value_heads": 4, "head_dim": 8}, moe_intermediate_size=48, n_routed_experts=4, n_group=1,
+        topk_group=1, num_experts_per_tok=2, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, v_head_dim=16,
+        qk_nope_head_dim=8, index_topk=4, index_head_dim=16, index_n_heads=2, first_k_dense_replace=1),
+    # Layers with keys of others, where only the last queries attend.
+    "gemma4_text": lambda: transformers.Gemma4TextConfig(
+        **{**SIZES, "num_hidden_layers": 4}, vocab_size_per_layer_input=97, global_head_dim=16,
+        hidden_size_per_layer_input=8, num_kv_shared_layers=2, sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"] * 2),
+}
+
+
+def made(name, implementation):
+    torch.manual_seed(5)
+    try:
+        config = SELDOM[name]()
+    except AttributeError:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    return auto.from_config(config, attn_implementation=implementation).eval()
+
+
+@pytest.mark.parametrize("name", SELDOM)
+def test_masks_of_models_that_go_their_own_way(name):
+    tokens, seen = padded_batch("cpu")
+    calls = [{}, {"attention_mask": seen}, {"attention_mask": seen.flip(1)}]
     results = []
     for implementation in ("eager", "tessera"):
-        torch.manual_seed(5)
-        config = transformers.PegasusXConfig(vocab_size=97, d_model=64, encoder_layers=1, decoder_layers=1,
-                                             encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96,
-                                             decoder_ffn_dim=96, max_position_embeddings=128, block_size=8)
-        model = transformers.AutoModelForSeq2SeqLM.from_config(config, attn_implementation=implementation).eval()
-        tokens, _ = padded_batch("cpu")
-        results.append(model(input_ids=tokens, decoder_input_ids=tokens[:, :9]).logits)
-    torch.testing.assert_close(*results, atol=2e-5, rtol=2e-4)
+        model = made(name, implementation)
+        some = {"decoder_input_ids": tokens[:, :9]} if model.config.is_encoder_decoder else {}
+        if name == "gemma4_text":
+            calls += [{"logits_to_keep": 3}]
+        logits = [model(input_ids=tokens, **call, **some).logits for call in calls]
+        if not some:  # those that are padding see no key
+            logits[1:3] = [x[call["attention_mask"].bool()] for x, call in zip(logits[1:3], calls[1:3])]
+        results.append(logits)
+    for x, y in zip(*results):
+        torch.testing.assert_close(y, x, atol=2e-5, rtol=2e-4)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_generation_where_only_the_last_query_attends(cache):
+    tokens, seen = padded_batch("cpu")
+    options = dict(max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True,
+                   disable_compile=True, **({"cache_implementation": cache} if cache else {}))
+    for call in ({"inputs": tokens.clamp(min=3)}, {"inputs": tokens, "attention_mask": seen}):
+        logits = [torch.stack(made("gemma4_text", implementation).generate(**call, **options).logits)
+                  for implementation in ("eager", "tessera")]
+        torch.testing.assert_close(*logits, atol=2e-5, rtol=2e-4)
+
+
+def test_a_config_of_ones_own(monkeypatch):
+    """Derived from a model's, it is that model's: its masks are those for SDPA."""
+    masks = []
+    attention = tessera.transformers.attention
+    monkeypatch.setattr(tessera.transformers, "attention", lambda *x, **o: masks.append(o["mask"]) or attention(*x, **o))
+    config = type("OneOfMyOwn", (transformers.LlamaConfig,), {})(**SIZES)
+    tokens, seen = padded_batch("cpu")
+    transformers.LlamaForCausalLM._from_config(config, attn_implementation="tessera")(tokens, attention_mask=seen)
+    assert [mask.dtype for mask in masks] == [torch.bool] * 2
 
 
 @pytest.mark.parametrize("version", [3, 4])
@@ -147,6 +206,25 @@ def test_refusals(make_model):
         tessera.transformers.attention_forward(model, x, x, x, None, output_attentions=True)
     with pytest.raises(NotImplementedError, match=r"sinks: has shape \[1, 4, 3, 1\]; a sink for each query is not there"):
         tessera.transformers.attention_forward(model, x, x, x, None, sinks=x[..., :1])
+    with pytest.raises(NotImplementedError, match=r"block_indices: has shape \[1, 1, 3, 2\]; blocks of keys that an indexer "
+                       "has chosen are not there, use 'eager' or 'sdpa'"):
+        tessera.transformers.attention_forward(model, x, x, x, None, block_indices=x[:, :1, :, :2].int())
     with pytest.raises(NotImplementedError, match="cache: is a object, as continuous batching passes; dynamic and "
                        "static caches work, pages only in tessera.attention and tessera.flash_attn"):
         tessera.transformers.attention_forward(model, x, x, x, None, cache=object())
+
+
+def test_keys_that_are_chosen():
+    """Numbers below 0 are no keys; what a mask hides stays hidden, be it said in booleans or in numbers that are added."""
+    q, k, v = torch.randn(3, 2, 4, 5, 16).unbind(0)
+    seen = torch.rand(2, 1, 5, 5) < 0.7
+    seen |= torch.eye(5).bool()
+    indices = torch.stack([torch.randperm(5)[:3] for _ in range(10)]).reshape(2, 5, 3).int()
+    indices[..., 0] = torch.arange(5)
+    indices[0, :, 1] = -1
+    chosen = torch.zeros(2, 5, 6).bool().scatter_(-1, torch.where(indices < 0, 5, indices).long(), True)[:, None, :, :5]
+    added = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen & chosen).transpose(1, 2)
+    for mask in (seen, added):
+        got, _ = tessera.transformers.attention_forward(torch.nn.Module(), q, k, v, mask, indices=indices)
+        torch.testing.assert_close(got, expected)
