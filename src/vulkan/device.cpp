@@ -74,14 +74,18 @@ DeviceContext::DeviceContext(const InstanceFunctions& functions, VkPhysicalDevic
 
 DeviceContext::DeviceContext(const InstanceFunctions& functions, const tessera_vulkan_queue& given) :
     functions(functions), physical(static_cast<VkPhysicalDevice>(given.physical_device)),
-    device(static_cast<VkDevice>(given.device)), family(given.queue_family), owned(false),
-    known(facts_of(functions, physical)) {
-  std::uint32_t count = 0;
-  if (!takes_compute(functions, physical, family, count))
-    invalid("stream: queue_family is ", family, "; must be one of the device's ", count,
-            " families, and one that takes compute work");
+    device(static_cast<VkDevice>(given.device)), owned(false), known(facts_of(functions, physical)) {
+  check_family(given.queue_family);
   f = device_functions(functions, device);
   prepare();
+}
+
+// A device may have queues of several families, and each call brings one.
+void DeviceContext::check_family(std::uint32_t of_queue) const {
+  std::uint32_t count = 0;
+  if (!takes_compute(functions, physical, of_queue, count))
+    invalid("stream: queue_family is ", of_queue, "; must be one of the device's ", count,
+            " families, and one that takes compute work");
 }
 
 // What is made so far is freed if something fails.
@@ -246,7 +250,7 @@ void DeviceContext::copy_staged(const Buffer& target, std::size_t at, std::byte*
                                 bool to_device) {
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t part = std::min(bytes - done, staging_bytes);
-    Slot& slot = take_slot(part);
+    Slot& slot = take_slot(part, family);
     bool submitted = false;
     try {
       if (to_device) std::memcpy(slot.parameters.mapped, host + done, part);
@@ -270,17 +274,17 @@ void DeviceContext::copy_staged(const Buffer& target, std::size_t at, std::byte*
 // --- submissions
 
 // One that is free, with room for the parameters.
-DeviceContext::Slot& DeviceContext::take_slot(std::size_t parameter_bytes) {
+DeviceContext::Slot& DeviceContext::take_slot(std::size_t parameter_bytes, std::uint32_t of_queue) {
   const std::lock_guard lock(slots_mutex);
   Slot* free = nullptr;
   for (auto& slot : slots) {
     if (slot->submitted && f.GetFenceStatus(device, slot->fence) == VK_SUCCESS) slot->submitted = slot->busy = false;
-    if (!slot->busy && !free) free = slot.get();
+    if (!slot->busy && !free && slot->family == of_queue) free = slot.get();
   }
-  if (!free) free = slots.emplace_back(std::make_unique<Slot>()).get();
+  if (!free) free = slots.emplace_back(std::make_unique<Slot>(of_queue)).get();
   if (!free->pool) {
     auto info = of_type<VkCommandPoolCreateInfo>(VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO);
-    info.queueFamilyIndex = family;
+    info.queueFamilyIndex = of_queue;
     check(f.CreateCommandPool(device, &info, nullptr, &free->pool), "vkCreateCommandPool");
   }
   if (!free->commands) {
@@ -370,7 +374,8 @@ void DeviceContext::run(std::span<const Dispatch> list, tessera_vulkan_queue* qu
   std::size_t bytes = 0;
   const auto rounded = [](std::size_t n) { return (n + 63) / 64 * 64; };
   for (const Dispatch& d : list) bytes += rounded(d.block.size());
-  Slot& slot = take_slot(bytes);
+  if (queue) check_family(queue->queue_family);
+  Slot& slot = take_slot(bytes, queue ? queue->queue_family : family);
   bool submitted = false;
   try {
     begin(slot);

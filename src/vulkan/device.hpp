@@ -89,7 +89,8 @@ class DeviceContext {
   void copy(VkDeviceAddress device, void* host, std::size_t bytes, bool to_device);
 
  private:
-  struct Slot {  // what one submission needs until it is done
+  struct Slot {            // what one submission needs until it is done
+    std::uint32_t family;  // of the queues that it can go to: commands are recorded for one
     VkCommandPool pool = VK_NULL_HANDLE;
     VkCommandBuffer commands = VK_NULL_HANDLE;
     VkFence fence = VK_NULL_HANDLE;
@@ -102,7 +103,8 @@ class DeviceContext {
   void destroy();
   Buffer make_buffer(std::size_t bytes, VkMemoryPropertyFlags wanted, VkMemoryPropertyFlags preferred);
   void destroy_buffer(Buffer& buffer);
-  Slot& take_slot(std::size_t parameter_bytes);
+  void check_family(std::uint32_t of_queue) const;
+  Slot& take_slot(std::size_t parameter_bytes, std::uint32_t of_queue);
   void give_back(Slot& slot, bool submitted);
   VkDeviceAddress near_parameters(Slot& slot, std::size_t bytes);
   void begin(Slot& slot);
@@ -119,7 +121,7 @@ class DeviceContext {
   VkPhysicalDevice physical;
   VkDevice device = VK_NULL_HANDLE;
   VkQueue own_queue = VK_NULL_HANDLE;
-  std::uint32_t family = 0;
+  std::uint32_t family = 0;  // of own_queue
   bool owned;
   Facts known;
   VkPhysicalDeviceMemoryProperties memories{};

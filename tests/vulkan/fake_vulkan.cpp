@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 namespace tessera::test {
 namespace {
@@ -110,11 +111,11 @@ void VKAPI_CALL memories(VkPhysicalDevice, VkPhysicalDeviceMemoryProperties* out
   out->memoryTypes[1].propertyFlags = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
 }
 void VKAPI_CALL families(VkPhysicalDevice, std::uint32_t* count, VkQueueFamilyProperties* out) {
-  *count = 2;
+  *count = 3;
   if (!out) return;
-  out[0] = out[1] = {};
+  out[0] = out[1] = out[2] = {};
   out[0].queueFlags = VK_QUEUE_GRAPHICS_BIT;
-  out[1].queueFlags = state.computes ? VK_QUEUE_COMPUTE_BIT : VK_QUEUE_TRANSFER_BIT;
+  out[1].queueFlags = out[2].queueFlags = state.computes ? VK_QUEUE_COMPUTE_BIT : VK_QUEUE_TRANSFER_BIT;
 }
 VkResult VKAPI_CALL create_device(VkPhysicalDevice, const VkDeviceCreateInfo*, const VkAllocationCallbacks*,
                                   VkDevice* out) {
@@ -139,18 +140,26 @@ VkResult VKAPI_CALL cache_data(VkDevice, VkPipelineCache, std::size_t* bytes, vo
   if (out) std::memset(out, 7, *bytes);
   return VK_SUCCESS;
 }
-VkResult VKAPI_CALL command_buffers(VkDevice, const VkCommandBufferAllocateInfo*, VkCommandBuffer* out) {
+// Families of pools; the one command buffer of a pool has its number.
+std::map<VkCommandPool, std::uint32_t> pools;
+VkResult VKAPI_CALL create_pool(VkDevice, const VkCommandPoolCreateInfo* info, const VkAllocationCallbacks*,
+                                VkCommandPool* out) {
   const VkResult result = make(out);
-  state.alive -= result == VK_SUCCESS;  // freed with its pool
+  if (result == VK_SUCCESS) pools[*out] = info->queueFamilyIndex;
   return result;
+}
+VkResult VKAPI_CALL command_buffers(VkDevice, const VkCommandBufferAllocateInfo* info, VkCommandBuffer* out) {
+  *out = reinterpret_cast<VkCommandBuffer>(info->commandPool);
+  return done();
 }
 VkResult VKAPI_CALL pipelines(VkDevice, VkPipelineCache, std::uint32_t, const VkComputePipelineCreateInfo*,
                               const VkAllocationCallbacks*, VkPipeline* out) {
   return make(out);
 }
-VkResult VKAPI_CALL submit(VkQueue, std::uint32_t, const VkSubmitInfo*, VkFence) {
+VkResult VKAPI_CALL submit(VkQueue, std::uint32_t, const VkSubmitInfo* info, VkFence) {
   const VkResult result = done();
   state.submissions += result == VK_SUCCESS;
+  state.family = pools.at(reinterpret_cast<VkCommandPool>(info->pCommandBuffers[0]));
   return result;
 }
 
@@ -214,7 +223,7 @@ PFN_vkVoidFunction VKAPI_CALL find(const char* name) {
   FAKE(vkDestroyPipelineCache, destroy)
   FAKE(vkCreateComputePipelines, pipelines)
   FAKE(vkDestroyPipeline, destroy)
-  FAKE(vkCreateCommandPool, create)
+  FAKE(vkCreateCommandPool, create_pool)
   FAKE(vkDestroyCommandPool, destroy)
   FAKE(vkResetCommandPool, succeed)
   FAKE(vkAllocateCommandBuffers, command_buffers)

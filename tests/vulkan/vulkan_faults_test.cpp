@@ -88,10 +88,10 @@ TEST_F(FakeVulkanTest, ACallersQueue) {
 
   queue.queue_family = 0;
   EXPECT_EQ(forward_says(queue),
-            "stream: queue_family is 0; must be one of the device's 2 families, and one that takes compute work");
+            "stream: queue_family is 0; must be one of the device's 3 families, and one that takes compute work");
   queue.queue_family = 9;
   EXPECT_EQ(forward_says(queue),
-            "stream: queue_family is 9; must be one of the device's 2 families, and one that takes compute work");
+            "stream: queue_family is 9; must be one of the device's 3 families, and one that takes compute work");
   queue.queue = nullptr;
   EXPECT_EQ(forward_says(queue), "stream: queue is NULL; it is required");
   queue.size = 3;
@@ -101,6 +101,22 @@ TEST_F(FakeVulkanTest, ACallersQueue) {
   EXPECT_EQ(tessera_vulkan_release(nullptr), TESSERA_INVALID_ARGUMENT);
   EXPECT_EQ(fake().submissions, 2);
   EXPECT_EQ(fake().alive, 0);
+}
+
+// Queues of one device may be of several families: commands are recorded for the one that they go to.
+TEST_F(FakeVulkanTest, QueuesOfTwoFamilies) {
+  tessera_vulkan_queue queue = queue_of(0x400);
+  for (const std::uint32_t family : {1U, 2U, 1U}) {
+    queue.queue_family = family;
+    EXPECT_EQ(forward_says(queue), "");
+    EXPECT_EQ(fake().family, family);
+  }
+  queue.queue_family = 0;
+  EXPECT_EQ(forward_says(queue),
+            "stream: queue_family is 0; must be one of the device's 3 families, and one that takes compute work");
+  EXPECT_EQ(fake().submissions, 3);
+  EXPECT_EQ(tessera_vulkan_release(&queue), TESSERA_OK);
+  EXPECT_EQ(fake().alive, 0) << "something was left behind";
 }
 
 // What vk_matrix asks a device for; what is missing is named, and nothing is submitted.
