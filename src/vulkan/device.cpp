@@ -384,7 +384,7 @@ void DeviceContext::run(std::span<const Dispatch> list, tessera_vulkan_queue* qu
       std::memcpy(slot.parameters.mapped + at, d.block.data(), d.block.size());
       at += rounded(d.block.size());
     }
-    const VkDeviceAddress first = near_parameters(slot, bytes);
+    const VkDeviceAddress first = list.empty() ? 0 : near_parameters(slot, bytes);  // no rows, or no heads: no copy
     at = 0;
     for (const Dispatch& d : list) {
       const VkDeviceAddress address = first + at;

@@ -156,6 +156,9 @@ VkResult VKAPI_CALL pipelines(VkDevice, VkPipelineCache, std::uint32_t, const Vk
                               const VkAllocationCallbacks*, VkPipeline* out) {
   return make(out);
 }
+void VKAPI_CALL copy(VkCommandBuffer, VkBuffer from, VkBuffer to, std::uint32_t, const VkBufferCopy* region) {
+  state.wrong_copies += !from || !to || region->size == 0;
+}
 VkResult VKAPI_CALL submit(VkQueue, std::uint32_t, const VkSubmitInfo* info, VkFence) {
   const VkResult result = done();
   state.submissions += result == VK_SUCCESS;
@@ -233,7 +236,7 @@ PFN_vkVoidFunction VKAPI_CALL find(const char* name) {
   FAKE(vkCmdPushConstants, nothing)
   FAKE(vkCmdDispatch, nothing)
   FAKE(vkCmdPipelineBarrier, nothing)
-  FAKE(vkCmdCopyBuffer, nothing)
+  FAKE(vkCmdCopyBuffer, copy)
   FAKE(vkCreateFence, create)
   FAKE(vkDestroyFence, destroy)
   FAKE(vkResetFences, succeed)

@@ -20,7 +20,8 @@ struct FakeVulkan {
   long calls = 0;     // that can fail
   long alive = 0;     // objects made and not freed, the library's device left out
   long submissions = 0;
-  unsigned family = 0;  // of the queues that the last submission's commands were recorded for
+  long wrong_copies = 0;  // of nothing, or without a buffer: not allowed
+  unsigned family = 0;    // of the queues that the last submission's commands were recorded for
 };
 extern "C" FakeVulkan* tessera_fake_vulkan();
 

@@ -29,9 +29,12 @@ tessera_vulkan_queue queue_of(std::uintptr_t device) {
 }
 
 // One forward pass on a caller's queue; the sentence of its failure, or "".
-std::string forward_says(tessera_vulkan_queue& queue, Type type = Type::f32, const char* kernel = nullptr) {
+std::string forward_says(tessera_vulkan_queue& queue, Type type = Type::f32, const char* kernel = nullptr,
+                         std::int64_t rows = 40) {
   const Device device{DeviceType::vulkan, 0};
-  const auto view = [&](std::intptr_t at) { return Tensor(reinterpret_cast<void*>(at), type, {1, 40, 2, 64}, device); };
+  const auto view = [&](std::intptr_t at) {
+    return Tensor(reinterpret_cast<void*>(at), type, {1, rows, 2, 64}, device);
+  };
   Inputs in;
   in.q = view(0x100000), in.k = view(0x200000), in.v = view(0x300000);
   try {
@@ -117,6 +120,19 @@ TEST_F(FakeVulkanTest, QueuesOfTwoFamilies) {
   EXPECT_EQ(fake().submissions, 3);
   EXPECT_EQ(tessera_vulkan_release(&queue), TESSERA_OK);
   EXPECT_EQ(fake().alive, 0) << "something was left behind";
+}
+
+// No rows, no dispatches, and so no parameters to copy; the semaphore is told all the same.
+TEST_F(FakeVulkanTest, ACallWithoutRows) {
+  tessera_vulkan_queue queue = queue_of(0x500);
+  queue.semaphore = 0x77, queue.value = 5;
+  EXPECT_EQ(forward_says(queue, Type::f32, nullptr, 0), "");
+  EXPECT_EQ(forward_says(queue), "");
+  EXPECT_EQ(forward_says(queue, Type::f32, nullptr, 0), "");
+  EXPECT_EQ(queue.value, 8U);
+  EXPECT_EQ(fake().submissions, 3);
+  EXPECT_EQ(fake().wrong_copies, 0);
+  EXPECT_EQ(tessera_vulkan_release(&queue), TESSERA_OK);
 }
 
 // What vk_matrix asks a device for; what is missing is named, and nothing is submitted.
