@@ -299,7 +299,8 @@ DeviceContext::Slot& DeviceContext::take_slot(std::size_t parameter_bytes, std::
   if (free->parameters.bytes < parameter_bytes) {
     destroy_buffer(free->parameters);
     free->parameters = make_buffer(std::max<std::size_t>(parameter_bytes, 16384),
-                                   VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT, 0);
+                                   VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT,
+                                   VK_MEMORY_PROPERTY_HOST_CACHED_BIT);  // downloads read it
   }
   free->busy = true;
   return *free;

@@ -106,9 +106,10 @@ VkResult VKAPI_CALL list_shapes(VkPhysicalDevice, std::uint32_t* count, ListedSh
 }
 void VKAPI_CALL memories(VkPhysicalDevice, VkPhysicalDeviceMemoryProperties* out) {
   *out = {};
-  out->memoryTypeCount = 2;  // of a GPU with memory of its own: copies are staged
+  out->memoryTypeCount = 3;  // of a GPU with memory of its own: copies are staged
   out->memoryTypes[0].propertyFlags = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
   out->memoryTypes[1].propertyFlags = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+  out->memoryTypes[2].propertyFlags = out->memoryTypes[1].propertyFlags | VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
 }
 void VKAPI_CALL families(VkPhysicalDevice, std::uint32_t* count, VkQueueFamilyProperties* out) {
   *count = 3;
@@ -126,7 +127,12 @@ VkResult VKAPI_CALL create_device(VkPhysicalDevice, const VkDeviceCreateInfo*, c
 void VKAPI_CALL get_queue(VkDevice, std::uint32_t, std::uint32_t, VkQueue* out) {
   *out = reinterpret_cast<VkQueue>(std::uintptr_t{0x30});
 }
-void VKAPI_CALL requirements(VkDevice, VkBuffer, VkMemoryRequirements* out) { *out = {4096, 16, 3}; }
+void VKAPI_CALL requirements(VkDevice, VkBuffer, VkMemoryRequirements* out) { *out = {4096, 16, 7}; }
+VkResult VKAPI_CALL allocate(VkDevice, const VkMemoryAllocateInfo* info, const VkAllocationCallbacks*,
+                             VkDeviceMemory* out) {
+  state.memory_type = info->memoryTypeIndex;
+  return make(out);
+}
 VkResult VKAPI_CALL map(VkDevice, VkDeviceMemory, VkDeviceSize, VkDeviceSize, VkMemoryMapFlags, void** out) {
   static char memory[std::size_t{17} << 20];  // of whichever buffer: nobody computes with it
   *out = memory;
@@ -212,7 +218,7 @@ PFN_vkVoidFunction VKAPI_CALL find(const char* name) {
   FAKE(vkCreateBuffer, create)
   FAKE(vkDestroyBuffer, destroy)
   FAKE(vkGetBufferMemoryRequirements, requirements)
-  FAKE(vkAllocateMemory, create)
+  FAKE(vkAllocateMemory, allocate)
   FAKE(vkFreeMemory, destroy)
   FAKE(vkBindBufferMemory, succeed)
   FAKE(vkMapMemory, map)

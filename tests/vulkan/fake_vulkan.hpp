@@ -20,8 +20,9 @@ struct FakeVulkan {
   long calls = 0;     // that can fail
   long alive = 0;     // objects made and not freed, the library's device left out
   long submissions = 0;
-  long wrong_copies = 0;  // of nothing, or without a buffer: not allowed
-  unsigned family = 0;    // of the queues that the last submission's commands were recorded for
+  unsigned memory_type = 0;  // of the last memory: see memories() there
+  long wrong_copies = 0;     // of nothing, or without a buffer: not allowed
+  unsigned family = 0;       // of the queues that the last submission's commands were recorded for
 };
 extern "C" FakeVulkan* tessera_fake_vulkan();
 

@@ -216,6 +216,7 @@ TEST_F(FakeVulkanTest, MemoryThatRunsOut) {
   fake().fail_at = 0;
   char host[64] = {};
   EXPECT_EQ(tessera_vulkan_upload(0, first, host, 64), TESSERA_OK) << tessera_last_error();  // staged: see the fake
+  EXPECT_EQ(fake().memory_type, 2U) << "the host's reads go past its caches";
   EXPECT_EQ(tessera_vulkan_download(0, host, first, 64), TESSERA_OK) << tessera_last_error();
   EXPECT_EQ(fake().submissions, 2);
   EXPECT_EQ(tessera_vulkan_upload(0, static_cast<char*>(first) + 1, host, 64), TESSERA_INVALID_ARGUMENT);
