@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Append and merge on a GPU: the trials of the CPU's tests, with the CPU's bits; rows that have no place; append and
-// attention over it in one graph. Links tessera_cases. tests/decode runs the kernels' text without a GPU.
+// attention over it in one graph, and step after step in a stream. Links tessera_cases. tests/decode runs the kernels'
+// text without a GPU.
 #include <map>
 
 #include "tests/gpu/support.hpp"
@@ -129,68 +130,135 @@ TEST_F(GpuAppend, RowsWithoutAPlaceAreLeftOut) {
   EXPECT_TRUE(p.k.margins_intact() && p.v.margins_intact());
 }
 
-// A decoding step as engines capture it: append, then attention over the cache. Replayed with new lengths and tokens,
-// it has the bits of eager calls.
-TEST_F(GpuAppend, AppendAndAttendInOneGraph) {
-  if (cuda::properties(gpu.id).major < 8) GTEST_SKIP() << "no GPU to test: it is older than sm_80";
-  constexpr std::int64_t B = 3, Hq = 8, Hk = 2, D = 64, P = 16, pages = 64, entries = 16;
-  Generator g(11);
-  Buffer k(Type::bf16, {pages, P, Hk, D}), v(Type::bf16, {pages, P, Hk, D}), q(Type::bf16, {B, 1, Hq, D});
-  Buffer k_new(Type::bf16, {B, 1, Hk, D}), v_new(Type::bf16, {B, 1, Hk, D}), o(Type::bf16, {B, 1, Hq, D});
-  Buffer cos(Type::f32, {256, D / 2}), sin(Type::f32, {256, D / 2}), rotated_q(Type::bf16, {B, 1, Hq, D});
-  for (Buffer* b : {&k, &v, &q, &k_new, &v_new, &cos, &sin}) fill_normal(*b, g);
-  std::vector<std::int32_t> table(B * entries), lengths{1, 100, 200};
-  for (std::size_t n = 0; n < table.size(); ++n) table[n] = static_cast<std::int32_t>(n * 5 % pages);
-  const Tensor used(lengths.data(), Type::i32, {B}), blocks(table.data(), Type::i32, {B, entries});
-  Mirror captured, eager;
-  for (Mirror* mirror : {&captured, &eager}) {
-    for (const Buffer* b : {&k, &v, &q, &k_new, &v_new, &o, &cos, &sin, &rotated_q}) mirror->add(b->tensor());
-    mirror->add(used), mirror->add(blocks);
-    mirror->upload();
+// A cache in pages, and decoding steps over it as engines make them: append, then attention.
+struct Serving {
+  static constexpr std::int64_t B = 3, Hq = 8, Hk = 2, D = 64, P = 16, pages = 64, entries = 16;
+  Generator g{11};
+  Buffer k{Type::bf16, {pages, P, Hk, D}}, v{Type::bf16, {pages, P, Hk, D}}, q{Type::bf16, {B, 1, Hq, D}};
+  Buffer k_new{Type::bf16, {B, 1, Hk, D}}, v_new{Type::bf16, {B, 1, Hk, D}}, rotated_q{Type::bf16, {B, 1, Hq, D}};
+  Buffer cos{Type::f32, {256, D / 2}}, sin{Type::f32, {256, D / 2}}, o;  // o: of every step
+  std::vector<std::int32_t> table, lengths{1, 100, 200};
+
+  explicit Serving(std::int64_t steps) : o(Type::bf16, {steps * B, 1, Hq, D}) {
+    for (Buffer* b : {&k, &v, &q, &k_new, &v_new, &cos, &sin}) fill_normal(*b, g);
+    for (std::int64_t n = 0; n < B * entries; ++n) table.push_back(static_cast<std::int32_t>(n * 5 % pages));
   }
-  const Stream stream;
-  const auto step = [&](const Mirror& on, const Plan* plan, Execution execution) {
-    AppendArgs a{.k_new = on(k_new.tensor()), .v_new = on(v_new.tensor()), .k = on(k.tensor()), .v = on(v.tensor())};
-    a.seqused_k = on(used), a.block_table = on(blocks), a.rotary_cos = on(cos.tensor());
-    a.rotary_sin = on(sin.tensor()), a.q = on(q.tensor()), a.q_out = on(rotated_q.tensor());
-    Inputs in{.q = a.q_out, .k = a.k, .v = a.v};
-    in.seqused_k = a.seqused_k, in.block_table = a.block_table;
-    const Outputs out{.o = on(o.tensor())};
-    if (!plan) return Plan::forward(in, out, {}, execution);
+  Tensor used() { return {lengths.data(), Type::i32, {B}}; }
+  Tensor blocks() { return {table.data(), Type::i32, {B, entries}}; }
+  void upload(Mirror& mirror) {
+    for (const Buffer* b : {&k, &v, &q, &k_new, &v_new, &o, &cos, &sin, &rotated_q}) mirror.add(b->tensor());
+    mirror.add(used()), mirror.add(blocks());
+    mirror.upload();
+  }
+  // Of what lies in `on`.
+  Inputs inputs(const Mirror& on) {
+    Inputs in{.q = on(rotated_q.tensor()), .k = on(k.tensor()), .v = on(v.tensor())};
+    in.seqused_k = on(used()), in.block_table = on(blocks());
+    return in;
+  }
+  Outputs outputs(const Mirror& on, std::int64_t step = 0) const {
+    Tensor part = o.tensor();
+    part.data = static_cast<std::byte*>(part.data) + step * B * part.strides[0] * 2, part.shape[0] = B;
+    return {.o = on(part)};
+  }
+  Plan plan(const Mirror& on, const Execution& execution) {
+    return Plan::forward(inputs(on), outputs(on), {}, execution);
+  }
+  void run(const Mirror& on, const Plan& plan, const Execution& execution, std::int64_t step = 0) {
+    const Inputs in = inputs(on);
+    AppendArgs a{.k_new = on(k_new.tensor()), .v_new = on(v_new.tensor()), .k = in.k, .v = in.v};
+    a.seqused_k = in.seqused_k, a.block_table = in.block_table, a.rotary_cos = on(cos.tensor());
+    a.rotary_sin = on(sin.tensor()), a.q = on(q.tensor()), a.q_out = in.q;
     append(a, execution);
-    plan->run(in, out, {}, execution);
-    return Plan::forward(in, out, {}, execution);
-  };
-  Execution execution{.device = gpu, .stream = static_cast<cuda::StreamHandle>(stream), .kernel = "decode"};
-  const Plan plan = step(captured, nullptr, execution);
+    plan.run(in, outputs(on, step), {}, execution);
+  }
+};
+
+// The kernels for few rows over a cache; the second reads it before the launch before it has ended.
+class GpuServing : public GpuAppend, public testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    GpuAppend::SetUp();
+    if (!IsSkipped() && cuda::properties(gpu.id).major < 8) GTEST_SKIP() << "no GPU to test: it is older than sm_80";
+  }
+};
+
+// A step as engines capture it. Replayed with new lengths and tokens, it has the bits of eager calls.
+TEST_P(GpuServing, AppendAndAttendInOneGraph) {
+  Serving s(1);
+  Mirror captured, eager;
+  s.upload(captured), s.upload(eager);
+  const Stream stream;
+  Execution execution{.device = gpu, .stream = static_cast<cuda::StreamHandle>(stream), .kernel = GetParam()};
+  const Plan plan = s.plan(captured, execution);
   DeviceMemory memory(gpu, plan.workspace_size()), other_memory(gpu, plan.workspace_size());
   execution.workspace = memory.data(), execution.workspace_bytes = plan.workspace_size();
-  step(captured, &plan, execution);  // compiles and loads
+  s.run(captured, plan, execution);  // compiles and loads
   const cuda::Driver& d = cuda::driver();
   cuda::GraphHandle graph = nullptr;
   cuda::GraphExecHandle exec = nullptr;
   cuda::check(d.stream_begin_capture(stream, 0), "cuStreamBeginCapture");
-  step(captured, &plan, execution);
+  s.run(captured, plan, execution);
   cuda::check(d.stream_end_capture(stream, &graph), "cuStreamEndCapture");
   cuda::check(d.graph_instantiate(&exec, graph, 0), "cuGraphInstantiate");
   execution.workspace = other_memory.data();
   for (int round = 0; round < 20; ++round) {
-    for (std::size_t b = 0; b < 3; ++b) lengths[b] = static_cast<std::int32_t>(1 + (round * 37 + int(b) * 91) % 255);
-    for (Buffer* b : {&k_new, &v_new, &q}) fill_normal(*b, g);
+    for (std::size_t b = 0; b < 3; ++b) s.lengths[b] = static_cast<std::int32_t>(1 + (round * 37 + int(b) * 91) % 255);
+    for (Buffer* b : {&s.k_new, &s.v_new, &s.q}) fill_normal(*b, s.g);
     captured.upload(), eager.upload();
     cuda::check(d.graph_launch(exec, stream), "cuGraphLaunch");
-    step(eager, &plan, execution);
+    s.run(eager, plan, execution);
     wait_for(stream);
     eager.download();
-    const std::vector<double> expected = o.values(), expected_k = k.values();
+    const std::vector<double> expected = s.o.values(), expected_k = s.k.values();
     captured.download();
-    EXPECT_EQ(o.values(), expected) << "round " << round;
-    EXPECT_EQ(k.values(), expected_k) << "round " << round;
+    EXPECT_EQ(s.o.values(), expected) << "round " << round;
+    EXPECT_EQ(s.k.values(), expected_k) << "round " << round;
     if (HasFailure()) break;
   }
   d.graph_exec_destroy(exec);
   d.graph_destroy(graph);
 }
+
+// Lengths, keys and queries are written just before each step, in the stream alone: a step that read them too early, or
+// from a cache that has those of the step before, would have other bits than one that the host waits for.
+TEST_P(GpuServing, StepsThatNobodyWaitsForHaveTheSameBits) {
+  constexpr std::int64_t steps = 100;
+  Serving s(steps);
+  Mirror waited, unwaited;
+  s.upload(waited), s.upload(unwaited);
+  const Stream stream;
+  const auto run_steps = [&](const Mirror& on, const char* kernel, bool waits) {
+    Execution execution{.device = gpu, .stream = static_cast<cuda::StreamHandle>(stream), .kernel = kernel};
+    const Plan plan = s.plan(on, execution);
+    DeviceMemory workspace(gpu, plan.workspace_size());
+    workspace.fill(std::byte{0xFF});
+    execution.workspace = workspace.data(), execution.workspace_bytes = plan.workspace_size();
+    const auto lengths_at = reinterpret_cast<cuda::DevicePointer>(on(s.used()).data);
+    for (std::int64_t step = 0; step < steps; ++step) {
+      std::int32_t lengths[Serving::B];
+      for (std::int64_t b = 0; b < Serving::B; ++b) lengths[b] = static_cast<std::int32_t>(20 + step + 60 * b);
+      cuda::check(cuda::driver().memcpy_to_device(lengths_at, lengths, sizeof(lengths), stream), "cuMemcpyHtoDAsync");
+      s.run(on, plan, execution, step);
+      if (waits) wait_for(stream);
+    }
+    wait_for(stream);
+  };
+  run_steps(waited, "decode", true);
+  run_steps(unwaited, GetParam(), false);
+  waited.download();
+  const std::vector<double> expected = s.o.values(), expected_k = s.k.values();
+  unwaited.download();
+  const std::vector<double> o = s.o.values();
+  const auto width = static_cast<std::ptrdiff_t>(Serving::B * Serving::Hq * Serving::D);
+  for (std::ptrdiff_t step = 0; step < steps; ++step)
+    ASSERT_TRUE(std::equal(o.begin() + step * width, o.begin() + (step + 1) * width, expected.begin() + step * width))
+        << "step " << step;
+  EXPECT_FALSE(std::equal(o.begin(), o.begin() + width, o.begin() + width)) << "two steps are one";
+  EXPECT_EQ(s.k.values(), expected_k);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuServing, testing::Values("decode", "decode_direct"));
 
 // In float64 on both; exp and log may differ in its last place, which f32 seldom shows.
 TEST_F(GpuAppend, MergeAgreesWithTheCpus) {
