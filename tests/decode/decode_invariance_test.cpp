@@ -4,7 +4,7 @@
 // tests/emulated before src. Implements docs/algorithm.md, "Promises".
 #include "tests/decode/direct_checks.hpp"
 
-#include "tests/support/pages.hpp"
+#include "tests/support/far_pages.hpp"
 #include "tests/support/senseless.hpp"
 
 namespace tessera::decode {
@@ -238,6 +238,18 @@ TEST(DecodePaged, WithoutAQueue) {
     return data;
   };
   expect_same(cut({}), cut({.multiprocessors = 132, .direct = true}));
+}
+
+TEST(DecodePaged, PoolsLargerThan32Bits) {
+  for (const bool direct : {false, true})
+    for (const std::int64_t distance : {test::far_apart, -test::far_apart}) {
+      Case spec = with_rows("far", 1, 3, 600);
+      spec.D = direct ? 128 : 64, spec.B = 2, spec.type = Type::bf16, spec.backward = false, spec.used_k = {600, 257};
+      const CaseData expected = ran(spec);
+      test::PagedCase paged(expected, {.page_size = 48, .table = test::Table::apart});
+      const test::FarPages far(paged, distance);
+      expect_paged(expected, paged, 0, {.multiprocessors = 8, .direct = direct});
+    }
 }
 
 // Queries packed, keys paged: mixed batches, with a window behind which pages are given back.

@@ -230,6 +230,16 @@ class PagedOnGpu {
     place(out.status, Tensor(&status, Type::i32, {1}));
     placed.upload();
   }
+  // Lays the pages, K and V of each side by side, so many elements apart, in memory of which nothing else is written.
+  void spread(const PagedCase& paged, std::int64_t distance) {
+    const auto page = static_cast<std::size_t>(in.k.strides[0]) * 2, step = static_cast<std::size_t>(distance) * 2;
+    const auto count = static_cast<std::size_t>(paged.pages);
+    const auto& far = *held.insert(held.begin(), std::make_unique<DeviceMemory>(gpu, (count - 1) * step + page));
+    for (std::size_t n = 0; n < count; ++n) far->write(paged.memory.data() + n * page, page, n * step);
+    const auto v_at = static_cast<std::byte*>(in.v.data) - static_cast<std::byte*>(in.k.data);
+    in.k.data = far->data(), in.v.data = static_cast<std::byte*>(far->data()) + v_at;
+    in.k.strides[0] = in.v.strides[0] = distance;
+  }
   // Returns the status word, which was 4.
   std::int32_t run() {
     const Plan plan = Plan::forward(in, out, data.options(), execution);
@@ -371,6 +381,31 @@ TEST_P(GpuDecodePages, OfMixedBatchesAgreeWithFloat64) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, GpuDecodePages, testing::Values(1, 3, 16, 48, 64, 256, 528));
+
+// Pages so far apart that 32 bits do not count their elements: few queries, and chunks of prompts.
+TEST_F(Decode, PoolsLargerThan32Bits) {
+  constexpr std::int64_t P = 64, distance = (std::int64_t{1} << 30) + 64, near = 4;  // near: the last page within 2^32
+  std::vector<std::pair<std::string, std::int64_t>> all;
+  for (const char* kernel : queued_and_direct()) all.emplace_back(kernel, 1);
+  for (const std::string& family : prefill_families(P)) all.emplace_back(family, 70);
+  for (const auto& [kernel, queries] : all) {
+    Case spec{.name = "far", .Nq = queries, .Nk = 300, .Hq = 4, .Hk = 2, .D = 64, .type = Type::bf16};
+    spec.backward = false, spec.options.causal = true;
+    CaseData expected = build(spec), data = build(spec);
+    OnGpu on(expected, queries == 1 ? decode_kernel : kernel);
+    on.forward(), on.finish();
+    PagedCase paged(expected, {.page_size = P, .cache = Cache::two_by_page});
+    ASSERT_GT(*std::max_element(paged.table.begin(), paged.table.end()), near);
+    PagedOnGpu on_pages(data, paged, kernel.c_str());
+    try {
+      on_pages.spread(paged, distance);
+    } catch (const std::exception& error) {
+      GTEST_SKIP() << "no GPU to test: it has no room for such a pool: " << error.what();
+    }
+    EXPECT_EQ(on_pages.run(), 4) << kernel;
+    expect_same_bits(expected.o, data.o, kernel), expect_same_bits(expected.lse, data.lse, kernel);
+  }
+}
 
 TEST_F(Decode, LengthsThatAreCutAreReported) {
   Case spec{.name = "cut", .B = 2, .Nq = 1, .Nk = 300, .Hq = 4, .Hk = 1, .D = 64, .type = Type::bf16};

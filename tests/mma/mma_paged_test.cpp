@@ -86,6 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, MmaPageSizes, testing::Values(1, 3, 64, 528));
 
 TEST(MmaPages, WhatNobodySeesIsNotRead) { on("sm_90a").expect_unseen_pages_unread({1, 16}); }
 TEST(MmaPages, EntriesOutsideThePoolReadAsZeros) { on("sm_90a").expect_bad_entries_read_as_zeros(); }
+TEST(MmaPages, PoolsLargerThan32Bits) { on("sm_90a").expect_far_pages_read(true); }
 TEST(MmaPages, LengthsBeyondTheTableAreCut) { on("sm_90a").expect_lengths_beyond_the_table_cut(); }
 
 // Pages of 8 bits: against float64, in pages of two sizes; without scales they have the bits of the same numbers in 16.

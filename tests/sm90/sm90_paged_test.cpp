@@ -87,6 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, HopperPageSizes, testing::Values(16, 23, 64, 528
 
 TEST(HopperPages, WhatNobodySeesIsNotRead) { hopper.expect_unseen_pages_unread({16, 31}); }
 TEST(HopperPages, EntriesOutsideThePoolReadAsZeros) { hopper.expect_bad_entries_read_as_zeros(); }
+TEST(HopperPages, PoolsLargerThan32Bits) { hopper.expect_far_pages_read(false); }
 TEST(HopperPages, LengthsBeyondTheTableAreCut) { hopper.expect_lengths_beyond_the_table_cut(); }
 
 TEST(HopperMixed, EverySequenceHasTheBitsThatItHasAlone) {

@@ -13,7 +13,7 @@
 
 #include "core/kernel.hpp"
 #include "gpu/pages.hpp"
-#include "tests/support/pages.hpp"
+#include "tests/support/far_pages.hpp"
 #include "tests/support/senseless.hpp"
 #include "tests/support/support.hpp"
 
@@ -111,6 +111,17 @@ struct Prefill {
         expect_paged(data, paged, gpu::page_outside_pool);
         if (testing::Test::HasFailure()) return;
       }
+  }
+
+  // Pages far apart; each below the one before it, too, unless the kernel refuses that.
+  void expect_far_pages_read(bool downwards) const {
+    const CaseData expected = judged(chunks(64));
+    for (const std::int64_t distance : {far_apart, -far_apart}) {
+      if (distance < 0 && !downwards) continue;
+      PagedCase paged(expected, {.page_size = page_size, .table = Table::apart});
+      const FarPages far(paged, distance);
+      expect_paged(expected, paged, 0);
+    }
   }
 
   // A length beyond what the table holds, or a negative one, is cut and told; the other sequences keep their bits.
