@@ -50,7 +50,8 @@ HWY_INLINE void dot_block(const T* const (&keys)[lanes / rows], const float* Q, 
     TESSERA_UNROLL
     for (int r = 0; r < rows; ++r) TESSERA_UNROLL
     for (int c = 0; c < together; ++c) q[r][c] = load(Q + r * Q_stride + d * lanes / width + c * lanes);
-    TESSERA_UNROLL_LANES  // or the sums of a single row stay in memory
+    // Unrolled whole, or the sums of a single row would lie in memory.
+    TESSERA_UNROLL_LANES
     for (int k = 0; k < count; ++k) {
       Vec key[together];
       widen_several(keys[k] + d, key);
