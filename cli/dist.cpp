@@ -237,7 +237,7 @@ int simulate(const Arguments& a, Json& rows) {
                 a.call);
   }
   std::printf(", %g GB/s between nodes, %g inside.\n", a.link, a.node_link);
-  std::printf("%10s %6s %-16s %12s %12s %6s %8s\n", "tokens", "ranks", "scheme", "forward", "backward", "calls", "K/V");
+  std::printf("%10s %6s %-18s %12s %12s %6s %8s\n", "tokens", "ranks", "scheme", "forward", "backward", "calls", "K/V");
   for (const std::int64_t tokens : a.tokens.empty() ? std::vector<std::int64_t>{1 << 20} : a.tokens)
     for (const std::int64_t ranks : a.ranks.empty() ? std::vector<std::int64_t>{8, 64, 512} : a.ranks)
       for (const int slices : std::set<int>{1, a.slices == 0 ? 8 : slices_of(a, ranks)})
@@ -260,7 +260,7 @@ int simulate(const Arguments& a, Json& rows) {
                           {"backward_efficiency", passes[1].efficiency()},
                           {"calls", passes[0].calls},
                           {"key_bytes", passes[0].key_bytes}});
-          std::printf("%10lld %6lld %-16s %7.4f %3.0f%% %7.4f %3.0f%% %6lld %5.2f GB\n", static_cast<long long>(tokens),
+          std::printf("%10lld %6lld %-18s %7.4f %3.0f%% %7.4f %3.0f%% %6lld %5.2f GB\n", static_cast<long long>(tokens),
                       static_cast<long long>(ranks), name.c_str(), passes[0].seconds, 100 * passes[0].efficiency(),
                       passes[1].seconds, 100 * passes[1].efficiency(), passes[0].calls, passes[0].key_bytes * 1e-9);
         }
