@@ -6,7 +6,8 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Optional
+from concurrent.futures import Future
+from typing import Any, Callable, Optional
 
 from ._dist_abi import Message
 
@@ -38,6 +39,20 @@ class _Waiting:
         self.error, self.done = error, error is None
 
 
+def _aside(body: Callable[[], Any]) -> Future[Any]:
+    """What a body returns or raises, from a thread that is left behind if it never does."""
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(body())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer
+
+
 class TorchTransport:
     """send and recv of a process group that moves tensors of the CPU. Word of failures goes through its store."""
 
@@ -65,6 +80,7 @@ class TorchTransport:
         self._store = distributed_c10d._get_process_group_store(group)
         self._key = f"tessera/{number}/failed"
         self._waiting: list[_Waiting] = []
+        self._asked: Optional[Future[Any]] = None
         self._next_look = 0.0
 
     def start(self, group: list[Message]) -> None:
@@ -81,16 +97,27 @@ class TorchTransport:
                 raise RuntimeError(f"torch.distributed: {str(waiting.error).splitlines()[0]}")
         return [waiting.done for waiting in self._waiting]
 
+    # The store is another process's: while that one is stopped, nothing answers for half an hour.
+
     def notice(self) -> Optional[str]:
-        now = time.monotonic()
-        if now < self._next_look:
+        if self._asked is None and time.monotonic() >= self._next_look:
+            self._asked = _aside(self._look)
+        if self._asked is None or not self._asked.done():
             return None
-        self._next_look = now + 0.02  # a question to the store takes about 0.1 ms
+        answer, self._asked = self._asked, None
+        self._next_look = time.monotonic() + 0.02  # a question to the store takes about 0.1 ms
+        heard: Optional[str] = answer.result()
+        return heard
+
+    def _look(self) -> Optional[str]:
         return self._store.get(self._key).decode() if self._store.check([self._key]) else None
 
     def fail(self, sentence: str) -> None:
-        if not self._store.check([self._key]):
-            self._store.set(self._key, sentence)
+        def tell() -> None:
+            if not self._store.check([self._key]):
+                self._store.set(self._key, sentence)
+
+        _aside(tell).result(0.15)
 
 
 class MpiTransport:
