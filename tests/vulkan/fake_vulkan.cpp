@@ -165,6 +165,11 @@ VkResult VKAPI_CALL pipelines(VkDevice, VkPipelineCache, std::uint32_t, const Vk
 void VKAPI_CALL copy(VkCommandBuffer, VkBuffer from, VkBuffer to, std::uint32_t, const VkBufferCopy* region) {
   state.wrong_copies += !from || !to || region->size == 0;
 }
+void VKAPI_CALL push(VkCommandBuffer, VkPipelineLayout, VkShaderStageFlags, std::uint32_t, std::uint32_t,
+                     const void* values) {
+  std::memcpy(&state.parameters, values, sizeof(state.parameters));
+}
+VkResult VKAPI_CALL fence_status(VkDevice, VkFence) { return state.pending ? VK_NOT_READY : done(); }
 VkResult VKAPI_CALL submit(VkQueue, std::uint32_t, const VkSubmitInfo* info, VkFence) {
   const VkResult result = done();
   state.submissions += result == VK_SUCCESS;
@@ -239,14 +244,14 @@ PFN_vkVoidFunction VKAPI_CALL find(const char* name) {
   FAKE(vkBeginCommandBuffer, succeed)
   FAKE(vkEndCommandBuffer, succeed)
   FAKE(vkCmdBindPipeline, nothing)
-  FAKE(vkCmdPushConstants, nothing)
+  FAKE(vkCmdPushConstants, push)
   FAKE(vkCmdDispatch, nothing)
   FAKE(vkCmdPipelineBarrier, nothing)
   FAKE(vkCmdCopyBuffer, copy)
   FAKE(vkCreateFence, create)
   FAKE(vkDestroyFence, destroy)
   FAKE(vkResetFences, succeed)
-  FAKE(vkGetFenceStatus, succeed)
+  FAKE(vkGetFenceStatus, fence_status)
   FAKE(vkWaitForFences, succeed)
   FAKE(vkQueueSubmit, submit)
 #undef FAKE

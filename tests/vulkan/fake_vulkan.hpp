@@ -15,14 +15,16 @@ struct FakeVulkan {
   bool matrices = false;     // it has cooperative matrices, of f16 alone
   unsigned lanes = 32;       // of a subgroup
   unsigned shape[3] = {16, 16, 16};
-  long fail_at = 0;   // the call, counted from 1, that fails; 0: none
-  int fail_with = 0;  // with this VkResult
-  long calls = 0;     // that can fail
-  long alive = 0;     // objects made and not freed, the library's device left out
+  bool pending = false;  // what was submitted is under way
+  long fail_at = 0;      // the call, counted from 1, that fails; 0: none
+  int fail_with = 0;     // with this VkResult
+  long calls = 0;        // that can fail
+  long alive = 0;        // objects made and not freed, the library's device left out
   long submissions = 0;
-  unsigned memory_type = 0;  // of the last memory: see memories() there
-  long wrong_copies = 0;     // of nothing, or without a buffer: not allowed
-  unsigned family = 0;       // of the queues that the last submission's commands were recorded for
+  unsigned long parameters = 0;  // the address that the last dispatch was given
+  unsigned memory_type = 0;      // of the last memory: see memories() there
+  long wrong_copies = 0;         // of nothing, or without a buffer: not allowed
+  unsigned family = 0;           // of the queues that the last submission's commands were recorded for
 };
 extern "C" FakeVulkan* tessera_fake_vulkan();
 

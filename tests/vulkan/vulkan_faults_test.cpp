@@ -6,6 +6,7 @@
 
 #include <vulkan/vulkan.h>
 
+#include <set>
 #include <string>
 
 #include "tessera/vulkan.h"
@@ -133,6 +134,26 @@ TEST_F(FakeVulkanTest, ACallWithoutRows) {
   EXPECT_EQ(fake().submissions, 3);
   EXPECT_EQ(fake().wrong_copies, 0);
   EXPECT_EQ(tessera_vulkan_release(&queue), TESSERA_OK);
+}
+
+// Parameters of work that is under way keep their memory; later calls take that of work that is done.
+TEST_F(FakeVulkanTest, ParametersOfWorkUnderWay) {
+  tessera_vulkan_queue queue = queue_of(0x600);
+  queue.semaphore = 0x77;
+  fake().pending = true;
+  std::set<unsigned long> places;
+  for (int n = 0; n < 3; ++n) {
+    EXPECT_EQ(forward_says(queue), "");
+    places.insert(fake().parameters);
+  }
+  EXPECT_EQ(places.size(), 3U);
+  const long alive = fake().alive;
+  fake().pending = false;
+  EXPECT_EQ(forward_says(queue), "");
+  EXPECT_TRUE(places.contains(fake().parameters));
+  EXPECT_EQ(fake().alive, alive);
+  EXPECT_EQ(tessera_vulkan_release(&queue), TESSERA_OK);
+  EXPECT_EQ(fake().alive, 0) << "something was left behind";
 }
 
 // What vk_matrix asks a device for; what is missing is named, and nothing is submitted.
