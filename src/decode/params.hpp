@@ -84,7 +84,7 @@ struct Params {
   Draft draft;
   Memory memory;
   gpu::LengthBounds most;
-  Int32 levels;       // of the merge tree of as many keys
+  Int32 levels;       // of the merge tree of most.keys keys
   Int32 D, Dv;        // of the tensors
   Int32 group;        // heads of a KV head
   Int32 rows, tiles;  // of a work item; of a sequence, at most

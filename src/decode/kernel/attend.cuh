@@ -191,6 +191,7 @@ struct Attend : Softmax<config> {
     }
     return true;
   }
+
   // --- the end: the sink, O / l and LSE
 
   // Rows that see no key: O = 0, LSE = -inf, or the sink.

@@ -314,7 +314,7 @@ struct OnePass {
   }
 
   // This warp's part of dQ = dS^T K, over all keys of the block, to the sums. In order: when all blocks of earlier keys
-  // have added to it; the first of them only stores. `seen`: what lane 0 saw of the count before, by itself.
+  // have added to it; the first of them only stores. `seen`, by_warp: what lane 0 saw of the count before.
   __device__ void add_dQ(Place at, UInt32 seen) {
     constexpr QuerySums sums = sums_of(config);
     float dQ[QuerySums::row_tiles][sums.columns() / 2];
