@@ -350,12 +350,16 @@ inline cases::Case lone_sequence_of_bytes() {
 
 // --- what blocks without a queue are tested on
 
-// Tiles of four warps and of eight, of every number of value tiles; sequences without keys, and more leaves than
-// siblings that are merged at once.
+// Tiles of four warps and of eight, of every number of value tiles; sequences without keys, rows that see none, with
+// sinks, and more leaves than siblings that are merged at once.
 inline std::vector<DecodeCase> direct_cases() {
   DecodeCases c;
   c.add({.name = "Direct", .Nq = 1, .Nk = 256 * 18 + 5, .Hq = 4, .Hk = 2, .D = 128});
-  c.add({.name = "Direct", .B = 4, .Nq = 2, .Nk = 600, .Hq = 3, .Hk = 1, .D = 128, .used_k = {600, 0, 1, 257}});
+  cases::Case blind{.name = "Direct", .B = 4, .Nq = 2, .Nk = 600, .Hq = 3, .Hk = 1, .D = 128};
+  blind.used_k = {600, 0, 1, 257};
+  c.add(blind);
+  blind.options.causal = true, blind.sinks = cases::Sinks::finite;
+  c.add(blind);
   c.add({.name = "Direct", .Nq = 1, .Nk = 700, .Hq = 2, .Hk = 1, .D = 192, .Dv = 128, .type = Type::f16});
   c.add({.name = "Direct", .Nq = 1, .Nk = 520, .Hq = 2, .Hk = 1, .D = 256}, "sm_89");
   c.add({.name = "Direct", .Nq = 1, .Nk = 520, .Hq = 2, .Hk = 1, .D = 120, .f32_o = true});

@@ -220,7 +220,7 @@ TEST(DecodePaged, WithoutAQueue) {
   spec.D = 128, spec.B = 4, spec.type = Type::bf16, spec.backward = false, spec.used_k = {0, 1, 257, 700};
   const CaseData expected = ran(spec, {.multiprocessors = 3});
   for (const test::Table table : test::tables) {
-    test::PagedCase paged(expected, {.page_size = 16, .table = table, .leftpad = {0, 0, 1, 40}});
+    test::PagedCase paged(expected, {.page_size = 16, .table = table, .leftpad = {5, 0, 1, 40}});
     for (const int multiprocessors : {8, 132})
       expect_paged(expected, paged, 0, {.multiprocessors = multiprocessors, .direct = true});
   }
