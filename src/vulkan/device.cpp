@@ -163,6 +163,11 @@ VkPipeline DeviceContext::pipeline(const Shader& shader, const Constants& consta
 // --- memory
 
 Buffer DeviceContext::make_buffer(std::size_t bytes, VkMemoryPropertyFlags wanted, VkMemoryPropertyFlags preferred) {
+  std::uint64_t most = 0;  // what no heap has is not asked for: drivers take such sizes for errors, or for small ones
+  for (std::uint32_t n = 0; n < memories.memoryHeapCount; ++n) most = std::max(most, memories.memoryHeaps[n].size);
+  if (bytes > most)
+    throw Failure(TESSERA_OUT_OF_MEMORY,
+                  text("a buffer of ", bytes, " bytes is asked for; the device's largest heap has ", most));
   Buffer made;
   made.bytes = bytes;
   auto info = of_type<VkBufferCreateInfo>(VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO);

@@ -110,6 +110,7 @@ void VKAPI_CALL memories(VkPhysicalDevice, VkPhysicalDeviceMemoryProperties* out
   out->memoryTypes[0].propertyFlags = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
   out->memoryTypes[1].propertyFlags = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
   out->memoryTypes[2].propertyFlags = out->memoryTypes[1].propertyFlags | VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
+  out->memoryHeapCount = 1, out->memoryHeaps[0].size = VkDeviceSize{1} << 40;
 }
 void VKAPI_CALL families(VkPhysicalDevice, std::uint32_t* count, VkQueueFamilyProperties* out) {
   *count = 3;

@@ -6,6 +6,7 @@
 
 #include <vulkan/vulkan.h>
 
+#include <cstdint>
 #include <set>
 #include <string>
 
@@ -235,6 +236,13 @@ TEST_F(FakeVulkanTest, MemoryThatRunsOut) {
     EXPECT_EQ(fake().alive, alive);
   }
   fake().fail_at = 0;
+  for (const std::size_t bytes : {SIZE_MAX, SIZE_MAX - 14, (std::size_t{1} << 40) + 1}) {
+    void* data = &first;
+    EXPECT_EQ(tessera_vulkan_allocate(0, bytes, &data), TESSERA_OUT_OF_MEMORY) << bytes;
+    EXPECT_EQ(tessera_last_error(), "a buffer of " + std::to_string(bytes) +
+                                        " bytes is asked for; the device's largest heap has 1099511627776");
+    EXPECT_EQ(data, nullptr);
+  }
   char host[64] = {};
   EXPECT_EQ(tessera_vulkan_upload(0, first, host, 64), TESSERA_OK) << tessera_last_error();  // staged: see the fake
   EXPECT_EQ(fake().memory_type, 2U) << "the host's reads go past its caches";
