@@ -28,7 +28,8 @@ double clamped_sum(Int64 begin, Int64 end, Int64 shift, Int64 top) {
 Int64 cut(Int64 length, Int64 n, Int64 parts, Int64 align) {
   if (n >= parts) return length;
   const Int64 blocks = ceil_div(length, align);
-  return lesser(blocks * n / parts * align, length);
+  const Int64 before = blocks / parts * n + blocks % parts * n / parts;  // blocks * n / parts, which may be too large
+  return lesser(before * align, length);
 }
 
 void give(std::vector<Span>& to, const Span& span) {
@@ -161,7 +162,7 @@ Partition balanced(const std::vector<Int64>& lengths, const Mask& mask, int rank
   std::vector<Job> small;
   for (const Job& job : whole) {
     // Chunks of equal length; what is left at the end goes the way of blocks.
-    const Int64 even = job.span.rows() / (2 * ranks * align) * (2 * ranks * align);
+    const Int64 chunks = 2 * ranks, even = job.span.rows() / align / chunks * chunks * align;
     Partition cut = of_ranks(ranks);
     give_zigzag(cut, job.span.sequence, even, align);
     std::vector<double> with = loads;

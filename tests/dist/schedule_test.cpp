@@ -146,6 +146,18 @@ TEST(Partition, NoRowsAndNoSequences) {
   }
 }
 
+// Of the largest that are allowed: products of them do not fit in 64 bits.
+TEST(Partition, LargeNumbersAreCutAsSmallOnes) {
+  constexpr Int64 most = Int64(1) << 48;
+  constexpr int ranks = 1 << 16;
+  const Partition rows = contiguous({most}, ranks, 1);
+  for (const int r : {0, 1, ranks - 2, ranks - 1}) EXPECT_EQ(rows.rows(r), most / ranks) << r;
+  const Partition whole = balanced({5}, {}, ranks, most);
+  Int64 held = 0;
+  for (int r = 0; r < ranks; ++r) held = greater(held, whole.rows(r));
+  EXPECT_EQ(held, 5);
+}
+
 TEST(Schedule, SegmentsMustFitThePartition) {
   try {
     make_schedule({100}, {}, contiguous({100}, 3, 1), {.segment = 16});
