@@ -36,6 +36,7 @@ struct LateCopy {
   UInt32 to;
   const void* from;
   int size, bytes;
+  bool operator==(const LateCopy&) const = default;
 };
 
 struct Thread {

@@ -120,17 +120,20 @@ class Machine {
     return reinterpret_cast<const Thing*>(room.data());
   }
 
-  // cp.async: the place holds NaN from now on; the bytes come when the thread waits for their group.
+  // cp.async: the place holds NaN from now on; the bytes come when the thread waits for their group. A group may have a
+  // copy twice: whichever comes last, its bytes are the same.
   void copy_late(const LateCopy& copy) {
     std::memset(memory + copy.to, 0xff, static_cast<std::size_t>(copy.size));
-    block->late_copies[current].back().push_back(copy);
+    auto& group = block->late_copies[current].back();
+    const bool again = std::find(group.begin(), group.end(), copy) != group.end();
+    group.push_back(copy);
     if constexpr (looks_for_races) {
       const Thread& thread = own();
       const auto look = [&](const void* at, int bytes, Access access) {
         races.access_by(Agent::copies, &thread, thread.copies + 1, current, at, static_cast<std::size_t>(bytes),
                         access);
       };
-      look(memory + copy.to, copy.size, Access::write);
+      look(memory + copy.to, copy.size, again ? Access::same : Access::write);
       if (copy.bytes > 0) look(copy.from, copy.bytes, Access::read);
     }
   }

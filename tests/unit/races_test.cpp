@@ -117,6 +117,24 @@ TEST(Races, CopiesOfAThread) {
   }
 }
 
+// A group may have a copy twice: whichever comes last, the bytes are the same.
+TEST(Races, TheSameCopiedTwice) {
+  enum { right, other_bytes, other_group, no_wait };
+  for (const int fault : {right, other_bytes, other_group, no_wait}) {
+    const std::string found = race(32, [&] {
+      const auto place = UInt32(16 * threadIdx.x);
+      gpu::copy_async<16>(place, far, 16);
+      if (fault == other_group) gpu::commit_copies();
+      gpu::copy_async<16>(place, fault == other_bytes ? far + 4 : far, 16);
+      gpu::commit_copies();
+      if (fault != no_wait) gpu::wait_copies<0>();
+      __syncwarp();
+      sink = numbers()[4 * (threadIdx.x ^ 1)];
+    });
+    EXPECT_TRUE(finds(found, fault == right, unordered)) << fault;
+  }
+}
+
 // A stage that is filled by bulk copies, read by a warp and given back by one lane.
 TEST(Races, BulkCopiesThroughAStage) {
   enum { right, reads_early, gives_back_early, no_sync_of_the_warp };
