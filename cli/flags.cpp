@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdlib>
+#include <stdexcept>
 #include <type_traits>
 
 #include "cli/report.hpp"
@@ -102,7 +103,13 @@ CLI::App& add_command_group(CLI::App& program, const char* name, const char* wha
 }
 
 bool is_chosen(const CLI::App& command) { return command.parsed(); }
-bool is_given(const CLI::App& command, const char* flag) { return command.count(flag) > 0; }
+// Not by CLI11's search for a name: it is noexcept and copies names, so a process would end there without memory.
+bool is_given(const CLI::App& command, const char* flag) {
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames())
+      if (flag + 2 == name) return option->count() > 0;
+  throw std::logic_error(std::string("there is no flag ") + flag);
+}
 
 void add_flag(CLI::App& command, const char* flag, const std::string& help, bool& given, const FlagStyle& style) {
   command.add_flag(flag, given, help)->group(style.group);
