@@ -3,6 +3,7 @@
 # cli_dist_test.py TESSERA: `tessera dist` from outside: schedules checked, bits of ranks as threads, simulated machines.
 # Run by ctest.
 import json
+import pathlib
 import re
 import sys
 import unittest
@@ -96,6 +97,26 @@ class Dist(Case):
         self.assert_sentence(simulated("backward 1 5\nforward 1 5\nforward 2 4\n"), 1, "a larger call must not be shorter.")
         self.assert_sentence(tessera("dist", "simulate", "--times", "/nowhere/at/all"), 1,
                              "--times: /nowhere/at/all cannot be read.")
+
+    def test_tables_of_the_document(self):
+        """docs/scale_out.md has what the simulator says of 1M tokens, by rates and by an H200's calls."""
+        docs = pathlib.Path(__file__).resolve().parents[2] / "docs"
+        cells = r"\| 1M \| (\d+) " + r"\| (?:Ulysses: )?([.\d]+) / ([.\d]+) \((\d+) / (\d+)%\) " * 3
+        last = r"\| (?:([.\d]+) / ([.\d]+) \((\d+) / (\d+)%\)|the same) \|"
+        rows = re.findall(cells + last, (docs / "scale_out.md").read_text())
+        self.assertEqual(len(rows), 6)
+        for table, times in ((rows[:3], []), (rows[3:], ["--times", docs / "results/h200-calls.txt"])):
+            tessera("dist", "simulate", "--tokens", 1048576, *times, "--json", self.path("rows.json"))
+            with open(self.path("rows.json")) as file:
+                found = json.load(file)["rows"]
+            for ranks, *cells in table:
+                four = [x for x in found if x["ranks"] == int(ranks)]
+                self.assertEqual(len(four), 4)
+                for x, said in zip(four, (cells[n:n + 4] for n in (0, 4, 8, 12))):
+                    for kind, seconds, share in (("forward", said[0], said[2]), ("backward", said[1], said[3])):
+                        if seconds:
+                            self.assertAlmostEqual(float(seconds) / x[f"{kind}_seconds"], 1, delta=0.006, msg=(x, said))
+                            self.assertEqual(int(share), round(100 * x[f"{kind}_efficiency"]), (x, said))
 
     def test_measure(self):
         times, rows = self.path("times.txt"), self.path("rows.json")
