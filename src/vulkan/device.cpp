@@ -67,9 +67,15 @@ DeviceContext::DeviceContext(const InstanceFunctions& functions, VkPhysicalDevic
     functions(functions), physical(physical), family(compute_family(functions, physical)), owned(true),
     known(facts_of(functions, physical)) {
   device = create_device(functions, physical, family, known);
-  f = device_functions(functions, device);
-  f.GetDeviceQueue(device, family, 0, &own_queue);
-  prepare();
+  try {
+    f = device_functions(functions, device);
+    f.GetDeviceQueue(device, family, 0, &own_queue);
+    prepare();
+  } catch (...) {
+    const auto destroyer = functions.GetDeviceProcAddr(device, "vkDestroyDevice");
+    if (destroyer) reinterpret_cast<PFN_vkDestroyDevice>(destroyer)(device, nullptr);
+    throw;
+  }
 }
 
 DeviceContext::DeviceContext(const InstanceFunctions& functions, const tessera_vulkan_queue& given) :
@@ -102,7 +108,7 @@ void DeviceContext::prepare() {
 
 DeviceContext::~DeviceContext() { destroy(); }
 
-// The library's own device stays: it lives as long as the process.
+// The library's own device stays: once it can be used, it lives as long as the process.
 void DeviceContext::destroy() {
   for (auto& slot : slots) {
     if (slot->submitted) f.WaitForFences(device, 1, &slot->fence, VK_TRUE, UINT64_MAX);

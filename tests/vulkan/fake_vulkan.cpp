@@ -123,8 +123,10 @@ VkResult VKAPI_CALL create_device(VkPhysicalDevice, const VkDeviceCreateInfo*, c
                                   VkDevice* out) {
   const VkResult result = make(out);
   state.alive -= result == VK_SUCCESS;
+  state.devices_alive += result == VK_SUCCESS;
   return result;
 }
+void VKAPI_CALL destroy_device(VkDevice, const VkAllocationCallbacks*) { --state.devices_alive; }
 void VKAPI_CALL get_queue(VkDevice, std::uint32_t, std::uint32_t, VkQueue* out) {
   *out = reinterpret_cast<VkQueue>(std::uintptr_t{0x30});
 }
@@ -219,6 +221,7 @@ PFN_vkVoidFunction VKAPI_CALL find(const char* name) {
   FAKE(vkGetPhysicalDeviceMemoryProperties, memories)
   FAKE(vkGetPhysicalDeviceQueueFamilyProperties, families)
   FAKE(vkCreateDevice, create_device)
+  FAKE(vkDestroyDevice, destroy_device)
   FAKE(vkGetDeviceProcAddr, of_device)
   FAKE(vkGetDeviceQueue, get_queue)
   FAKE(vkCreateBuffer, create)

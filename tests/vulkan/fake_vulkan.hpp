@@ -19,7 +19,8 @@ struct FakeVulkan {
   long fail_at = 0;      // the call, counted from 1, that fails; 0: none
   int fail_with = 0;     // with this VkResult
   long calls = 0;        // that can fail
-  long alive = 0;        // objects made and not freed, the library's device left out
+  long alive = 0;        // objects made and not freed, the library's devices left out
+  long devices_alive = 0;
   long submissions = 0;
   unsigned long parameters = 0;  // the address that the last dispatch was given
   unsigned memory_type = 0;      // of the last memory: see memories() there

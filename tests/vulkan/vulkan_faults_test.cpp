@@ -81,6 +81,22 @@ TEST_F(FakeVulkanTest, NoDeviceThatCanDoIt) {
   EXPECT_IN_CHILD(fake().computes = false, "a fake: it has no queue for compute work");
 }
 
+// The library's own device is there for good once it can be used, and not before. In a process of its own: it has one.
+int devices_left() {
+  void* data = nullptr;
+  for (long call = 1; call <= 3; ++call) {  // vkCreateDevice, a layout, a cache
+    fake().calls = 0, fake().fail_at = call, fake().fail_with = VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    if (tessera_vulkan_allocate(0, 64, &data) != TESSERA_OUT_OF_MEMORY || fake().calls != call) return 100;
+    if (fake().devices_alive + fake().alive != 0) return static_cast<int>(call);
+  }
+  fake().fail_at = 0;
+  return tessera_vulkan_allocate(0, 64, &data) == TESSERA_OK && fake().devices_alive == 1 ? 0 : 101;
+}
+
+TEST_F(FakeVulkanTest, AnOwnDeviceThatCannotBeUsedGoes) {
+  EXPECT_EXIT(std::exit(devices_left()), testing::ExitedWithCode(0), "");
+}
+
 TEST_F(FakeVulkanTest, ACallersQueue) {
   tessera_vulkan_queue queue = queue_of(0x100);
   EXPECT_EQ(forward_says(queue), "");
