@@ -36,6 +36,12 @@ Facts facts_of(const InstanceFunctions& f, VkPhysicalDevice physical) {
                          "; 1.2 is needed");
     return facts;
   }
+  // Before it, constants that say how long arrays are kept their defaults there, and the kernels' tiles are arrays.
+  constexpr std::uint32_t first_moltenvk = 10300;
+  const std::uint32_t driver_version = properties.properties.driverVersion;
+  if (driver.driverID == VK_DRIVER_ID_MOLTENVK && driver_version < first_moltenvk)
+    facts.missing = text("it is MoltenVK ", driver_version / 10000, ".", driver_version / 100 % 100, ".",
+                         driver_version % 100, "; 1.3.0 is needed");
   auto features11 = of_type<VkPhysicalDeviceVulkan11Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES);
   auto features12 =
       of_type<VkPhysicalDeviceVulkan12Features>(VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES, &features11);

@@ -50,6 +50,10 @@ void VKAPI_CALL properties(VkPhysicalDevice, VkPhysicalDeviceProperties2* out) {
   out->properties.apiVersion = has("1.2") ? VK_API_VERSION_1_3 : VK_API_VERSION_1_1;
   out->properties.limits.maxComputeSharedMemorySize = has("shared") ? 32768 : 16384;
   out->properties.limits.maxComputeWorkGroupInvocations = 1024;
+  out->properties.driverVersion = state.driver_version;
+  if (auto* s =
+          in_chain<VkPhysicalDeviceDriverProperties>(out->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES))
+    s->driverID = static_cast<VkDriverId>(state.driver);
   if (auto* s = in_chain<VkPhysicalDeviceSubgroupProperties>(out->pNext,
                                                              VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES)) {
     s->subgroupSize = state.lanes, s->supportedStages = VK_SHADER_STAGE_COMPUTE_BIT;

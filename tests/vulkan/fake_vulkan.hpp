@@ -14,6 +14,8 @@ struct FakeVulkan {
   bool computes = true;      // its queue family takes compute work
   bool matrices = false;     // it has cooperative matrices, of f16 alone
   unsigned lanes = 32;       // of a subgroup
+  int driver = 0;            // its VkDriverId
+  unsigned driver_version = 0;
   unsigned shape[3] = {16, 16, 16};
   bool pending = false;  // what was submitted is under way
   long fail_at = 0;      // the call, counted from 1, that fails; 0: none

@@ -79,6 +79,9 @@ TEST_F(FakeVulkanTest, NoDeviceThatCanDoIt) {
   EXPECT_IN_CHILD(fake().missing = "1.2", "a fake: it speaks Vulkan 1.1; 1.2 is needed");
   EXPECT_IN_CHILD(fake().missing = "shared", "a fake: it has 16384 bytes of shared memory; 32768 are needed");
   EXPECT_IN_CHILD(fake().computes = false, "a fake: it has no queue for compute work");
+  const auto molten = [](unsigned version) { fake().driver = VK_DRIVER_ID_MOLTENVK, fake().driver_version = version; };
+  EXPECT_IN_CHILD(molten(10211), "a fake: it is MoltenVK 1.2.11; 1.3.0 is needed");
+  EXPECT_IN_CHILD(molten(10300), "^$");
 }
 
 // The library's own device is there for good once it can be used, and not before. In a process of its own: it has one.
