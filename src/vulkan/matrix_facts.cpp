@@ -132,8 +132,9 @@ MatrixFacts matrix_facts(const InstanceFunctions& f, VkPhysicalDevice physical) 
   if ((subgroup.supportedOperations & wanted) != wanted || !(subgroup.supportedStages & VK_SHADER_STAGE_COMPUTE_BIT))
     return none("its subgroups cannot vote and shuffle");
   const std::int32_t lanes = facts.lanes;
-  const auto most =
-      static_cast<std::int32_t>(std::min(properties.properties.limits.maxComputeWorkGroupInvocations, 4096U));
+  const VkPhysicalDeviceLimits& limits = properties.properties.limits;
+  const auto most = static_cast<std::int32_t>(
+      std::min({limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0], 4096U}));
   if (lanes < 4 || lanes > 64 || (lanes & (lanes - 1)) != 0 || 8 * lanes > most)
     return none(
         text("its subgroups have ", lanes, " invocations; vk_matrix takes 4, 8, 16, 32 or 64, and eight of them"));

@@ -50,6 +50,7 @@ void VKAPI_CALL properties(VkPhysicalDevice, VkPhysicalDeviceProperties2* out) {
   out->properties.apiVersion = has("1.2") ? VK_API_VERSION_1_3 : VK_API_VERSION_1_1;
   out->properties.limits.maxComputeSharedMemorySize = has("shared") ? 32768 : 16384;
   out->properties.limits.maxComputeWorkGroupInvocations = 1024;
+  out->properties.limits.maxComputeWorkGroupSize[0] = state.widest;
   out->properties.driverVersion = state.driver_version;
   if (auto* s =
           in_chain<VkPhysicalDeviceDriverProperties>(out->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES))

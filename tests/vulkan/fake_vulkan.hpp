@@ -14,6 +14,7 @@ struct FakeVulkan {
   bool computes = true;      // its queue family takes compute work
   bool matrices = false;     // it has cooperative matrices, of f16 alone
   unsigned lanes = 32;       // of a subgroup
+  unsigned widest = 1024;    // workgroup, along its first dimension
   int driver = 0;            // its VkDriverId
   unsigned driver_version = 0;
   unsigned shape[3] = {16, 16, 16};

@@ -205,7 +205,10 @@ TEST_F(FakeVulkanTest, CooperativeMatrices) {
   fake().missing = "", fake().lanes = 128;
   EXPECT_EQ(says(),
             begin + "its subgroups have 128 invocations; vk_matrix takes 4, 8, 16, 32 or 64, and eight of them" + end);
-  fake().lanes = 64, fake().shape[0] = 32;
+  fake().lanes = 32, fake().widest = 128;
+  EXPECT_EQ(says(),
+            begin + "its subgroups have 32 invocations; vk_matrix takes 4, 8, 16, 32 or 64, and eight of them" + end);
+  fake().widest = 1024, fake().lanes = 64, fake().shape[0] = 32;
   EXPECT_EQ(says(), begin +
                         "its cooperative matrices with f16 operands are of 32x16x16; vk_matrix takes M and N that " +
                         "divide 16, N from 8 on, and K of 8, 16 or 32" + end);
