@@ -154,6 +154,11 @@ VkResult VKAPI_CALL cache_data(VkDevice, VkPipelineCache, std::size_t* bytes, vo
   if (out) std::memset(out, 7, *bytes);
   return VK_SUCCESS;
 }
+VkResult VKAPI_CALL create_cache(VkDevice, const VkPipelineCacheCreateInfo* info, const VkAllocationCallbacks*,
+                                 VkPipelineCache* out) {
+  state.cached = info->initialDataSize;
+  return make(out);
+}
 // Families of pools; the one command buffer of a pool has its number.
 std::map<VkCommandPool, std::uint32_t> pools;
 VkResult VKAPI_CALL create_pool(VkDevice, const VkCommandPoolCreateInfo* info, const VkAllocationCallbacks*,
@@ -241,7 +246,7 @@ PFN_vkVoidFunction VKAPI_CALL find(const char* name) {
   FAKE(vkDestroyShaderModule, destroy)
   FAKE(vkCreatePipelineLayout, create)
   FAKE(vkDestroyPipelineLayout, destroy)
-  FAKE(vkCreatePipelineCache, create)
+  FAKE(vkCreatePipelineCache, create_cache)
   FAKE(vkGetPipelineCacheData, cache_data)
   FAKE(vkDestroyPipelineCache, destroy)
   FAKE(vkCreateComputePipelines, pipelines)

@@ -29,6 +29,7 @@ struct FakeVulkan {
   unsigned memory_type = 0;      // of the last memory: see memories() there
   long wrong_copies = 0;         // of nothing, or without a buffer: not allowed
   unsigned family = 0;           // of the queues that the last submission's commands were recorded for
+  unsigned long cached = 0;      // bytes of pipelines that the last cache began with
 };
 extern "C" FakeVulkan* tessera_fake_vulkan();
 

@@ -6,7 +6,12 @@
 
 #include <vulkan/vulkan.h>
 
+#include <unistd.h>
+
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <set>
 #include <string>
 
@@ -174,6 +179,28 @@ TEST_F(FakeVulkanTest, ParametersOfWorkUnderWay) {
   EXPECT_EQ(fake().alive, alive);
   EXPECT_EQ(tessera_vulkan_release(&queue), TESSERA_OK);
   EXPECT_EQ(fake().alive, 0) << "something was left behind";
+}
+
+// Pipelines are kept in the user's folder, one entry for a device and driver, and found there by the next process.
+TEST_F(FakeVulkanTest, PipelinesInTheUsersFolder) {
+  const std::filesystem::path folder = testing::TempDir() + "vulkan_pipelines_" + std::to_string(getpid());
+  const auto begins_with = [](unsigned driver_version) {
+    fake().driver_version = driver_version;
+    tessera_vulkan_queue queue = queue_of(0x700);
+    EXPECT_EQ(forward_says(queue), "");
+    EXPECT_EQ(tessera_vulkan_release(&queue), TESSERA_OK);
+    return fake().cached;
+  };
+  setenv("TESSERA_CACHE", folder.c_str(), 1);
+  EXPECT_EQ(begins_with(1), 0U);
+  EXPECT_EQ(begins_with(1), 32U);
+  EXPECT_EQ(begins_with(2), 0U) << "of another driver";
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 2);
+  std::filesystem::permissions(folder, std::filesystem::perms::all);
+  EXPECT_EQ(begins_with(1), 0U) << "anybody may have written it";
+  setenv("TESSERA_CACHE", "", 1);
+  EXPECT_EQ(begins_with(1), 0U);
+  std::filesystem::remove_all(folder);
 }
 
 // What vk_matrix asks a device for; what is missing is named, and nothing is submitted.
