@@ -82,11 +82,27 @@ def wanted(name, arguments):
             and not any(word in name for word in arguments.without))
 
 
+def has_vulkan_gpu(build):
+    """Whether the first Vulkan device is a GPU: Mesa has drivers that run on the processor."""
+    try:
+        told = subprocess.run([build / "cli/tessera", "info"], capture_output=True, text=True, timeout=120).stdout
+    except OSError:
+        return False
+    return re.search(r"^Vulkan +vulkan:0 (?!llvmpipe|SwiftShader)", told, re.M) is not None
+
+
+def vulkan_tests(build):
+    """All but those on a Vulkan that is not there."""
+    found = [path for path in build.glob("tests/vulkan_*_test") if path.name != "vulkan_faults_test"]
+    return found if found and has_vulkan_gpu(build) else []
+
+
 def test_jobs(build, arguments):
-    """Shards of every program build/tests/gpu_*_test, and the Python tests; and names of what is skipped whole."""
+    """Shards of every program build/tests/gpu_*_test and of Vulkan's, the Python tests; and names of what is skipped."""
     environment = {**os.environ, "TESSERA_CACHE": str(build / "gpu_kernels")}
     jobs, skipped = [], []
-    for program in sorted(build.glob("tests/gpu_*_test"), key=lambda path: rank(path.name)):
+    programs = [*build.glob("tests/gpu_*_test"), *vulkan_tests(build)]
+    for program in sorted(programs, key=lambda path: rank(path.name)):
         if not wanted(program.name, arguments):
             continue
         count = tests_of(program, environment)
@@ -125,6 +141,10 @@ def bench_jobs(build, logs, arguments):
                               *(word for name in TURNS for word in ("--kernel", name)))),
              *((f"bench vulkan {tile}", (tessera, "bench", "--device", "vulkan", "--suite", "gpu", "--kernel", "vk_tiled",
                                          *report(f"vulkan_{tile}"))) for tile in VULKAN_TILES),
+             ("bench vulkan_matrix", (tessera, "bench", "--device", "vulkan", "--suite", "gpu", "--kernel", "vk_matrix",
+                                      *report("vulkan_matrix"))),
+             ("bench vulkan_beside_cuda", (tessera, "bench", "--suite", "gpu", "--kernel", "vector_fma",
+                                           *report("vulkan_beside_cuda"))),
              *((f"bench mma {tile}".rstrip(), (python, str(ROOT / "bench/peers.py"), "--library",
                                               str(build / "src/libtessera.so"), "--without", "cudnn,fa3", "--kernel",
                                               "mma", "--kernel", "vector", "--passes", "forward", "--limit", "120",

@@ -97,11 +97,20 @@ class Runs(unittest.TestCase):
         self.assertIn("gpu_a_test.2.log", ran.partition("--suite gpu")[0])
 
     def test_each_tile_of_vulkan_has_a_benchmark_of_its_own(self):
-        self.write("tessera", 'echo "$2 $3 tile $TESSERA_VULKAN_TILE" >> $0.ran', place="cli")
+        self.write("tessera", 'echo "$2 $3 tile $TESSERA_VULKAN_TILE $*" >> $0.ran', place="cli")
         status, rows, _ = self.run_tool("--only", "vulkan")
         ran = (self.build / "cli/tessera.ran").read_text().splitlines()
-        self.assertEqual((status, len(rows), len(set(ran))), (0, 5, 5))
-        self.assertIn("--device vulkan tile 16x16x4x32x8", ran)
+        self.assertEqual((status, len(rows), len(set(ran))), (0, 7, 7))
+        for begin in ("--device vulkan tile 16x16x4x32x8 ", "--device vulkan tile  bench", "--suite gpu tile  bench"):
+            self.assertEqual(sum(line.startswith(begin) for line in ran), 1, begin)
+
+    def test_vulkan_runs_where_it_has_a_gpu(self):
+        for name in ("vulkan_cases_test", "vulkan_faults_test", "gpu_a_test"):
+            self.write(name, "exit 0")
+        for device, more in (("vulkan:0 NVIDIA H200, Vulkan 1.4.312", ["vulkan_cases_test"]), ("none: no loader", []),
+                             ("vulkan:0 llvmpipe (LLVM 15.0.6, 256 bits), Vulkan 1.3.230", [])):
+            self.write("tessera", f"echo 'GPU     none'; echo 'Vulkan  {device}'", place="cli")
+            self.assertEqual(list(self.run_tool("--without", "benches")[1]), ["gpu_a_test", *more])
 
     def test_mma_runs_with_the_tiles_of_every_class(self):
         self.write("gpu_mma_test", 'echo "tests $TESSERA_TILES" >> $0.ran', tests=1)
