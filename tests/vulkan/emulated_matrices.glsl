@@ -42,12 +42,13 @@ SumMatrix scaled(SumMatrix a, SumMatrix b) {
   [[dont_unroll]] for (int n = 0; n < SHARE; ++n) a.of[n] *= b.of[n];
   return a;
 }
-// Two terms a round, which share words. llvmpipe ends loops after so many rounds, and unrolled ones take it minutes.
+// Two terms at a time, which share words. llvmpipe ends all loops of an invocation after 65535 rounds, which plans count
+// for real matrices: this loop's would be most of them, so it is unrolled, and no other is, which would take it minutes.
 SumMatrix multiplied(LeftMatrix left, RightMatrix right, SumMatrix sum) {
   [[dont_unroll]] for (int n = 0; n < SHARE; ++n) {
     const int row = element(n) / N, column = element(n) % N;
     float total = sum.of[n];
-    [[dont_unroll]] for (int k = 0; k < K; k += 2) {
+    [[unroll]] for (int k = 0; k < K; k += 2) {
       const uint a = STRIP_WORD(left.at + row * PITCH + k / 2);
       uint b0, b1;
       if (right.columns_down) {
