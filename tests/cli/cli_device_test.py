@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the `tessera` program where it runs on a GPU, and where there is none: `run --device cuda` on the fake driver
-# of tests/fake, which keeps what is copied to it and computes nothing; `bench` and `demo` on a Vulkan device; what is
+# of tests/fake, which keeps what is copied to it and computes nothing; all commands on a Vulkan device; what is
 # said without a driver; places that cannot be written, noticed before work begins.
 # Usage: cli_device_test.py PATH-TO-TESSERA FAKE-DRIVER FAKE-COMPILER [unittest arguments]. Registered by
 # tests/cli/tests.cmake. Uses nothing but Python's standard library. Implements docs/testing.md.
@@ -112,6 +112,24 @@ class Vulkan(Case):
             self.assertLess(report["small"]["errors"][name]["relative"], 1e-5)
             self.assertGreater(report["small"]["errors"][name]["relative"], 0)
         self.assertGreater(report["small"]["seconds"]["forward"], 1e-6)
+
+    def test_run_gives_what_the_cpu_gives(self):
+        found = {}
+        for device, kernel in (("vulkan", "kernel vk_tiled\n"), ("cpu", "kernel ")):
+            result = tessera("run", *self.files(), "--do", self.path("do.npy"), "--causal", "--device", device)
+            self.assertEqual((result.returncode, result.stderr), (0, ""))
+            self.assertEqual(result.stdout.count(kernel), 2)
+            found[device] = {name: Array.load(os.path.join(self.out, name + ".npy"))
+                             for name in ("o", "lse", "dq", "dk", "dv")}
+        for name, ours in found["vulkan"].items():
+            self.assertEqual(ours.shape, found["cpu"][name].shape)
+            self.assert_close(ours.values, found["cpu"][name].values, 1e-5)
+
+    def test_check(self):
+        result = tessera("check", "--device", "vulkan", "--case", "causal_f32")
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertIn("causal_f32 (vk_tiled)", result.stdout)
+        self.assertIn("1 passed, 0 failed, 0 skipped", result.stdout)
 
     def test_suites_of_other_devices(self):
         for suite in ("cpu", "scaling", "decode", "first-call"):
