@@ -3,7 +3,7 @@
  * parallelism). C99; the rules of the ABI are those of tessera.h. What it means: docs/scale_out.md.
  *
  * - A communicator moves messages between ranks; a partition says which rows each rank holds; a plan is made by all
- *   ranks together, from both; its passes take local rows and give local rows. All in the CPU's memory.
+ *   ranks together, from both; its passes take local rows and give local rows, in the CPU's memory or a GPU's.
  * - Every call on a plan is made by all ranks, in the same order. When something goes wrong on one of them, each gets
  *   a sentence within the plan's time-out and a second, and has written nothing.
  * - A plan keeps what it needs of its partition and communicator: both may be destroyed before it.

@@ -85,9 +85,9 @@ typedef struct tessera_tensor {
  * Paged (block_table, or page_indptr and page_indices given): q padded, or packed by cu_seqlens_q alone;
  * k [pages,page_size,Hk,D], v [pages,page_size,Hk,Dv]; seqused_k holds the lengths. Key j of sequence b is
  * number (j + leftpad) % page_size of page table[b][(j + leftpad) / page_size]; NHD and HND caches, [2,...]
- * and slices of one tensor for K and V are strides. Forward pass on the CPU (docs/algorithm.md, "Paged keys
+ * and slices of one tensor for K and V are strides. Forward pass only (docs/algorithm.md, "Paged keys
  * and values").
- * k and v may each have a type of their own (f32, f16, bf16, e4m3, i8) and scales. Forward pass on the CPU
+ * k and v may each have a type of their own (f32, f16, bf16, e4m3, i8) and scales. Forward pass only
  * (docs/algorithm.md, "Types and scales of keys and values").
  * D is at most 576, Dv 512, B, Hq and Hk 2^31 - 1, Nq, Nk, Tq and Tk 2^48. */
 typedef struct tessera_inputs {
@@ -119,11 +119,11 @@ typedef struct tessera_inputs {
   const tessera_tensor* v_scale;    /* [B,Nk,Hk], packed [1,Tk,Hk], paged [pages,page_size,Hk], or one per 128 dims: */
                                     /* these, with ceil(D/128) behind */
   const tessera_tensor* qv;         /* [B,Nq,Hq,Dv] or [Tq,Hq,Dv], q's type: scores are scale * (q.k + qv.v). For */
-                                    /* caches in which v is a part of the key (MLA). Forward pass on the CPU */
+                                    /* caches in which v is a part of the key (MLA). Forward pass only */
   const tessera_tensor* tree_mask;  /* i32 [B,Nq,words] or [Tq,words]: query i sees key Nk_b - Nq_b + t of its */
                                     /* sequence if bit t % 32 of word t / 32 is set, instead of `causal` there */
   const tessera_tensor* positions;  /* i32 [B,Nq] or [Tq], instead of i + off in causal, window and ALiBi. These */
-                                    /* two: forward pass on the CPU (docs/algorithm.md, "Mask") */
+                                    /* two: forward pass only (docs/algorithm.md, "Mask") */
 } tessera_inputs;
 
 /* Bits of tessera_outputs.status. */
@@ -265,8 +265,8 @@ TESSERA_API tessera_status tessera_backward(const tessera_inputs* inputs, const 
                                             const tessera_gradients* gradients, const tessera_options* options,
                                             const tessera_execution* execution);
 
-/* Rotates new keys, converts new keys and values to the cache's types and stores them; rotates queries, if given. On
- * the CPU. What it stores, a later call reads. */
+/* Rotates new keys, converts new keys and values to the cache's types and stores them; rotates queries, if given. What
+ * it stores, a later call reads. */
 TESSERA_API tessera_status tessera_append(const tessera_append_args* args, const tessera_execution* execution);
 
 /* Merges n partial results (o, lse) over disjoint key sets (split-KV, ring attention), in index order. merged->o

@@ -87,8 +87,8 @@ struct State {
 // Padded: q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv].
 // Packed (cu_seqlens_q and cu_seqlens_k given): q [Tq,Hq,D], k [Tk,Hk,D], v [Tk,Hk,Dv].
 // Paged (block_table, or page_indptr and page_indices given): q padded, or packed by cu_seqlens_q alone; k
-// [pages,page_size,Hk,D], v [pages,page_size,Hk,Dv]; lengths in seqused_k. Forward pass on the CPU.
-// k and v may each have a type of their own, 8-bit ones included, and scales. Forward pass on the CPU.
+// [pages,page_size,Hk,D], v [pages,page_size,Hk,Dv]; lengths in seqused_k. Forward pass only.
+// k and v may each have a type of their own, 8-bit ones included, and scales. Forward pass only.
 struct Inputs {
   Tensor q{}, k{}, v{};
   Tensor bias{};                          // [B|1,Hq|1,Nq|1,Nk|1], q's type or f32
@@ -110,12 +110,12 @@ struct Inputs {
   // size of ceil(D / 128). v_scale likewise, of Dv.
   Tensor k_scale{}, v_scale{};
   // [B,Nq,Hq,Dv] or [Tq,Hq,Dv], q's type: scores are scale * (q.k + qv.v), and scale defaults to 1/sqrt(D + Dv). For
-  // caches in which v is a part of the key (MLA). Forward pass on the CPU.
+  // caches in which v is a part of the key (MLA). Forward pass only.
   Tensor qv{};
   // i32 [B,Nq,words] or [Tq,words]: of the last Nq_b keys of its sequence query i sees key Nk_b - Nq_b + t if bit t %
-  // 32 of word t / 32 is set (speculative decoding). Takes the place of `causal` there. Forward pass on the CPU.
+  // 32 of word t / 32 is set (speculative decoding). Takes the place of `causal` there. Forward pass only.
   Tensor tree_mask{};
-  Tensor positions{};  // i32 [B,Nq] or [Tq]: takes the place of i + off (Alignment). Forward pass on the CPU
+  Tensor positions{};  // i32 [B,Nq] or [Tq]: takes the place of i + off (Alignment). Forward pass only
 };
 
 struct Outputs {
