@@ -24,6 +24,7 @@ typedef struct tessera_span {
   int64_t sequence, begin, end;
 } tessera_span;
 
+/* Which rows go to which rank. */
 typedef enum tessera_partition_kind {
   TESSERA_ZIGZAG = 0,     /* of every sequence the r-th of 2P chunks from either end: even under a causal mask */
   TESSERA_CONTIGUOUS = 1, /* all rows in order, in equal parts */
@@ -43,16 +44,21 @@ typedef struct tessera_partition_args {
   const tessera_options* options; /* NULL; with TESSERA_BALANCED: causal, window and diagonal count as work */
 } tessera_partition_args;
 
+/* Which rows each rank holds. */
 typedef struct tessera_partition tessera_partition;
 
+/* Sets the size and the defaults. */
 TESSERA_API void tessera_partition_args_init(tessera_partition_args* args);
+/* A partition of one of the kinds. It is the caller's, to be destroyed. */
 TESSERA_API tessera_status tessera_partition_make(const tessera_partition_args* args, tessera_partition** partition);
 /* A partition of one's own: counts[r] spans for each rank, one rank after another. Together they hold every row of
  * every sequence once; a span may also be without rows (begin = end, from 0 to the length). Of the args, kind, align
  * and options are not read. */
 TESSERA_API tessera_status tessera_partition_from_spans(const tessera_partition_args* args, const tessera_span* spans,
                                                         const int64_t* counts, tessera_partition** partition);
-TESSERA_API void tessera_partition_destroy(tessera_partition* partition); /* NULL is allowed */
+/* NULL is allowed. */
+TESSERA_API void tessera_partition_destroy(tessera_partition* partition);
+/* How many ranks it is for. */
 TESSERA_API int32_t tessera_partition_ranks(const tessera_partition* partition);
 /* How many rows a rank holds; 0 where there is no such rank. */
 TESSERA_API int64_t tessera_partition_rows(const tessera_partition* partition, int32_t rank);
@@ -100,15 +106,19 @@ typedef struct tessera_transport {
   int32_t reserved; /* 0 */
 } tessera_transport;
 
+/* Moves messages between ranks, over a transport. */
 typedef struct tessera_communicator tessera_communicator;
 
+/* Sets the size, and one rank; all functions are NULL. */
 TESSERA_API void tessera_transport_init(tessera_transport* transport);
 /* Takes the context over: it is destroyed with the communicator. If the call fails it is still the caller's. */
 TESSERA_API tessera_status tessera_communicator_make(const tessera_transport* transport,
                                                      tessera_communicator** communicator);
 /* Ranks that are threads of this process, for tests and first steps: fills in `ranks` communicators. */
 TESSERA_API tessera_status tessera_communicator_threads(int32_t ranks, tessera_communicator** communicators);
-TESSERA_API void tessera_communicator_destroy(tessera_communicator* communicator); /* NULL is allowed */
+/* NULL is allowed. */
+TESSERA_API void tessera_communicator_destroy(tessera_communicator* communicator);
+/* Each is of the end that is here: the number of its rank, from 0 on, and how many ranks there are. */
 TESSERA_API int32_t tessera_communicator_rank(const tessera_communicator* communicator);
 TESSERA_API int32_t tessera_communicator_size(const tessera_communicator* communicator);
 
@@ -117,6 +127,7 @@ TESSERA_API tessera_status tessera_fail(tessera_status status, const char* sente
 
 /* --- plans */
 
+/* How keys come to the queries of other ranks. */
 typedef enum tessera_scheme {
   TESSERA_RING = 0,  /* keys pass by, two sets at a time: least memory */
   TESSERA_GATHER = 1 /* keys arrive in ascending order and stay: with `segment` the same bits on any number of ranks */
@@ -138,15 +149,18 @@ typedef struct tessera_dist_args {
   double timeout; /* 300; seconds that a rank waits for another */
 } tessera_dist_args;
 
+/* Both passes over several ranks. */
 typedef struct tessera_dist_plan tessera_dist_plan;
 
+/* Sets the size and the defaults. */
 TESSERA_API void tessera_dist_args_init(tessera_dist_args* args);
 /* Together with all ranks: compares what they ask for before the first row travels. Of the execution (NULL: the
  * defaults), threads and sm_margin are used, in every call that a rank makes of the library; and device and stream: on
  * a CUDA device all of the rank's tensors lie there, work is in the order of that stream, and the plan keeps memory. */
 TESSERA_API tessera_status tessera_dist_plan_make(const tessera_dist_args* args, const tessera_options* options,
                                                   const tessera_execution* execution, tessera_dist_plan** plan);
-TESSERA_API void tessera_dist_plan_destroy(tessera_dist_plan* plan); /* NULL is allowed */
+/* NULL is allowed. */
+TESSERA_API void tessera_dist_plan_destroy(tessera_dist_plan* plan);
 /* A few human-readable lines: of each rank its rows, steps, bytes sent and memory; and how even the work is. */
 TESSERA_API const char* tessera_dist_plan_describe(const tessera_dist_plan* plan);
 
@@ -179,13 +193,16 @@ typedef struct tessera_decoder_args {
   double timeout;      /* 300; seconds that a rank waits for another */
 } tessera_decoder_args;
 
+/* Decoding over several ranks. */
 typedef struct tessera_decoder tessera_decoder;
 
+/* Sets the size and the defaults. */
 TESSERA_API void tessera_decoder_args_init(tessera_decoder_args* args);
 /* Together with all ranks. Of the options: causal, window, softcap, scale. Of the execution: threads. */
 TESSERA_API tessera_status tessera_decoder_make(const tessera_decoder_args* args, const tessera_options* options,
                                                 const tessera_execution* execution, tessera_decoder** decoder);
-TESSERA_API void tessera_decoder_destroy(tessera_decoder* decoder); /* NULL is allowed */
+/* NULL is allowed. */
+TESSERA_API void tessera_decoder_destroy(tessera_decoder* decoder);
 /* Which rank has the key at this position of a sequence, and in *row (unless NULL) its row among that rank's; -1 where
  * the position is negative. */
 TESSERA_API int32_t tessera_decoder_place(const tessera_decoder* decoder, int64_t position, int64_t* row);

@@ -17,12 +17,14 @@
 
 namespace tessera {
 
+// Which rows go to which rank.
 enum class PartitionKind : std::int32_t {
   zigzag = 0,      // of every sequence the r-th of 2P chunks from either end: even under a causal mask
   contiguous = 1,  // all rows in order, in equal parts
   balanced = 2     // equal work under the mask, documents whole where they fit
 };
 
+// What a partition is made of. The same on every rank.
 struct PartitionArgs {
   std::vector<std::int64_t> lengths;  // of the sequences, each with as many queries as keys
   int ranks = 1;
@@ -145,6 +147,7 @@ inline tessera_transport to_c(std::unique_ptr<Transport> transport) {
 
 }  // namespace detail
 
+// Moves messages between ranks, over a transport. Used by one thread at a time.
 class Communicator {
  public:
   explicit Communicator(std::unique_ptr<Transport> transport) {
@@ -180,6 +183,7 @@ class Communicator {
   tessera_communicator* handle = nullptr;
 };
 
+// How keys come to the queries of other ranks.
 enum class Scheme : std::int32_t {
   ring = 0,   // keys pass by: least memory
   gather = 1  // keys arrive in ascending order and stay
@@ -239,6 +243,7 @@ class DistPlan {
   tessera_dist_plan* handle = nullptr;
 };
 
+// The question of a decoder, the same on every rank.
 struct DecoderArgs {
   std::int64_t query_heads = 1, key_heads = 1, head_dim = 64, value_dim = 64;
   Type type = Type::f32;      // of q

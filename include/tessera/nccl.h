@@ -26,6 +26,7 @@ typedef struct tessera_nccl_args {
   double timeout;        /* 300; seconds, for making the communicator */
 } tessera_nccl_args;
 
+/* Sets the size and the defaults. */
 TESSERA_API void tessera_nccl_args_init(tessera_nccl_args* args);
 /* By one rank, which gives it to the others. */
 TESSERA_API tessera_status tessera_nccl_unique_id(void* id);

@@ -35,6 +35,7 @@
 extern "C" {
 #endif
 
+/* What a call returns. */
 typedef enum tessera_status {
   TESSERA_OK = 0,
   TESSERA_INVALID_ARGUMENT = 1, /* the arguments break a rule of the contract */
@@ -45,6 +46,7 @@ typedef enum tessera_status {
   TESSERA_COMMUNICATION_ERROR = 6 /* another rank failed, differs or did not answer in time; docs/scale_out.md */
 } tessera_status;
 
+/* Types of elements. */
 typedef enum tessera_type {
   TESSERA_F64 = 0, /* the reference kernel only */
   TESSERA_F32 = 1,
@@ -85,8 +87,8 @@ typedef struct tessera_tensor {
  * Paged (block_table, or page_indptr and page_indices given): q padded, or packed by cu_seqlens_q alone;
  * k [pages,page_size,Hk,D], v [pages,page_size,Hk,Dv]; seqused_k holds the lengths. Key j of sequence b is
  * number (j + leftpad) % page_size of page table[b][(j + leftpad) / page_size]; NHD and HND caches, [2,...]
- * and slices of one tensor for K and V are strides. Forward pass only (docs/algorithm.md, "Paged keys
- * and values").
+ * and slices of one tensor for K and V are strides. Forward pass only (docs/algorithm.md, "Paged keys and
+ * values").
  * k and v may each have a type of their own (f32, f16, bf16, e4m3, i8) and scales. Forward pass only
  * (docs/algorithm.md, "Types and scales of keys and values").
  * D is at most 576, Dv 512, B, Hq and Hk 2^31 - 1, Nq, Nk, Tq and Tk 2^48. */
@@ -249,6 +251,7 @@ typedef struct tessera_execution {
   const char* kernel;     /* NULL: the best one. A name from tessera_plan_describe or `tessera info` forces it */
 } tessera_execution;
 
+/* Each sets the size and the defaults of its struct. */
 TESSERA_API void tessera_tensor_init(tessera_tensor* tensor);
 TESSERA_API void tessera_inputs_init(tessera_inputs* inputs);
 TESSERA_API void tessera_outputs_init(tessera_outputs* outputs);
@@ -258,9 +261,13 @@ TESSERA_API void tessera_gradients_init(tessera_gradients* gradients);
 TESSERA_API void tessera_options_init(tessera_options* options);
 TESSERA_API void tessera_execution_init(tessera_execution* execution);
 
-/* options and execution may be NULL everywhere: the defaults. */
+/* The forward pass: O = softmax(scale * q k^T) v, with all that the options and the other inputs add to it, and LSE; or
+ * a carried state. What is computed: docs/algorithm.md, "Softmax and output". On a CUDA device this and every pass is
+ * enqueued on the execution's stream. options and execution may be NULL here and everywhere: the defaults. */
 TESSERA_API tessera_status tessera_forward(const tessera_inputs* inputs, const tessera_outputs* outputs,
                                            const tessera_options* options, const tessera_execution* execution);
+/* The backward pass: those gradients that are asked for, from the inputs and options of the forward pass, what it wrote
+ * and the gradient that arrives there. What is computed: docs/algorithm.md, "Backward". */
 TESSERA_API tessera_status tessera_backward(const tessera_inputs* inputs, const tessera_saved* saved,
                                             const tessera_gradients* gradients, const tessera_options* options,
                                             const tessera_execution* execution);
@@ -286,27 +293,29 @@ TESSERA_API tessera_status tessera_dropout_mask(const tessera_tensor* mask, cons
  * threads. */
 typedef struct tessera_plan tessera_plan;
 
+/* Each makes a plan for a problem, or says of every kernel why it refuses. The plan is the caller's to destroy. */
 TESSERA_API tessera_status tessera_plan_forward(const tessera_inputs* inputs, const tessera_outputs* outputs,
                                                 const tessera_options* options, const tessera_execution* execution,
                                                 tessera_plan** plan);
 TESSERA_API tessera_status tessera_plan_backward(const tessera_inputs* inputs, const tessera_saved* saved,
                                                  const tessera_gradients* gradients, const tessera_options* options,
                                                  const tessera_execution* execution, tessera_plan** plan);
-TESSERA_API void tessera_plan_destroy(tessera_plan* plan); /* NULL is allowed */
+/* NULL is allowed. */
+TESSERA_API void tessera_plan_destroy(tessera_plan* plan);
 
 /* Bytes of workspace that a run of this plan uses. */
 TESSERA_API size_t tessera_plan_workspace_size(const tessera_plan* plan);
 /* Name of the kernel; the text lives as long as the plan. */
 TESSERA_API const char* tessera_plan_kernel(const tessera_plan* plan);
-/* Where a problem may be cut into calls that keep its bits (tessera_options.part_invariant): at keys and at queries
- * whose global position is a multiple of these. 0: the plan's kernel makes no such promise. */
+/* Each says where a problem may be cut into calls that keep its bits (tessera_options.part_invariant): at keys, or
+ * queries, whose global position is a multiple of it. 0: the plan's kernel makes no such promise. */
 TESSERA_API int64_t tessera_plan_key_tile(const tessera_plan* plan);
 TESSERA_API int64_t tessera_plan_query_tile(const tessera_plan* plan);
 /* Several human-readable lines: problem, kernel, tiles, workspace, why other kernels were refused. */
 TESSERA_API const char* tessera_plan_describe(const tessera_plan* plan);
 
-/* The options must be those of the plan; only seed and seed_offset may differ. Of the execution, workspace and
- * stream are used; device, threads and kernel were fixed by the plan. */
+/* Each runs a plan. The options must be those of the plan; only seed and seed_offset may differ. Of the execution,
+ * workspace and stream are used; device, threads and kernel were fixed by the plan. */
 TESSERA_API tessera_status tessera_plan_run_forward(const tessera_plan* plan, const tessera_inputs* inputs,
                                                     const tessera_outputs* outputs, const tessera_options* options,
                                                     const tessera_execution* execution);

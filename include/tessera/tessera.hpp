@@ -157,6 +157,8 @@ inline tessera_execution to_c(const Execution& e) {
 
 }  // namespace detail
 
+// The forward pass: writes O and LSE, or a carried state. What is computed: docs/algorithm.md, "Softmax and output". On
+// a CUDA device this and every pass is enqueued on execution's stream; its workspace must be as large as a plan says.
 inline void forward(const Inputs& inputs, const Outputs& outputs, const Options& options = {},
                     const Execution& execution = {}) {
   const detail::CInputs in(inputs);
@@ -166,6 +168,8 @@ inline void forward(const Inputs& inputs, const Outputs& outputs, const Options&
   detail::check(tessera_forward(&in.view, &out.view, &o, &e));
 }
 
+// The backward pass: writes the gradients that are given, from the inputs and options of the forward pass, its results
+// and the gradient that arrives at them. What is computed: docs/algorithm.md, "Backward".
 inline void backward(const Inputs& inputs, const Saved& saved, const Gradients& gradients, const Options& options = {},
                      const Execution& execution = {}) {
   const detail::CInputs in(inputs);
@@ -264,7 +268,9 @@ class Plan {
   tessera_plan* handle = nullptr;
 };
 
+// major * 10000 + minor * 100 + patch of the library that is running.
 inline int version() { return tessera_version(); }
+// A few lines for people: processor, instruction sets, kernels, GPUs.
 inline std::string info() {
   const std::string text = tessera_info();
   if (text.empty()) throw Error(TESSERA_OUT_OF_MEMORY, tessera_last_error());

@@ -18,6 +18,7 @@ enum class Type : std::int32_t { f64 = 0, f32, f16, bf16, e4m3, e5m2, i32, i64, 
 // DLPack's codes; `any` means: wherever the tensors are.
 enum class DeviceType : std::int32_t { any = 0, cpu = 1, cuda = 2, vulkan = 7 };
 
+// Where a tensor lies, or a call runs.
 struct Device {
   DeviceType type = DeviceType::cpu;
   std::int32_t id = 0;
@@ -118,6 +119,7 @@ struct Inputs {
   Tensor positions{};  // i32 [B,Nq] or [Tq]: takes the place of i + off (Alignment). Forward pass only
 };
 
+// What the forward pass writes, and what merge reads and writes.
 struct Outputs {
   Tensor o{};    // [B,Nq,Hq,Dv] or [Tq,Hq,Dv]; q's type or f32
   Tensor lse{};  // optional; f32 [B,Hq,Nq] or [Hq,Tq]; natural logarithm
@@ -127,7 +129,8 @@ struct Outputs {
   State state{};  // instead of o and lse: end by writing the state. May be the same views as Inputs::state
 };
 
-inline constexpr std::int32_t page_outside_pool = 1;
+// Bits of Outputs::status.
+inline constexpr std::int32_t page_outside_pool = 1;  // a table entry in use was no page of the pool
 // On GPUs, where lengths and positions are read by the kernel: one was beyond what the plan's bounds, the table, the
 // cache or rotary_cos hold. A length was cut, a row of append left out.
 inline constexpr std::int32_t beyond_bounds = 2;
@@ -172,7 +175,8 @@ enum class Alignment : std::int32_t {
   offset = 2         // off = Options::diagonal_offset
 };
 
-inline constexpr double default_scale = std::numeric_limits<double>::max();  // 1/sqrt(D); with qv 1/sqrt(D + Dv)
+// The value of `scale` that means 1/sqrt(D), or with qv 1/sqrt(D + Dv).
+inline constexpr double default_scale = std::numeric_limits<double>::max();
 
 // What to compute.
 struct Options {

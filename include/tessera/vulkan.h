@@ -32,6 +32,7 @@ typedef struct tessera_vulkan_queue {
                   /* is enqueued; the semaphore has the new value when it is done */
 } tessera_vulkan_queue;
 
+/* Sets the size; everything else is 0. */
 TESSERA_API void tessera_vulkan_queue_init(tessera_vulkan_queue* queue);
 
 /* What the library made on a caller's device (pipelines, buffers of parameters) is freed; work that is under way is
@@ -42,8 +43,8 @@ TESSERA_API tessera_status tessera_vulkan_release(const tessera_vulkan_queue* qu
  * TESSERA_OK where there is none; the sentence says why. */
 TESSERA_API tessera_status tessera_vulkan_device_count(int32_t* count);
 
-/* Memory of the library's own devices. Its content is undefined at first; free takes NULL. upload and download copy
- * between the host and any part of an allocation, and return when it is done. */
+/* Each is for memory of the library's own devices. Its content is undefined at first; free takes NULL. upload and
+ * download copy between the host and any part of an allocation, and return when it is done. */
 TESSERA_API tessera_status tessera_vulkan_allocate(int32_t device_id, size_t bytes, void** data);
 TESSERA_API tessera_status tessera_vulkan_free(int32_t device_id, void* data);
 TESSERA_API tessera_status tessera_vulkan_upload(int32_t device_id, void* data, const void* host, size_t bytes);
@@ -84,6 +85,7 @@ class VulkanMemory {
   std::size_t length;
 };
 
+/* How many devices of the library's own there are; an Error says why there is none. */
 inline int vulkan_device_count() {
   std::int32_t count = 0;
   detail::check(tessera_vulkan_device_count(&count));

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from ._options import AttentionOptions, Layout
 
-PAGE_OUTSIDE_POOL = 1  # bits of `status` of forward and append
-BEYOND_BOUNDS = 2  # on GPUs: a length was cut, or a row of append left out
+PAGE_OUTSIDE_POOL = 1  # A bit of `status`: a table entry in use was no page of the pool, and its keys counted as zeros
+BEYOND_BOUNDS = 2  # A bit of `status`, on GPUs: a length was cut, or a row of append left out
 
 Array = Any  # numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray, or anything else that speaks DLPack
 

@@ -136,10 +136,12 @@ class Communicator:
 
     @property
     def rank(self) -> int:
+        """This end's number, from 0 on."""
         return int(lib.tessera_communicator_rank(self._handle.pointer))
 
     @property
     def size(self) -> int:
+        """How many ranks there are."""
         return int(lib.tessera_communicator_size(self._handle.pointer))
 
 

@@ -66,21 +66,23 @@ def public_names():
     """{page: names} that the reference must have headings for."""
     header = "".join(path.read_text() for path in (ROOT / "include/tessera").glob("*.h"))
     python = {module: (ROOT / "python/tessera" / path).read_text() for module, path in (
-        ("tessera", "__init__.py"), ("tessera.torch", "torch.py"),
+        ("tessera", "__init__.py"), ("tessera.torch", "torch.py"), ("tessera.jax", "jax.py"), ("tessera.dist", "dist.py"),
+        ("tessera.transformers", "transformers.py"), ("tessera.flash_attn", "flash_attn/__init__.py"),
         ("tessera.flash_attn.bert_padding", "flash_attn/bert_padding.py"),
         ("tessera.flash_attn.layers.rotary", "flash_attn/layers/rotary.py"),
         ("tessera.flash_attn_interface", "flash_attn_interface.py"),
         ("tessera.flash_attn.cute.interface", "flash_attn/cute/interface.py"))}
-    types = (ROOT / "include/tessera/types.hpp").read_text()
+    types = "".join(path.read_text() for path in (ROOT / "include/tessera").iterdir())
     offered = {}
     for module, text in python.items():
         listed = re.search(r"__all__ = \[(.*?)\]", text, re.S)
         names = re.findall(r'"(\w+)"', listed[1]) if listed else re.findall(r"^(?:def|class) (\w+)", text, re.M)
         offered[module] = [name for name in names if name[0] != "_"]
+    types = re.sub(r"^namespace detail \{.*?^\}  // namespace detail$", "", types, flags=re.M | re.S)
     return {"c": {*re.findall(r"TESSERA_API[^;(]*?\b(tessera_\w+)\(", header),
                   *re.findall(r"^typedef (?:struct|enum) (\w+)", header, re.M)},
-            "cpp": {*re.findall(r"^(?:struct|enum class) (\w+)", types, re.M), "forward", "backward", "merge", "Plan",
-                    "Error", "dropout_mask", "version", "info", "default_scale", "from_dlpack"},
+            "cpp": {*re.findall(r"^(?:struct|class|enum class) (\w+)", types, re.M), "default_scale",
+                    *re.findall(r"^inline [\w:]+ (\w+)\(", types, re.M)},
             "python": {f"{module}.{name}" for module, names in offered.items() for name in names}}
 
 

@@ -2,6 +2,7 @@
 # Rules of the tree about documents: every link, file, section and name that they hold is there, and every folder of
 # tests has its line. Called by tests/tree_test.py.
 import re
+import sys
 
 from tree.files import COMMENTED_ENDINGS, ROOT, fail, files
 
@@ -106,6 +107,20 @@ def check_references():
                     fail(path, 0, f'refers to docs/{name}, "{title}", which is no section there')
     if references < 50:
         fail("tests/tree/documents.py", 0, f"found only {references} references; has their form changed?")
+
+
+def check_reference():
+    """Every heading of the site's reference has words under it: a comment of the headers, or a docstring."""
+    sys.path.insert(0, str(ROOT / "tools/site"))
+    import reference
+    for page in [reference.c_reference(), reference.cpp_reference(), reference.python_reference()]:
+        headings = re.split(r"^####? `", page, flags=re.M)[1:]
+        for name, _, text in [heading.partition("`\n") for heading in headings]:
+            prose = re.sub(r"^## .*", "", re.sub(r"^```(?!text).*?^```", "", text, flags=re.M | re.S), flags=re.M | re.S)
+            if not prose.strip():
+                fail("tools/site/reference.py", 0, f"finds no words about {name}: a comment, or a docstring")
+        if len(headings) < 30:
+            fail("tools/site/reference.py", 0, f"finds only {len(headings)} names on a page; has their form changed?")
 
 
 def check_tour():

@@ -2,7 +2,7 @@
 """The reference pages of the documentation site, made from the headers and docstrings themselves.
 
     c_reference()       include/tessera/*.h
-    cpp_reference()     include/tessera/tessera.hpp, types.hpp, dist.hpp and dlpack.h
+    cpp_reference()     include/tessera/*.hpp, and what dlpack.h and vulkan.h hold for C++
     python_reference()  python/tessera
 
 Each returns Markdown: a heading for every name, the comment or docstring, the declaration without bodies. Called by
@@ -69,12 +69,14 @@ def prose(text):
 
 def declarations(text):
     """(comment, declaration) of each declaration at the top level of C or C++ text, with bodies of functions left out.
-    Text is read statement by statement: to the semicolon or the closing brace at depth 0."""
-    lines, at, comment, found = text.splitlines(), 0, [], []
+    Text is read statement by statement: to the semicolon or the closing brace at depth 0. A comment that begins with
+    "Each" is that of all declarations up to the next comment or empty line."""
+    lines, at, comment, found, shared = text.splitlines(), 0, [], [], ""
     while at < len(lines):
         line = lines[at]
         if re.match(r"\s*(//|/\*)", line):
             comment.append(line)
+            shared = ""
             while line.lstrip().startswith("/*") and "*/" not in lines[at]:
                 at += 1
                 comment.append(lines[at])
@@ -82,7 +84,7 @@ def declarations(text):
         elif not line.strip() or line.startswith("#"):
             if re.match(r"#define \w+ \S", line) and comment:
                 found.append((uncommented(comment), re.sub(r"\s*/\*.*", "", line)))
-            comment, at = [], at + 1
+            comment, shared, at = [], "", at + 1
         else:
             first, depth = at, 0
             while True:
@@ -91,13 +93,16 @@ def declarations(text):
                 at += 1
                 if depth == 0 and code.endswith((";", "}")) or at == len(lines):
                     break
-            found.append((uncommented(comment), "\n".join(lines[first:at])))
+            words = uncommented(comment) or shared
+            shared = words if words.startswith("Each ") else ""
+            found.append((words, "\n".join(lines[first:at])))
             comment = []
     return found
 
 
 def without_bodies(code):
     """A C++ function or class without what its functions do."""
+    code = re.sub(r" :\n\s+", " : ", code)  # what a constructor begins with, on a line of its own
     if not re.match(r"(struct|class|enum)", code):
         head = re.match(r".*?\)(?= \{)", code, re.S)
         return re.sub(r"^inline ", "", head[0] + ";" if head else code)
@@ -168,7 +173,7 @@ def c_reference():
 
 def cpp_reference():
     made, intro = [], []
-    for name in ["tessera.hpp", "types.hpp", "dist.hpp", "dlpack.h"]:
+    for name in ["tessera.hpp", "types.hpp", "dist.hpp", "dlpack.h", "vulkan.h"]:
         text = header(name)
         top = re.match(r"(?://.*\n)+|/\*.*?\*/", text, re.S if name.endswith(".h") else 0)[0]
         intro.append(uncommented(top.splitlines()))
@@ -179,47 +184,84 @@ def cpp_reference():
     is_constant = lambda code: code.startswith("constexpr")
     groups = [("Functions", lambda code: not is_type(code) and not is_constant(code)), ("Types", is_type),
               ("Constants", is_constant)]
-    return ("# C++\n\n`#include <tessera/tessera.hpp>`, everything in `namespace tessera`.\n\n" + prose(intro[0]) +
-            "\n\n" + grouped(made, "cpp", groups))
+    includes = ("`#include <tessera/tessera.hpp>`, `<tessera/dist.hpp>` for several ranks, `<tessera/dlpack.h>` for "
+                "DLPack, `<tessera/vulkan.h>` for Vulkan devices; everything in `namespace tessera`")
+    return f"# C++\n\n{includes}.\n\n{prose(intro[0])}\n\n{grouped(made, 'cpp', groups)}"
 
 
-def signature(node):
-    """A function's or class's first lines, as they would be written; a constant."""
-    if isinstance(node, ast.Assign):
-        return ast.unparse(node)
-    if isinstance(node, ast.ClassDef):
-        return f"class {node.name}({', '.join(ast.unparse(base) for base in node.bases)})"
-    text = f"{node.name}({ast.unparse(node.args)})"
-    if node.returns:
+def call(name, node):
+    """How a function is called: its parameters, without `self`, and what it returns."""
+    parameters = re.sub(r"^self(, )?", "", ast.unparse(node.args))
+    text = f"{name}({parameters})"
+    if node.returns and node.name != "__init__":
         text += f" -> {ast.unparse(node.returns)}"
     if len(text) <= 100:
         return text
-    inside = text[len(node.name) + 1:text.rindex(")")]
-    parts = re.split(r", (?![^\[]*\])", inside)
-    return f"{node.name}(\n    " + ",\n    ".join(parts) + ",\n" + text[text.rindex(")"):]
+    parts = re.split(r", (?![^\[]*\])", parameters)
+    return f"{name}(\n    " + ",\n    ".join(parts) + ",\n" + text[len(name) + 1 + len(parameters):]
 
 
-def definitions(tree):
-    """{name: node} of a module's functions, classes and constants."""
-    nodes = {}
-    for node in tree.body:
+def methods(node):
+    """What of a class is for users, __init__ apart; of a protocol's the docstring of the class tells."""
+    return [member for member in node.body if isinstance(member, ast.FunctionDef) and member.name[0] != "_"
+            and not is_declared(member)]
+
+
+def is_declared(member):
+    """Fields, and functions whose body is `...`."""
+    return isinstance(member, ast.AnnAssign) or isinstance(member, ast.FunctionDef) and ast.unparse(member.body) == "..."
+
+
+def signature(node):
+    """A function's first lines, a constant, or a class: how it is made, or the fields that it has."""
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node)
+    if isinstance(node, ast.FunctionDef):
+        return call(node.name, node)
+    made = [member for member in node.body if isinstance(member, ast.FunctionDef) and member.name == "__init__"]
+    if made:
+        return call(node.name, made[0])
+    fields = ["    " + ast.unparse(member).replace(":\n    ...", ": ...") for member in node.body if is_declared(member)]
+    head = f"class {node.name}({', '.join(ast.unparse(base) for base in node.bases)})"
+    return "\n".join([head + ":", *fields]) if fields else head
+
+
+def words_of(node):
+    return node.words if isinstance(node, ast.Assign) else ast.get_docstring(node) or ""
+
+
+def description(name, node):
+    """A heading, the signature, the docstring; of a class its methods too."""
+    yield from [f"### `{name}`", "", "```python", signature(node), "```", "", prose(words_of(node)), ""]
+    for method in methods(node) if isinstance(node, ast.ClassDef) else []:
+        if any(ast.unparse(mark) == "property" for mark in method.decorator_list):
+            code = f"{method.name}: {ast.unparse(method.returns)}"
+        else:
+            code = call(method.name, method)
+        yield from [f"#### `{node.name}.{method.name}`", "", "```python", code, "```", "", prose(words_of(method)), ""]
+
+
+def definitions(path):
+    """{name: node} of a module's functions, classes and constants; these with `words`, the comment beside them."""
+    nodes, text = {}, path.read_text()
+    for node in ast.parse(text).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             nodes[node.name] = node
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             nodes[node.targets[0].id] = node
+            node.words = text.splitlines()[node.end_lineno - 1].partition("  # ")[2]
     return nodes
 
 
 def python_names(module, folder):
     """{name: node} of what a module offers: its __all__, followed to where it is defined, or all that has no _."""
-    tree = ast.parse((folder / module).read_text())
-    nodes = definitions(tree)
+    tree, nodes = ast.parse((folder / module).read_text()), definitions(folder / module)
     if "__all__" not in nodes:
         return {name: node for name, node in nodes.items() if name[0] != "_" and not isinstance(node, ast.Assign)}
     for node in tree.body:
         source = folder / f"{getattr(node, 'module', None)}.py"
         if isinstance(node, ast.ImportFrom) and node.level == 1 and source.exists():
-            known = definitions(ast.parse(source.read_text()))
+            known = definitions(source)
             nodes.update({name.name: known[name.name] for name in node.names if name.name in known})
     return {name: nodes[name] for name in ast.literal_eval(nodes["__all__"].value)}
 
@@ -237,6 +279,5 @@ def python_reference():
         text = ast.get_docstring(ast.parse((folder / module).read_text())) or ""
         made += [f"## {title}", "", prose(text), ""]
         for name, node in python_names(module, folder).items():
-            made += [f"### `{title}.{name}`", "", "```python", signature(node), "```", ""]
-            made += [prose("" if isinstance(node, ast.Assign) else ast.get_docstring(node) or ""), ""]
+            made += description(f"{title}.{name}", node)
     return "\n".join(made)
