@@ -64,6 +64,16 @@ def check_index():
             fail("mkdocs.yml", 0, f"has no entry for {name} under nav")
 
 
+def check_first_screen():
+    """The README begins with a sentence, a picture, a plot, when to use it and when not, then the two commands."""
+    text = (ROOT / "README.md").read_text()
+    parts = ["Exact attention", "](docs/pictures/tiles.svg)", "](docs/pictures/speed.svg)", "| use it when |", "make demo ",
+             "make test ", "\n## "]
+    places = [text.find(part) for part in parts]
+    if -1 in places or places != sorted(places):
+        fail("README.md", 0, f"does not begin with {', '.join(parts[:-1])}, in this order")
+
+
 def check_versions():
     """The version is the same everywhere (docs/versions.md)."""
     found = {}
