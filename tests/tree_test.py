@@ -48,9 +48,9 @@ def check_commits():
 
 RULES = [includes.check_includes, sources.check_licence, sources.check_text, partial(includes.check_headers, COMPILER),
          sources.check_sentences, sources.check_environment, sources.check_c_abi, documents.check_test_folders,
-         documents.check_links, documents.check_index, documents.check_first_screen, documents.check_versions,
-         documents.check_named_files, documents.check_references, documents.check_reference, documents.check_tour,
-         check_results, check_mutants, check_commits]
+         documents.check_links, documents.check_index, documents.check_first_screen, documents.check_description,
+         documents.check_versions, documents.check_named_files, documents.check_references, documents.check_reference,
+         documents.check_tour, check_results, check_mutants, check_commits]
 
 
 def main():

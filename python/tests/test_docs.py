@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/python.md and, where it has any, of README.md: each block of Python is run, alone."""
+"""The examples of docs/python.md, README.md and python/README.md: each block of Python is run, alone."""
 import importlib.util
 import re
 import sys
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def blocks():
-    for name in ("docs/python.md", "README.md"):
+    for name in ("docs/python.md", "README.md", "python/README.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         for match in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             line = text.count("\n", 0, match.start()) + 2

@@ -74,6 +74,15 @@ def check_first_screen():
         fail("README.md", 0, f"does not begin with {', '.join(parts[:-1])}, in this order")
 
 
+def check_description():
+    """What the Python package says of itself where packages are listed has no link or picture that is broken there."""
+    name = re.search(r'^readme = "(.*?)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
+        for target in re.findall(r"\]\(([^)\s]+)\)", line):
+            if not target.startswith("https://"):
+                fail(ROOT / name, number, f"links to {target}, which is in the tree alone")
+
+
 def check_versions():
     """The version is the same everywhere (docs/versions.md)."""
     found = {}
