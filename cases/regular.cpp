@@ -54,13 +54,8 @@ std::vector<Case> regular() {
            .packed_k = {50, 130, 7, 64}},
       },
       {Type::f32, Type::f16, Type::bf16});
-  rows.push_back({.name = "ancestor_c_identity_4x4",
-                  .Nq = 4,
-                  .Nk = 4,
-                  .Hq = 1,
-                  .Hk = 1,
-                  .D = 4,
-                  .distribution = Distribution::identity});
+  rows.push_back(
+      {.name = "identity_4x4", .Nq = 4, .Nk = 4, .Hq = 1, .Hk = 1, .D = 4, .distribution = Distribution::identity});
   // Rows repeat, and so do their roundings: dSink adds them up with one sign. The fuzzer found the seed.
   rows.push_back({.name = "repeated_one_hot_rows",
                   .Nq = 74,
@@ -72,7 +67,7 @@ std::vector<Case> regular() {
                   .sinks = Sinks::finite,
                   .distribution = Distribution::identity,
                   .seed = 18944});
-  rows.push_back({.name = "ancestor_c_random_128x64", .Nq = 128, .Nk = 128, .Hq = 1, .Hk = 1, .D = 64, .seed = 42});
+  rows.push_back({.name = "random_128x64", .Nq = 128, .Nk = 128, .Hq = 1, .Hk = 1, .D = 64, .seed = 42});
   return rows;
 }
 

@@ -140,7 +140,7 @@ TEST(AncestorB, WrongFiguresComeFromTheForgottenRescale) {
 //   dV = transpose(P) = P,  dQ = dK = dS / 2: 0.114438 and -0.038146
 TEST(AncestorC, IdentityFourByFourByHand) {
   for (const std::string& kernel : available_kernels()) {
-    CaseData data = build(find_case("ancestor_c_identity_4x4"));
+    CaseData data = build(find_case("identity_4x4"));
     run(data, {.kernel = kernel.c_str()});
     for (std::int64_t i = 0; i < 4; ++i) {
       EXPECT_NEAR(data.lse.get(i), 1.536592, 1e-6) << kernel;
@@ -157,7 +157,7 @@ TEST(AncestorC, IdentityFourByFourByHand) {
 
 TEST(AncestorC, Random128x64AgreesWithFloat64) {
   for (const std::string& kernel : available_kernels())
-    expect_ok(run_case(find_case("ancestor_c_random_128x64"), Execution{.kernel = kernel.c_str()}));
+    expect_ok(run_case(find_case("random_128x64"), Execution{.kernel = kernel.c_str()}));
 }
 
 }  // namespace
