@@ -12,7 +12,8 @@
   function fillChoices() {
     const option = (value, words) => new Option(words, value);
     for (const side of ["left", "right"]) {
-      $(side).append(option(-1, "no bound"), ...Array.from({ length: 16 }, (_, x) => option(x, x)));
+      $(side).append(option(-1, "no bound"),
+                     ...Array.from({ length: Tiles.LIMITS.window[1] + 1 }, (_, x) => option(x, x)));
     }
     $("heads").append(...Tiles.HEADS.map((heads) => option(heads, heads.replace("/", " / "))));
     $("seed").append(...Array.from({ length: 8 }, (_, x) => option(x + 1, `seed ${x + 1}`)),
@@ -52,12 +53,20 @@
     if (document.activeElement !== $("lengths")) $("lengths").value = state.settings.lengths;
     $("lengths").disabled = $("heads").disabled = problem.identity;
     $("heads").value = `${problem.hq}/${problem.hk}`;
-    $("seed").value = state.settings.seed;
+    const seed = problem.identity ? "identity" : String(problem.seed);
+    if (!Array.from($("seed").options).some((option) => option.value === seed)) {  // an address may have any
+      $("seed").append(new Option(`seed ${seed}`, seed));
+    }
+    $("seed").value = seed;
     document.querySelector(`input[name=pass][value=${state.pass}]`).checked = true;
     document.body.dataset.pass = state.pass;
-    const masks = [problem.causal && "causal", problem.left >= 0 && `window ${problem.left}`].filter(Boolean);
+    const bounds = [problem.left, problem.right], bounded = Math.max(...bounds) >= 0;
+    const options = [problem.causal && "causal",
+                     bounded && `window ${bounds.map((bound) => (bound < 0 ? "∞" : bound)).join("/")}`,
+                     problem.sequences.length > 1 && `${problem.sequences.length} sequences`,
+                     problem.hq > 1 && `heads ${problem.hq}/${problem.hk}`].filter(Boolean);
     $("summary").textContent = [`${state.pass === "forward" ? "Forward" : "Backward"}, ${problem.n} tokens`,
-                                `tiles ${problem.br} × ${problem.bc}`, ...masks].join(", ");
+                                `tiles ${problem.br} × ${problem.bc}`, ...options].join(", ");
   }
 
   function show() {

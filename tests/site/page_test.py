@@ -134,6 +134,11 @@ def check_settings(browser):
     browser.open(f"{ADDRESS}#n=999&br=-3&d=zebra&heads=7%2F2&step=100000")
     found = browser.ask("(({ n, br, d, hq }) => [n, br, d, hq])(Tiles.page.current().problem)")
     expect(found == [32, 1, 4, 1], f"an address out of range gives {found}")
+    browser.open(f"{ADDRESS}#n=32&left=20&right=31&seed=42&lengths=9&heads=4%2F2")
+    shown = browser.ask("['left', 'right', 'seed', 'heads'].map(x => document.getElementById(x).value).join(' ')")
+    expect(shown == "20 31 42 4/2", f"the controls show {shown} for an address with other values")
+    summary = browser.ask("document.getElementById('summary').textContent")
+    expect(summary == "Forward, 32 tokens, tiles 4 × 4, causal, window 20/31, 2 sequences, heads 4/2", summary)
 
 
 # The least contrast of text with what is behind it, by WCAG's formula, over the parts of the page that hold text.
