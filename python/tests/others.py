@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of flash-attn and xformers as far as docs/coming_from.md names them, by PyTorch's operations in float64, from
-their documentation: neither can be installed without a GPU. Used by test_coming_from.py."""
+their documentation: neither runs without a GPU. Used by test_coming_from.py."""
 import eager
 import torch
 
