@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from ._options import AttentionOptions, Layout
 
+if jax.__version_info__ < (0, 7):  # whose custom_partitioning knows less
+    raise ImportError(f"tessera.jax: JAX is {jax.__version__}; must be 0.7 or later (Python 3.11 or later)")
+
 Array = Any
 
 

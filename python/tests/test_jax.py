@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tessera.jax: eager, inside jit, gradients against float64, options, errors. `-m gpu`: the same on CUDA."""
+import importlib.util
+
 import numpy as np
 import oracle
 import pytest
@@ -280,6 +282,15 @@ def test_version_of_the_ffi(runtime, told):
     frame = _xla_ffi._Frame(api=api, extension=ctypes.addressof(extension))
     assert tessera.jax._HANDLERS["cpu"](ctypes.pointer(frame)) is None
     assert (metadata.version.major, metadata.version.minor) == told
+
+
+def test_old_versions_are_refused(monkeypatch):
+    """When the module is imported, in a sentence, and not by what JAX lacks in the first call."""
+    monkeypatch.setattr(jax, "__version_info__", (0, 6, 2))
+    monkeypatch.setattr(jax, "__version__", "0.6.2")
+    spec = importlib.util.spec_from_file_location("tessera.old_jax", tessera.jax.__file__)
+    with pytest.raises(ImportError, match=r"^tessera\.jax: JAX is 0\.6\.2; must be 0\.7 or later"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_many_calls_share_plans(rng):
