@@ -176,6 +176,12 @@ def check_looks(browser):
                 expect(wide <= width, f"{name}: the page is {wide} pixels wide")
                 least, where = browser.ask(CONTRAST)
                 expect(least >= 4.5, f"{name}: contrast {least:.2f} at {where}")
+    for width in [1360, 375]:  # tiles as large as they get
+        for pass_name, step in [("forward", 17), ("backward", 45)]:
+            browser.open(f"{ADDRESS}#n=32&d=8&br=8&bc=8&pass={pass_name}&step={step}", width, 900, phone=width < 500)
+            wide = browser.ask("Array.from(document.querySelectorAll('#chip td'))"
+                               ".filter(x => x.scrollWidth > x.clientWidth + 1).length")
+            expect(wide == 0, f"{pass_name}, {width} pixels: {wide} numbers are wider than their places")
     expect(len(set(pictures.values())) == len(pictures), "two of the screenshots are the same")
     expect(all(len(p) > 20000 for p in pictures.values()), "a screenshot is all but empty")
     browser.open(ADDRESS)
