@@ -26,14 +26,16 @@ def comment_at_the_top(lines):
 
 
 def check_licence():
-    """Every source file says its licence in its first line, or behind its shebang, as SPDX asks."""
-    marks = {**dict.fromkeys(SOURCE_ENDINGS | {".js"}, "// {}"), **dict.fromkeys([".c", ".h", ".css"], "/* {} */")}
+    """Every source file says its licence in its first line, or behind its shebang or doctype, as SPDX asks."""
+    marks = {**dict.fromkeys(SOURCE_ENDINGS | {".js"}, "// {}"), **dict.fromkeys([".c", ".h", ".css", ".map"], "/* {} */"),
+             ".html": "<!-- {} -->"}
+    root = [ROOT / name for name in ("CMakeLists.txt", "Makefile", "CITATION.cff", "mkdocs.yml", "pyproject.toml")]
     checked = 0
-    for path in [*files(COMMENTED_ENDINGS | {".txt", ".in"}, *TEXT_FOLDERS), ROOT / "CMakeLists.txt", ROOT / "Makefile"]:
+    for path in [*files(COMMENTED_ENDINGS | {".txt", ".in", ".toml", ".map", ".dict", ".html"}, *TEXT_FOLDERS), *root]:
         if path.suffix == ".txt" and path.name != "CMakeLists.txt":
             continue
         checked += 1
-        lines = [line for line in path.read_text().splitlines()[:2] if not line.startswith("#!")]
+        lines = [line for line in path.read_text().splitlines()[:2] if not line.startswith(("#!", "<!DOCTYPE"))]
         expected = marks.get(path.suffix, "# {}").format(LICENCE)
         if lines[:1] != [expected]:
             fail(path, 1, f'must begin with the line "{expected}"')
