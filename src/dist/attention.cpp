@@ -243,11 +243,13 @@ Problem Plan::with(const std::optional<Seed>& seed) const {
   return now;
 }
 
-// Distinguishes the messages of a call from those of a call with other arguments. Seeds that nothing uses may differ.
+// Distinguishes the messages of a call from those of another plan's, and of a call with other arguments. Seeds that
+// nothing uses may differ.
 UInt64 Plan::call_number(const Problem& now, UInt64 flags, Type written) {
   const Options& o = now.options;
   const UInt64 seed = o.dropout > 0 ? o.seed : 0, offset = o.dropout > 0 ? o.seed_offset : 0;
-  return hash(++calls, std::vector<Int64>{Int64(flags), Int64(written), Int64(seed), Int64(offset)});
+  return hash(++calls,
+              std::vector<Int64>{Int64(flags), Int64(written), Int64(seed), Int64(offset), Int64(line.plan())});
 }
 
 void Plan::refuse(const Error& why) {

@@ -171,7 +171,8 @@ void Line::wait(UInt64 group) {
 std::vector<Bytes> Line::gather(const Bytes& mine) {
   std::vector<Message> messages;
   std::vector<std::shared_ptr<Bytes>> all;
-  constexpr UInt64 number = 0x67617468;  // "gath": the first and the only messages of their kind
+  plan_number = ++transport->plans;
+  const UInt64 number = plan_number << 32 | 0x67617468;  // "gath": a plan's first messages
   const auto sent = std::make_shared<Bytes>(mine);
   sent->resize(mine.size() + seal_bytes);
   seal(*sent, number);

@@ -53,6 +53,7 @@ class Communicator {
   // caller's.
   virtual Worker* worker() { return nullptr; }
 
+  UInt64 plans = 0;                    // and decoders, that have been asked for here: as many on every rank
   std::string broken;                  // the sentence of the first failure here, if there was one
   std::shared_ptr<Communicator> kept;  // itself, for good: a call that has not returned still uses its memory
   std::atomic<bool> in_use{false};     // by a thread, for the time of a call
@@ -73,8 +74,11 @@ class Line {
   // Until this group and all before it are complete. Beyond the limit: an Error that names the ranks that have not
   // answered.
   void wait(UInt64 group);
-  // Every rank's bytes, all of the same size, in the order of ranks.
+  // Every rank's bytes, all of the same size, in the order of ranks: how a plan begins.
   std::vector<Bytes> gather(const Bytes& mine);
+  // Which plan of the communicator's this is, the same on every rank, for the numbers of its messages: two plans may
+  // have messages of the same sizes.
+  UInt64 plan() const { return plan_number; }
 
   // Runs a body that all ranks run. If it throws, the others are told, and the communicator is of no more use.
   template <class Body>
@@ -133,6 +137,7 @@ class Line {
   std::exception_ptr failure;                                     // what a body has thrown, while the others are told
   std::deque<std::shared_ptr<const std::vector<Message>>> queue;  // its first group is under way
   UInt64 started = 0, complete = 0;                               // groups
+  UInt64 plan_number = 0;
 };
 
 // Seals a message: its last 16 bytes say which message it is and what it held, so that a damaged or crossed one is

@@ -330,7 +330,7 @@ void Decoder::forward(const Inputs& in, std::span<const Int64> lengths, const Ou
     const int groups = static_cast<int>(clamp((longest + block - 1) / block, 1, p.dealing.groups));
     const int leaves = std::countr_zero(static_cast<unsigned>(p.dealing.groups));
     const UInt64 given = UInt64(bool(in.slopes)) | UInt64(bool(in.sinks)) << 1;
-    const UInt64 call = mixed(mixed(++calls, 0x6465636f), given);
+    const UInt64 call = mixed(mixed(mixed(++calls, 0x6465636f), line.plan()), given);
     UInt64 agreed = mixed(UInt64(B), UInt64(Nq));
     for (const Int64 n : lengths) agreed = mixed(agreed, UInt64(n));
     std::vector<Node> nodes;

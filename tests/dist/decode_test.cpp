@@ -336,6 +336,28 @@ TEST(Decoding, WhatIsWrongEverybodyHears) {
   EXPECT_EQ(complains(p), "Hq: is 3; must be a positive multiple of Hk, 2");
 }
 
+// Their messages have the same sizes, and both are called for the first time.
+TEST(Decoding, DecodersInAnotherOrderAreNoticed) {
+  const Scene scene(cases()[0]);
+  std::vector<std::string> said(2);
+  run_ranks(2, [&](int r, std::shared_ptr<Communicator> c) {
+    Numbers cache(Type::f32, scene.B * 768, 2, 32);
+    Inputs in;
+    in.q = Scene::four(scene.q, 1), in.k = in.v = Scene::four(cache, 768);
+    Scene::Result result(scene, Type::f32, Type::f32);
+    DecodeProblem other = scene.problem();
+    other.options.scale = 0.5;
+    Decoder one(c, scene.problem(), 2, 1), two(c, other, 2, 1);
+    try {
+      (r == 0 ? one : two).forward(in, scene.c.lengths, result.views(scene));
+    } catch (const Error& error) {
+      said[static_cast<std::size_t>(r)] = error.what();
+    }
+  });
+  for (const std::string& sentence : said)
+    EXPECT_NE(sentence.find("arrived damaged, or belongs to another call"), std::string::npos) << sentence;
+}
+
 TEST(Decoding, PagesMustDivideABlock) {
   const Scene scene(cases()[0]);
   Numbers cache(Type::f32, 48 * 100, 2, 32);

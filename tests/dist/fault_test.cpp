@@ -276,6 +276,31 @@ TEST(Faults, AnInputThatOneRankAloneHasIsNoticed) {
   }
 }
 
+// Their messages have the same sizes, and both are called for the first time.
+TEST(Faults, PlansInAnotherOrderAreNoticed) {
+  const Problem problem{{96}, 4, 2, 16, 16, Type::f32, {}};
+  Problem other = problem;
+  other.options.scale = 0.5;
+  std::vector<std::string> said(2);
+  run_ranks(2, [&](int r, std::shared_ptr<Communicator> c) {
+    const Sharing sharing = sharing_of(problem, 2);
+    const Int64 n = sharing.partition.rows(r);
+    Numbers q(Type::f32, n, 4, 16), k(Type::f32, n, 2, 16), o(Type::f32, n, 4, 16);
+    Inputs in;
+    in.q = q.tokens(), in.k = in.v = k.tokens();
+    Outputs out;
+    out.o = o.tokens();
+    Plan one(c, problem, sharing), two(c, other, sharing);
+    try {
+      (r == 0 ? one : two).forward(in, out);
+    } catch (const Error& error) {
+      said[static_cast<std::size_t>(r)] = error.what();
+    }
+  });
+  for (const std::string& sentence : said)
+    EXPECT_NE(sentence.find("arrived damaged, or belongs to another call"), std::string::npos) << sentence;
+}
+
 // Another thread comes while a call asks for word of the others.
 class Shared : public Communicator {
  public:
