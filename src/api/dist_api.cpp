@@ -2,7 +2,9 @@
 // The C ABI of attention over several ranks: partitions, communicators, plans. See tessera/dist.h.
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +32,7 @@ struct tessera_communicator {
 };
 
 struct tessera_dist_plan {
+  std::shared_ptr<tessera::dist::Communicator> messages;
   tessera::dist::Plan plan;
   std::string description;
 };
@@ -67,13 +70,17 @@ void require_ranks(std::int32_t ranks) {
   if (ranks < 1 || ranks > most_ranks) invalid("ranks: is ", ranks, "; must be from 1 to ", most_ranks);
 }
 
+void require_sequences(std::int64_t sequences) {
+  if (sequences < 0 || sequences > most_sequences)
+    invalid("sequences: is ", sequences, "; must be from 0 to ", most_sequences);
+}
+
 tessera_partition_args partition_args(const tessera_partition_args* given) {
   const tessera_partition_args args = require_struct("partition_args", given, tessera_partition_args_init);
   require_ranks(args.ranks);
   if (args.slices < 1 || args.ranks % args.slices != 0)
     invalid("slices: is ", args.slices, "; must be positive and divide the ", args.ranks, " ranks");
-  if (args.sequences < 0 || args.sequences > most_sequences)
-    invalid("sequences: is ", args.sequences, "; must be from 0 to ", most_sequences);
+  require_sequences(args.sequences);
   if (args.sequences > 0) require("lengths", args.lengths);
   std::int64_t total = 0;
   for (std::int64_t b = 0; b < args.sequences; ++b) {
@@ -195,15 +202,15 @@ void check_outputs(const std::vector<Named>& outputs, const std::vector<Named>& 
   }
 }
 
-// Reads a call's arguments; what is wrong with them the other ranks hear too.
-template <class Read>
-void read_or_refuse(tessera_dist_plan* plan, Read read) {
+// What goes wrong on this rank before the ranks are together, or behind, the others hear too.
+template <class Body>
+void or_refuse(const std::shared_ptr<dist::Communicator>& messages, Body body) {
   try {
-    read();
+    body();
   } catch (const Failure& failure) {
-    plan->plan.refuse(Error(failure.status, failure.what()));
+    dist::refuse(messages, std::make_exception_ptr(Error(failure.status, failure.what())));
   } catch (const std::bad_alloc&) {
-    plan->plan.refuse(Error(TESSERA_OUT_OF_MEMORY, "out of memory"));
+    dist::refuse(messages, std::current_exception());
   }
 }
 
@@ -320,17 +327,16 @@ tessera_status tessera_dist_plan_make(const tessera_dist_args* given, const tess
     const tessera_dist_args args = require_struct("dist_args", given, tessera_dist_args_init);
     require("communicator", args.communicator);
     const std::shared_ptr<dist::Communicator>& messages = args.communicator->messages;
-    Question asked;
-    try {
+    std::optional<Question> asked;
+    or_refuse(messages, [&] {
       require("plan", plan);
       asked = question(args, o, e);
-    } catch (const Failure& failure) {
-      dist::refuse(messages, Error(failure.status, failure.what()));
-    }
-    auto made = std::make_unique<tessera_dist_plan>(
-        tessera_dist_plan{dist::Plan(messages, asked.problem, asked.sharing), std::string()});
-    made->description = description(made->plan);
-    *plan = made.release();
+    });
+    dist::Plan made(messages, std::move(asked->problem), std::move(asked->sharing));
+    or_refuse(messages, [&] {
+      std::string text = description(made);
+      *plan = new tessera_dist_plan{messages, std::move(made), std::move(text)};
+    });
   });
 }
 
@@ -345,7 +351,7 @@ tessera_status tessera_dist_forward(tessera_dist_plan* plan, const tessera_input
     Inputs in;
     Outputs out;
     dist::Seed seed;
-    read_or_refuse(plan, [&] {
+    or_refuse(plan->messages, [&] {
       in = inputs(given), out = outputs(results), seed = seed_of(*plan, o);
       if (out.status || out.state) invalid("status and state: are given; over several ranks there are none");
       check_outputs({{"o", out.o}, {"lse", out.lse}}, named(in));
@@ -363,7 +369,7 @@ tessera_status tessera_dist_backward(tessera_dist_plan* plan, const tessera_inpu
     Saved saved;
     Gradients out;
     dist::Seed seed;
-    read_or_refuse(plan, [&] {
+    or_refuse(plan->messages, [&] {
       in = inputs(given), saved = saved_tensors(saved_given), out = gradients(results), seed = seed_of(*plan, o);
       std::vector<Named> read = named(in);
       for (const Named& t : {Named{"o", saved.o}, {"lse", saved.lse}, {"d_o", saved.d_o}, {"d_lse", saved.d_lse}})
@@ -392,17 +398,16 @@ tessera_status tessera_decoder_make(const tessera_decoder_args* given, const tes
     const std::shared_ptr<dist::Communicator>& messages = args.communicator->messages;
     dist::DecodeProblem problem;
     int threads = 0;
-    try {
+    or_refuse(messages, [&] {
       require("decoder", decoder);
       problem = {
           args.query_heads, args.key_heads,           args.head_dim, args.value_dim, static_cast<Type>(args.type),
           options(o),       {args.block, args.groups}};
       threads = execution(e).threads;
       require_timeout(args.timeout);
-    } catch (const Failure& failure) {
-      dist::refuse(messages, Error(failure.status, failure.what()));
-    }
-    *decoder = new tessera_decoder{messages, problem.dealing, dist::Decoder(messages, problem, args.timeout, threads)};
+    });
+    dist::Decoder made(messages, problem, args.timeout, threads);
+    or_refuse(messages, [&] { *decoder = new tessera_decoder{messages, problem.dealing, std::move(made)}; });
   });
 }
 
@@ -427,15 +432,13 @@ tessera_status tessera_decoder_forward(tessera_decoder* decoder, const tessera_i
     Inputs in;
     Outputs out;
     std::vector<Int64> keys;
-    try {
+    or_refuse(decoder->messages, [&] {
       in = inputs(given), out = outputs(results);
-      if (sequences < 0) invalid("sequences: is ", sequences, "; must be 0 or more");
+      require_sequences(sequences);
       if (sequences > 0) require("lengths", lengths);
       keys.assign(lengths, lengths + sequences);
       check_outputs({{"o", out.o}, {"lse", out.lse}}, named(in));
-    } catch (const Failure& failure) {
-      dist::refuse(decoder->messages, Error(failure.status, failure.what()));
-    }
+    });
     decoder->decoder.forward(in, keys, out);
   });
 }

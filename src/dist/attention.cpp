@@ -149,19 +149,19 @@ UInt64 flags_of(const Inputs& in) {
 
 Range key_heads(Int64 Hk, int slice, int slices) { return {Hk * slice / slices, Hk * (slice + 1) / slices}; }
 
-Plan::Plan(std::shared_ptr<Communicator> communicator, const Problem& problem, const Sharing& sharing) :
-    line(std::move(communicator), sharing.timeout), problem(problem), sharing(sharing) {
+Plan::Plan(std::shared_ptr<Communicator> communicator, Problem asked, Sharing how) :
+    line(std::move(communicator), how.timeout), problem(std::move(asked)), sharing(std::move(how)) {
   agree();
   const Mask mask = mask_of(problem.options);
   const auto make = [&](Pass pass) {
     return make_schedule(problem.lengths, mask, sharing.partition,
                          {sharing.scheme, pass, sharing.segment, sharing.grain});
   };
-  forward_schedule = make(Pass::forward), backward_schedule = make(Pass::backward);
+  line.together([&] { forward_schedule = make(Pass::forward), backward_schedule = make(Pass::backward); });
 }
 
-// What is wrong with this rank's question, whatever the others ask. Empty: nothing.
-std::string Plan::complaint() const {
+// What is wrong with this rank's question, whatever the others ask.
+std::optional<Error> Plan::complaint() const {
   const Options& o = problem.options;
   try {
     const Partition& partition = sharing.partition;
@@ -203,18 +203,22 @@ std::string Plan::complaint() const {
     sharing.memory->plan(in, out, o, sharing.execution());
     return {};
   } catch (const Error& error) {
-    return error.what();
+    return error;
   }
 }
 
 void Plan::agree() {
-  const std::vector<Question> mine = questions(problem, sharing);
-  Bytes record(mine.size() * sizeof(UInt64) + complaint_bytes);
-  for (std::size_t i = 0; i < mine.size(); ++i) std::memcpy(record.data() + 8 * i, &mine[i].bits, 8);
-  const std::string wrong = complaint();  // the others hear its beginning
-  std::memcpy(record.data() + 8 * mine.size(), wrong.data(), std::min(wrong.size(), complaint_bytes - 1));
+  std::vector<Question> mine;
+  std::optional<Error> wrong;
   std::vector<Bytes> all;
-  line.together([&] { all = line.gather(record); });
+  line.together([&] {
+    mine = questions(problem, sharing), wrong = complaint();
+    Bytes record(mine.size() * sizeof(UInt64) + complaint_bytes);
+    for (std::size_t i = 0; i < mine.size(); ++i) std::memcpy(record.data() + 8 * i, &mine[i].bits, 8);
+    if (wrong)  // the others hear its beginning
+      std::memcpy(record.data() + 8 * mine.size(), wrong->what(), strnlen(wrong->what(), complaint_bytes - 1));
+    all = line.gather(record);
+  });
 
   const auto bits = [&](int r, std::size_t i) {
     UInt64 x;
@@ -230,7 +234,7 @@ void Plan::agree() {
                                    : ": rank 0 has " + value(0) + ", rank " + text(r) + " has " + value(r);
       throw Error(TESSERA_COMMUNICATION_ERROR, std::string(mine[i].name) + " differs" + pair);
     }
-  if (!wrong.empty()) invalid(wrong);
+  if (wrong) throw *wrong;
   for (int r = 0; r < line.size(); ++r) {
     const char* theirs = reinterpret_cast<const char*>(all[static_cast<std::size_t>(r)].data() + 8 * mine.size());
     if (*theirs) throw Error(TESSERA_COMMUNICATION_ERROR, "rank " + text(r) + ": " + theirs);
@@ -252,14 +256,9 @@ UInt64 Plan::call_number(const Problem& now, UInt64 flags, Type written) {
               std::vector<Int64>{Int64(flags), Int64(written), Int64(seed), Int64(offset), Int64(line.plan())});
 }
 
-void Plan::refuse(const Error& why) {
-  line.together([&] { throw why; });
-  throw why;  // not reached: what a body throws, together() throws
-}
-
-void refuse(std::shared_ptr<Communicator> communicator, const Error& why) {
-  Line(std::move(communicator), 0).together([&] { throw why; });
-  throw why;
+void refuse(std::shared_ptr<Communicator> communicator, std::exception_ptr why) {
+  Line(std::move(communicator), 0).together([&] { std::rethrow_exception(why); });
+  std::rethrow_exception(why);  // not reached: what a body throws, together() throws
 }
 
 void Plan::forward(const Inputs& in, const Outputs& out, std::optional<Seed> seed) {

@@ -3,6 +3,7 @@
 // local rows out. Included by the command line, the tests and the C ABI. Implements docs/scale_out.md.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -45,8 +46,8 @@ struct Seed {
   UInt64 seed = 0, offset = 0;
 };
 
-// Tells all ranks of a communicator that this one has no plan to make with them, and throws why.
-[[noreturn]] void refuse(std::shared_ptr<Communicator> communicator, const Error& why);
+// Instead of a call of a plan's, or of making one: tells the others why there is none on this rank, and throws that.
+[[noreturn]] void refuse(std::shared_ptr<Communicator> communicator, std::exception_ptr why);
 
 // Which heads the ranks of slice u work on, as key/value heads.
 Range key_heads(Int64 Hk, int slice, int slices);
@@ -58,20 +59,18 @@ Range key_heads(Int64 Hk, int slice, int slices);
 class Plan {
  public:
   // Together with all ranks: compares what they ask for before the first row travels.
-  Plan(std::shared_ptr<Communicator> communicator, const Problem& problem, const Sharing& sharing);
+  Plan(std::shared_ptr<Communicator> communicator, Problem problem, Sharing sharing);
 
   // Without a seed: that of the problem.
   void forward(const Inputs& inputs, const Outputs& outputs, std::optional<Seed> seed = {});
   void backward(const Inputs& inputs, const Saved& saved, const Gradients& gradients, std::optional<Seed> seed = {});
-  // Instead of a pass: tells the others why there is none on this rank, and throws that.
-  [[noreturn]] void refuse(const Error& why);
 
   const Problem& question() const { return problem; }
   const Schedule& schedule(Pass pass) const { return pass == Pass::forward ? forward_schedule : backward_schedule; }
 
  private:
   void agree();
-  std::string complaint() const;
+  std::optional<Error> complaint() const;
   Problem with(const std::optional<Seed>& seed) const;
   UInt64 call_number(const Problem& now, UInt64 flags, Type written);
 

@@ -104,7 +104,7 @@ void Line::give_up(const char* sentence) noexcept {
   try {
     transport->broken = sentence;
     said = "rank " + std::to_string(rank()) + ": " + sentence;
-  } catch (...) {  // no memory for a sentence: the others will run into their limit of time
+  } catch (...) {  // no memory for a sentence: the others hear that much
     transport->broken.assign(1, '?');
   }
   call(longest_farewell, [said = std::move(said)](Communicator& all) { all.fail(said); });
@@ -112,7 +112,7 @@ void Line::give_up(const char* sentence) noexcept {
 
 void Line::listen(Clock::duration allowed) {
   const auto heard = call(allowed, [](Communicator& all) { return all.notice(); });
-  if (heard) throw Heard{*heard};
+  if (heard) throw Heard{heard->empty() ? "another rank has failed, and did not say why" : *heard};
 }
 
 UInt64 Line::start(std::vector<Message> messages) {

@@ -7,9 +7,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <deque>
 #include <exception>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <set>
@@ -134,9 +134,10 @@ class Line {
   std::shared_ptr<Communicator> transport;
   double timeout;
   Clock::duration limit;
-  std::exception_ptr failure;                                     // what a body has thrown, while the others are told
-  std::deque<std::shared_ptr<const std::vector<Message>>> queue;  // its first group is under way
-  UInt64 started = 0, complete = 0;                               // groups
+  std::exception_ptr failure;                                    // what a body has thrown, while the others are told
+  std::list<std::shared_ptr<const std::vector<Message>>> queue;  // its first group is under way. A deque needs memory
+                                                                 // to begin with, where nobody can be told yet
+  UInt64 started = 0, complete = 0;                              // groups
   UInt64 plan_number = 0;
 };
 

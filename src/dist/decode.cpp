@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "dist/inputs.hpp"
@@ -97,7 +96,7 @@ Decoder::Decoder(std::shared_ptr<Communicator> communicator, const DecodeProblem
   agree();
 }
 
-std::string Decoder::complaint() const {
+std::optional<Error> Decoder::complaint() const {
   const Options& o = p.options;
   try {
     if (p.dealing.block < 1) invalid("block: is " + text(p.dealing.block) + "; must be positive");
@@ -117,7 +116,7 @@ std::string Decoder::complaint() const {
     out.o = Tensor(nullptr, Type::f32, {1, 1, p.Hq, p.Dv});
     tessera::Plan::forward(in, out, o, {.threads = threads});
   } catch (const Error& error) {
-    return error.what();
+    return error;
   }
   return {};
 }
@@ -139,19 +138,21 @@ void Decoder::agree() {
       {"groups", UInt64(p.dealing.groups)},
   };
   constexpr std::size_t count = std::size(mine), sentence = 256;
-  Bytes record(count * 8 + sentence);
-  for (std::size_t i = 0; i < count; ++i) std::memcpy(record.data() + 8 * i, &mine[i].second, 8);
-  std::string wrong = complaint();
-  wrong.resize(std::min(wrong.size(), sentence - 1));
-  std::memcpy(record.data() + 8 * count, wrong.c_str(), wrong.size() + 1);
+  std::optional<Error> wrong;
   std::vector<Bytes> all;
-  line.together([&] { all = line.gather(record); });
+  line.together([&] {
+    Bytes record(count * 8 + sentence);
+    for (std::size_t i = 0; i < count; ++i) std::memcpy(record.data() + 8 * i, &mine[i].second, 8);
+    wrong = complaint();
+    if (wrong) std::memcpy(record.data() + 8 * count, wrong->what(), strnlen(wrong->what(), sentence - 1));
+    all = line.gather(record);
+  });
   for (std::size_t i = 0; i < count; ++i)
     for (int r = 1; r < line.size(); ++r)
       if (std::memcmp(all[0].data() + 8 * i, all[index(r)].data() + 8 * i, 8) != 0)
         throw Error(TESSERA_COMMUNICATION_ERROR,
                     std::string(mine[i].first) + " differs between rank 0 and rank " + text(r));
-  if (!wrong.empty()) invalid(wrong);
+  if (wrong) throw *wrong;
   for (int r = 0; r < line.size(); ++r)
     if (const char* theirs = reinterpret_cast<const char*>(all[index(r)].data() + 8 * count); *theirs)
       throw Error(TESSERA_COMMUNICATION_ERROR, "rank " + text(r) + ": " + theirs);

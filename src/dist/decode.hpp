@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -59,7 +60,7 @@ class Decoder {
   };
   void check(const Inputs& inputs, std::span<const Int64> lengths, const Outputs& outputs) const;
   void agree();
-  std::string complaint() const;
+  std::optional<Error> complaint() const;
   Partial group_partial(const Inputs& inputs, std::span<const Int64> lengths, int group) const;
   Partial merged(std::vector<Partial> partials, int level, int residue) const;
   void list_nodes(std::vector<Node>& nodes, int level, int residue, int groups) const;

@@ -84,7 +84,7 @@ TEST(Decoding, Refusals) {
   tessera_outputs out;
   tessera_outputs_init(&out);
   EXPECT_EQ(said(tessera_decoder_forward(nullptr, &in, nullptr, 0, &out)), "decoder: is NULL; it is required");
-  EXPECT_EQ(said(tessera_decoder_forward(made, &in, nullptr, -1, &out)), "sequences: is -1; must be 0 or more");
+  EXPECT_EQ(said(tessera_decoder_forward(made, &in, nullptr, -1, &out)), "sequences: is -1; must be from 0 to 2147483647");
   tessera_decoder_destroy(made);
   made = nullptr;
   ASSERT_EQ(refused([] {}), "");
