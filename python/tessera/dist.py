@@ -195,6 +195,12 @@ class Sharing(NamedTuple):
 _MOST_PLANS = 16  # of a communicator: documents of other lengths need another plan, perhaps in each step of a training
 
 
+def _execution(parsed: Parsed) -> Any:
+    kernel = parsed.settings.kernel
+    return _abi.make(_abi.Execution, threads=parsed.settings.threads,
+                     kernel=None if kernel is None else _abi.text("kernel", kernel))
+
+
 class _Plan:
     """A plan of the library's, made together with all ranks."""
 
@@ -207,9 +213,7 @@ class _Plan:
                         head_dim=head_dim, value_dim=value_dim, type=code, scheme=abi.SCHEMES[sharing.scheme],
                         segment=sharing.segment, timeout=float(sharing.timeout))
         self.options = _call.options(parsed.settings)
-        kernel = parsed.settings.kernel
-        execution = _abi.make(_abi.Execution, threads=parsed.settings.threads,
-                              kernel=None if kernel is None else _abi.text("kernel", kernel))
+        execution = _execution(parsed)
         made = ctypes.c_void_p()
         check(lib.tessera_dist_plan_make(ctypes.byref(args), ctypes.byref(self.options), ctypes.byref(execution),
                                          ctypes.byref(made)))
@@ -330,7 +334,7 @@ class Decoder:
                         type=type_code("dtype", str(dtype).removeprefix("torch.")), groups=groups, block=block,
                         timeout=float(timeout))
         given = _call.options(parsed.settings)
-        execution = _abi.make(_abi.Execution, threads=parsed.settings.threads)
+        execution = _execution(parsed)
         made = ctypes.c_void_p()
         check(lib.tessera_decoder_make(ctypes.byref(args), ctypes.byref(given), ctypes.byref(execution),
                                        ctypes.byref(made)))

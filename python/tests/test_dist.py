@@ -216,6 +216,8 @@ def test_decoding_over_ranks():
     assert relative_error(results[0][0], exact[0]) < 2e-6 and relative_error(results[0][1], exact[1]) < 2e-6
     with pytest.raises(ValueError, match="^groups: is 3; must be a power of two$"):
         tessera.dist.Decoder(tessera.dist.threads(1)[0], HEADS, KV_HEADS, DIM, groups=3)
+    with pytest.raises(ValueError, match="^kernel: is 'avx2'; over several ranks the library chooses it$"):
+        tessera.dist.Decoder(tessera.dist.threads(1)[0], HEADS, KV_HEADS, DIM, kernel="avx2")
 
 
 def test_ranks_that_differ_are_told():

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "api/cuda_memory.hpp"
+#include "api/dist_rules.hpp"
 #include "api/last_error.hpp"
 #include "api/structs.hpp"
 #include "core/limits.hpp"
-#include "core/overlap.hpp"
 #include "dist/attention.hpp"
 #include "dist/cost.hpp"
 #include "dist/decode.hpp"
@@ -56,10 +56,6 @@ tessera_status guarded_dist(Body body) noexcept {
       throw Failure(error.status(), error.what());
     }
   });
-}
-
-void require(const char* name, const void* given) {
-  if (!given) invalid(name, ": is NULL; it is required");
 }
 
 // --- partitions
@@ -128,11 +124,6 @@ dist::Partition rows_of(const tessera_partition_args& args) {
   return args.slices == 1 ? rows : dist::two_level(rows, args.slices, 1);
 }
 
-// Before the others are asked, for whose answers one would wait.
-void require_timeout(double seconds) {
-  if (!(seconds > 0)) invalid("timeout: is ", seconds, "; must be a positive number of seconds");
-}
-
 bool has_rank(const tessera_partition* p, std::int32_t rank) { return p && rank >= 0 && rank < p->rows.ranks(); }
 
 // --- plans
@@ -148,7 +139,7 @@ Question question(const tessera_dist_args& args, const tessera_options* o, const
   const Execution how = execution(e);
   if (how.device.type == DeviceType::vulkan)
     invalid("device: is Vulkan's; over several ranks rows are on CPUs or CUDA GPUs");
-  if (how.kernel) invalid("kernel: is '", how.kernel, "'; over several ranks the library chooses it");
+  require_no_kernel(how);
   if (args.scheme != TESSERA_RING && args.scheme != TESSERA_GATHER)
     invalid("scheme: is ", args.scheme, "; must be TESSERA_RING or TESSERA_GATHER");
   return {.problem = {lengths_of(args.partition->lengths), args.query_heads, args.key_heads, args.head_dim,
@@ -177,29 +168,6 @@ dist::Seed seed_of(const tessera_dist_plan& plan, const tessera_options* given) 
   now.seed = own.seed, now.seed_offset = own.seed_offset;
   if (now != own) invalid("options: are not those of the plan; only seed and seed_offset may differ");
   return seed;
-}
-
-struct Named {
-  const char* name;
-  Tensor tensor;
-};
-
-std::vector<Named> named(const Inputs& in) {
-  return {{"q", in.q},       {"k", in.k},           {"v", in.v},        {"bias", in.bias},
-          {"mask", in.mask}, {"slopes", in.slopes}, {"sinks", in.sinks}};
-}
-
-// The rule of aliasing is that of one device.
-void check_outputs(const std::vector<Named>& outputs, const std::vector<Named>& inputs) {
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const auto& [name, t] = outputs[i];
-    if (!t) continue;
-    check_writable(name, t);
-    for (const auto& [other, x] : inputs)
-      if (x) check_apart(name, t, other, x);
-    for (std::size_t j = 0; j < i; ++j)
-      if (outputs[j].tensor) check_apart(name, t, outputs[j].name, outputs[j].tensor);
-  }
 }
 
 // What goes wrong on this rank before the ranks are together, or behind, the others hear too.
@@ -353,7 +321,7 @@ tessera_status tessera_dist_forward(tessera_dist_plan* plan, const tessera_input
     dist::Seed seed;
     or_refuse(plan->messages, [&] {
       in = inputs(given), out = outputs(results), seed = seed_of(*plan, o);
-      if (out.status || out.state) invalid("status and state: are given; over several ranks there are none");
+      require_no_state(out);
       check_outputs({{"o", out.o}, {"lse", out.lse}}, named(in));
     });
     plan->plan.forward(in, out, seed);
@@ -403,7 +371,11 @@ tessera_status tessera_decoder_make(const tessera_decoder_args* given, const tes
       problem = {
           args.query_heads, args.key_heads,           args.head_dim, args.value_dim, static_cast<Type>(args.type),
           options(o),       {args.block, args.groups}};
-      threads = execution(e).threads;
+      const Execution how = execution(e);
+      require_no_kernel(how);
+      if (how.device.type != DeviceType::any && how.device.type != DeviceType::cpu)
+        invalid("device: is a GPU; decoding over several ranks is for the CPU's memory");
+      threads = how.threads;
       require_timeout(args.timeout);
     });
     dist::Decoder made(messages, problem, args.timeout, threads);
@@ -434,6 +406,7 @@ tessera_status tessera_decoder_forward(tessera_decoder* decoder, const tessera_i
     std::vector<Int64> keys;
     or_refuse(decoder->messages, [&] {
       in = inputs(given), out = outputs(results);
+      require_no_state(out);
       require_sequences(sequences);
       if (sequences > 0) require("lengths", lengths);
       keys.assign(lengths, lengths + sequences);

@@ -136,6 +136,9 @@ void Decoder::agree() {
       {"window_right", UInt64(o.window_right)},
       {"block", UInt64(p.dealing.block)},
       {"groups", UInt64(p.dealing.groups)},
+      {"deterministic", UInt64(o.deterministic)},
+      {"part_invariant", UInt64(o.part_invariant)},
+      {"segment_rows", UInt64(o.segment_rows)},
   };
   constexpr std::size_t count = std::size(mine), sentence = 256;
   std::optional<Error> wrong;

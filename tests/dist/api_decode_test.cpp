@@ -76,6 +76,14 @@ TEST(Decoding, Refusals) {
   EXPECT_EQ(refused([&] { c.timeout = 0; }), "timeout: is 0; must be a positive number of seconds");
   EXPECT_NE(refused([&] { c.groups = 3; }).find("3; must be a power of two"), std::string::npos)
       << tessera_last_error();
+  const auto on = [&](const Execution& execution) {
+    const std::vector<Communicator> alone = Communicator::threads(1);
+    return caught([&] { Decoder(alone[0], {}, {}, execution); });
+  };
+  EXPECT_EQ(on({.device = {DeviceType::cpu, 0}}), "");
+  EXPECT_EQ(on({.kernel = "reference"}), "kernel: is 'reference'; over several ranks the library chooses it");
+  for (const DeviceType gpu : {DeviceType::cuda, DeviceType::vulkan})
+    EXPECT_EQ(on({.device = {gpu, 0}}), "device: is a GPU; decoding over several ranks is for the CPU's memory");
   ASSERT_EQ(refused([] {}), "");
   EXPECT_EQ(tessera_decoder_place(made, -1, nullptr), -1);
   EXPECT_EQ(tessera_decoder_rows(made, 1, 1), 0);
@@ -84,11 +92,20 @@ TEST(Decoding, Refusals) {
   tessera_outputs out;
   tessera_outputs_init(&out);
   EXPECT_EQ(said(tessera_decoder_forward(nullptr, &in, nullptr, 0, &out)), "decoder: is NULL; it is required");
-  EXPECT_EQ(said(tessera_decoder_forward(made, &in, nullptr, -1, &out)), "sequences: is -1; must be from 0 to 2147483647");
+  EXPECT_EQ(said(tessera_decoder_forward(made, &in, nullptr, -1, &out)),
+            "sequences: is -1; must be from 0 to 2147483647");
   tessera_decoder_destroy(made);
   made = nullptr;
   ASSERT_EQ(refused([] {}), "");
   EXPECT_EQ(said(tessera_decoder_forward(made, &in, nullptr, 1, &out)), "lengths: is NULL; it is required");
+  tessera_decoder_destroy(made);
+  made = nullptr;
+  ASSERT_EQ(refused([] {}), "");
+  tessera_tensor status;
+  tessera_tensor_init(&status);
+  status.ndim = 1, out.status = &status;
+  EXPECT_EQ(said(tessera_decoder_forward(made, &in, nullptr, 0, &out)),
+            "status and state: are given; over several ranks there are none");
   tessera_decoder_destroy(made);
 }
 
