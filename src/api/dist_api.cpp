@@ -342,7 +342,8 @@ tessera_status tessera_dist_backward(tessera_dist_plan* plan, const tessera_inpu
       std::vector<Named> read = named(in);
       for (const Named& t : {Named{"o", saved.o}, {"lse", saved.lse}, {"d_o", saved.d_o}, {"d_lse", saved.d_lse}})
         read.push_back(t);
-      check_outputs({{"dq", out.dq}, {"dk", out.dk}, {"dv", out.dv}, {"dsinks", out.dsinks}}, read);
+      check_outputs({{"dq", out.dq}, {"dk", out.dk}, {"dv", out.dv}, {"dbias", out.dbias}, {"dsinks", out.dsinks}},
+                    read);
     });
     plan->plan.backward(in, saved, out, seed);
   });

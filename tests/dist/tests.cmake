@@ -9,7 +9,7 @@ tessera_test(NAME dist_no_memory_test SOURCES dist/no_memory_test.cpp LIBRARIES 
 tessera_test(NAME dist_own_thread_test SOURCES dist/own_thread_test.cpp LIBRARIES tessera_static LABELS dist threads)
 tessera_test(NAME dist_decode_test SOURCES dist/decode_test.cpp LIBRARIES tessera_static LABELS dist threads)
 tessera_test(NAME dist_simulate_test SOURCES dist/simulate_test.cpp LIBRARIES tessera_static LABELS dist)
-tessera_test(NAME dist_api_test SOURCES dist/api_test.cpp dist/api_decode_test.cpp LIBRARIES tessera_static LABELS dist threads)
+tessera_test(NAME dist_api_test SOURCES dist/api_test.cpp dist/api_decode_test.cpp dist/api_places_test.cpp LIBRARIES tessera_static LABELS dist threads)
 add_dependencies(dist_tests dist_api_test fake_nccl_test dist_simulate_test dist_schedule_test dist_attention_test
                  dist_decode_test dist_fault_test dist_memory_test dist_no_memory_test dist_own_thread_test)
 
