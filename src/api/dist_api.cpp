@@ -128,6 +128,8 @@ bool has_rank(const tessera_partition* p, std::int32_t rank) { return p && rank 
 
 // --- plans
 
+void* const per_thread_stream = reinterpret_cast<void*>(2);  // CU_STREAM_PER_THREAD
+
 struct Question {
   dist::Problem problem;
   dist::Sharing sharing;
@@ -140,6 +142,8 @@ Question question(const tessera_dist_args& args, const tessera_options* o, const
   if (how.device.type == DeviceType::vulkan)
     invalid("device: is Vulkan's; over several ranks rows are on CPUs or CUDA GPUs");
   require_no_kernel(how);
+  if (how.device.type == DeviceType::cuda && how.stream == per_thread_stream && args.communicator->messages->worker())
+    invalid("stream: is the per-thread default stream, which is another one on the thread of this communicator");
   if (args.scheme != TESSERA_RING && args.scheme != TESSERA_GATHER)
     invalid("scheme: is ", args.scheme, "; must be TESSERA_RING or TESSERA_GATHER");
   return {.problem = {lengths_of(args.partition->lengths), args.query_heads, args.key_heads, args.head_dim,
