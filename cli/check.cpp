@@ -98,6 +98,8 @@ void require_kernel(const Execution& execution) {
 void require_use(const CLI::App& command, const Arguments& a) {
   if (!a.one_case.empty() && is_given(command, "--suite"))
     throw Failure("--suite: is given beside --case, which names one case of any table; give one of them.");
+  if (a.list && is_given(command, "--json"))
+    throw Failure("--json: is given beside --list, which runs nothing that it could hold; give one of them.");
   if (a.one_case.empty() && a.suite.starts_with("random")) return;
   for (const char* flag : {"--seed", "--count"})
     if (is_given(command, flag))

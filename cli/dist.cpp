@@ -297,6 +297,7 @@ struct Command {
 
 int run(const Command& command, const Arguments& a) {
   check_sizes(a);
+  if (!a.times.empty()) require_no_rates(*command.parser);
   for (const std::string& path : {a.json, a.out}) require_place(path);
   require_distinct({{"--json", a.json}, {"--out", a.out}}, {{"--times", a.times}});
   Json rows = Json::array();

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "cli/failure.hpp"
+#include "cli/flags.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -24,6 +25,12 @@ void add_line(const std::string& line, const std::string& place, dist::Machine& 
 }
 
 }  // namespace
+
+void require_no_rates(const CLI::App& command) {
+  for (const char* flag : {"--forward", "--backward", "--call"})
+    if (is_given(command, flag))
+      throw Failure(std::string(flag) + ": is given beside --times, which says it too; give one of them.");
+}
 
 void read_call_times(const std::string& path, dist::Machine& machine) {
   std::ifstream file(path);

@@ -279,6 +279,3 @@ def test_a_transport_in_python():
     assert relative_error(whole(partition, results)[0], one_process(causal=True)[0]) < 2e-6
     _, results = both(True)
     assert [str(error) for error in results] == ["rank 1: the post is on strike", "the post is on strike"]
-
-
-# --- processes -------------------------------------------------------------------------------------------------------

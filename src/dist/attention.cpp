@@ -180,9 +180,6 @@ std::optional<Error> Plan::complaint() const {
     if (o.accumulate) invalid("accumulate: is 1; must be 0 over several ranks");
     if (sharing.segment < 0) invalid("segment: is " + text(sharing.segment) + "; must be 0 (none) or positive");
     if (sharing.grain < 1) invalid("grain: is " + text(sharing.grain) + "; must be positive");
-    if (sharing.segment > 0 && sharing.scheme != Scheme::gather)
-      invalid("segment: is " + text(sharing.segment) +
-              "; a ring's bits depend on the number of ranks, so it must be 0 there");
     if (const std::string fault = fault_of(partition, problem.lengths); !fault.empty()) invalid(fault);
     make_schedule(problem.lengths, mask_of(o), partition,
                   {sharing.scheme, Pass::forward, sharing.segment, sharing.grain});

@@ -115,6 +115,9 @@ void Draft::work(int number, int node, const Work& w) {
 
 Schedule make_schedule(const std::vector<Int64>& lengths, const Mask& mask, const Partition& partition,
                        const Settings& settings) {
+  if (settings.segment > 0 && settings.scheme != Scheme::gather)
+    throw Error(TESSERA_INVALID_ARGUMENT, "segment: is " + std::to_string(settings.segment) +
+                                              "; a ring's bits depend on the number of ranks, so it must be 0 there");
   Draft d;
   d.s.settings = settings, d.s.partition = partition, d.s.lengths = lengths, d.s.mask = mask;
   d.s.of.resize(index(partition.ranks()));

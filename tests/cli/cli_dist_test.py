@@ -95,6 +95,9 @@ class Dist(Case):
         self.assert_sentence(simulated("forward 1\n"), 1, f"--times: line 1 of {path} is 'forward 1'; must be forward or "
                              "backward, GFLOP of a call, and its microseconds, both positive.")
         self.assert_sentence(simulated("backward 1 5\nforward 1 5\nforward 2 4\n"), 1, "a larger call must not be shorter.")
+        for flag in ("--forward", "--backward", "--call"):
+            self.assert_sentence(tessera("dist", "simulate", "--times", path, flag, 3), 1,
+                                 f"{flag}: is given beside --times, which says it too; give one of them.")
         self.assert_sentence(tessera("dist", "simulate", "--times", "/nowhere/at/all"), 1,
                              "--times: /nowhere/at/all cannot be read.")
 
@@ -147,6 +150,8 @@ class Dist(Case):
         self.assert_sentence(tessera("dist", "dance"), 2, "--help")
         self.assert_sentence(tessera("dist", "check", "--ranks", "0"), 2,
                              "--ranks: 0 is not a number from 1 to 1048576 (see `tessera dist check --help`).")
+        self.assert_sentence(tessera("dist", "plan", "--scheme", "ring", "--segment", 128), 1,
+                             "segment: is 128; a ring's bits depend on the number of ranks, so it must be 0 there")
         # 2 in 32 bits, and more bytes than 64 bits count.
         self.assert_sentence(tessera("dist", "plan", "--ranks", "4294967298"), 2, "--ranks: 4294967298 is not a number")
         self.assert_sentence(tessera("dist", "plan", "--tokens", 2**48), 1,
@@ -161,7 +166,7 @@ class Dist(Case):
         own = {"plan": "--ranks --tokens --scheme --segment --partition --full --window-left --window-right --align "
                        "--heads --kv-heads --dim --slices",
                "check": "--ranks --tokens --scheme --align", "bits": "--ranks --tokens --scheme --segment",
-               "faults": "--timeout",
+               "faults": "--timeout", "measure": "--tokens --device --out --heads --kv-heads --dim --slices",
                "simulate": "--ranks --tokens --align --heads --kv-heads --dim --slices --forward --backward --times --call "
                            "--link --node-link --latency"}
         every = {flag for flags in own.values() for flag in flags.split()}

@@ -225,7 +225,8 @@ class Errors(Case):
         shape = "plan --q-shape 1,64,8,64"
         for line, flag in ((f"{shape} --nq 3", "--nq"), ("plan --k-shape 1,64,8,64 --kv-heads 2", "--kv-heads"),
                            ("check --count 3", "--count"), ("check --case square_f32 --seed 5", "--seed"),
-                           ("check --case square_f32 --suite all", "--suite")):
+                           ("check --case square_f32 --suite all", "--suite"),
+                           ("check --list --json x.json", "--json")):
             self.assert_sentence(tessera(*line.split()), 1, f"tessera: {flag}: is ")
         for keys, sentence in (("2,64,8,64", "batch is 2 but q has 1"), ("1,64,8,32", "head_dim is 32 but q has 64")):
             self.assert_sentence(tessera(*shape.split(), "--k-shape", keys), 1, f"k: {sentence}")
@@ -255,7 +256,7 @@ class Errors(Case):
 class Commands(Case):
     def test_help(self):
         self.assertIn("Examples:", tessera("--help").stdout)
-        ranks = [f"dist {name}" for name in ("plan", "check", "bits", "faults", "simulate")]
+        ranks = [f"dist {name}" for name in ("plan", "check", "bits", "faults", "measure", "simulate")]
         for command in ("demo", "run", "check", "bench", "plan", "info", "pack", "dist", *ranks):
             *group, name = command.split()
             result = tessera(*group, name, "--help")
