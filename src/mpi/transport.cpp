@@ -14,7 +14,9 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -56,6 +58,23 @@ Error no_answer(double timeout) {
   return Error(TESSERA_COMMUNICATION_ERROR, sentence.str());
 }
 
+// For how long one has looked. A process that was stopped, perhaps with the whole job, finds that much time has passed
+// when it goes on: it looks again before it complains.
+class Looking {
+ public:
+  explicit Looking(double limit) : limit(limit) {}
+  bool is_over() {
+    const auto now = Clock::now();
+    looked += std::min<Clock::duration>(now - last, longest_pause), last = now;
+    return looked > limit;
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds longest_pause{100};
+  std::chrono::duration<double> limit, looked{};  // perhaps longer than the clock counts
+  Clock::time_point last = Clock::now();
+};
+
 void require(const char* call, int code) {
   if (code != MPI_SUCCESS) report(call, code);
 }
@@ -96,20 +115,17 @@ class MpiTransport : public Transport {
   MpiTransport(MPI_Comm comm, double timeout) {
     const WithoutBrokenPipes guard;
     std::array<MPI_Request, 2> requests{};
-    auto made = std::make_unique<std::array<MPI_Comm, 2>>();
+    auto* const made = new std::array<MPI_Comm, 2>();  // it stays if something goes wrong: MPI may write to it later
     require("MPI_Comm_idup", MPI_Comm_idup(comm, &(*made)[0], &requests[0]));
     require("MPI_Comm_idup", MPI_Comm_idup(comm, &(*made)[1], &requests[1]));
-    const std::chrono::duration<double> limit(timeout);  // perhaps longer than the clock counts
-    const auto begin = Clock::now();
+    Looking looking(timeout);
     for (int done = 0; !done;) {
       require("MPI_Testall", MPI_Testall(2, requests.data(), &done, MPI_STATUSES_IGNORE));
-      if (!done && Clock::now() - begin > limit) {
-        static_cast<void>(made.release());  // MPI may write to it later
-        throw no_answer(timeout);
-      }
+      if (!done && looking.is_over()) throw no_answer(timeout);
       if (!done) std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     rows = (*made)[0], control = (*made)[1];
+    delete made;
     for (const MPI_Comm c : {rows, control})
       require("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(c, MPI_ERRORS_RETURN));
     MPI_Comm_rank(rows, &me);
@@ -267,14 +283,13 @@ struct Making {
   bool done = false, left_behind = false;
 };
 
-// How long a call of MPI may take beyond the limit of time, and how often one looks. A process that was stopped finds
-// that much time has passed when it goes on: each look counts for two at most.
+// How long a call of MPI may take beyond the limit of time, and how often one looks.
 constexpr std::chrono::milliseconds grace{400}, look{50};
 
 // Duplicates are made on another thread: a call of MPI that never returns is left behind there.
 std::unique_ptr<Transport> made_aside(MPI_Comm comm, double timeout) {
   const auto making = std::make_shared<Making>();
-  std::thread([making, comm, timeout] {
+  const auto make = [making, comm, timeout] {
     std::unique_ptr<MpiTransport> made;
     std::exception_ptr error;
     try {
@@ -286,14 +301,16 @@ std::unique_ptr<Transport> made_aside(MPI_Comm comm, double timeout) {
     if (making->left_behind) static_cast<void>(made.release());  // MPI is nobody's any more
     making->made = std::move(made), making->error = std::move(error), making->done = true;
     making->made_or_not.notify_one();
-  }).detach();
+  };
+  try {
+    std::thread(make).detach();
+  } catch (const std::system_error&) {
+    throw std::bad_alloc();
+  }
   std::unique_lock lock(making->mutex);
-  const auto limit = std::chrono::duration<double>(timeout) + grace;
-  std::chrono::duration<double> waited{};
-  for (auto last = Clock::now(); !making->made_or_not.wait_for(lock, look, [&] { return making->done; });) {
-    const auto now = Clock::now();
-    waited += std::min<Clock::duration>(now - last, 2 * look), last = now;
-    if (waited < limit) continue;
+  Looking looking(timeout + std::chrono::duration<double>(grace).count());
+  while (!making->made_or_not.wait_for(lock, look, [&] { return making->done; })) {
+    if (!looking.is_over()) continue;
     making->left_behind = true;
     throw no_answer(timeout);
   }

@@ -3,12 +3,14 @@
 // level of MPI. `check` runs every scheme over MPI and compares with ranks as threads, bit by bit; then it misuses MPI.
 // A fault is something that happens to the last rank; every rank prints one line: what it said, after how many seconds,
 // and whether its outputs are as they were. Then it waits to be ended.
+#include <dlfcn.h>
 #include <mpi.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -26,6 +28,9 @@
 
 // MPI that never returns from a call, from some moment on: these stand before its own.
 static std::atomic<bool> test_hangs{false}, testall_hangs{false};
+// The process is stopped in the next MPI_Testall, for longer than a limit of 1 s.
+static std::atomic<bool> testall_is_stopped{false};
+static std::atomic<bool> no_threads{false};
 
 static void hang_if(const std::atomic<bool>& hangs) {
   while (hangs) pause();
@@ -38,7 +43,19 @@ extern "C" int MPI_Test(MPI_Request* request, int* done, MPI_Status* status) {
 
 extern "C" int MPI_Testall(int count, MPI_Request* requests, int* done, MPI_Status* statuses) {
   hang_if(testall_hangs);
+  if (testall_is_stopped.exchange(false)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+    *done = 0;
+    return MPI_SUCCESS;
+  }
   return PMPI_Testall(count, requests, done, statuses);
+}
+
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*),
+                              void* argument) noexcept {
+  using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  static const auto create = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
+  return no_threads ? EAGAIN : create(thread, attributes, body, argument);
 }
 
 namespace tessera::dist {
@@ -143,7 +160,8 @@ bool refuses(const std::shared_ptr<Communicator>& communicator, const char* word
   return false;
 }
 
-// What MPI takes badly, in several ranks: how much of it goes without its sentence.
+// What MPI takes badly, in several ranks: how much of it goes without its sentence. And a job that is suspended while
+// communicators are made, and threads that cannot be had.
 int misuse(int rank, const std::shared_ptr<Communicator>& communicator) {
   MPI_Comm half, between;
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
@@ -156,6 +174,20 @@ int misuse(int rank, const std::shared_ptr<Communicator>& communicator) {
   }
   int wrong = said != "comm: is an intercommunicator; must be of one group (MPI_Intercomm_merge)";
   MPI_Comm_free(&between), MPI_Comm_free(&half);
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  if (level == MPI_THREAD_SINGLE) {
+    testall_is_stopped = true;
+    mpi::transport_over(MPI_COMM_WORLD, 1);
+  } else {
+    no_threads = true;
+    try {
+      mpi::transport_over(MPI_COMM_WORLD, timeout);
+      ++wrong;
+    } catch (const std::bad_alloc&) {  // as every thread that cannot be had
+    }
+    no_threads = false;
+  }
   const pid_t child = fork();
   if (child == 0) _exit(refuses(communicator, "communicator: was made before this process was forked, and ") ? 0 : 1);
   int status = 1;
