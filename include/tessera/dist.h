@@ -198,7 +198,8 @@ typedef struct tessera_decoder tessera_decoder;
 
 /* Sets the size and the defaults. */
 TESSERA_API void tessera_decoder_args_init(tessera_decoder_args* args);
-/* Together with all ranks. Of the options: causal, window, softcap, scale. Of the execution: threads. */
+/* Together with all ranks. Of the options: causal, window, softcap, scale. Of the execution: threads; a kernel's name
+ * and a GPU are refused. */
 TESSERA_API tessera_status tessera_decoder_make(const tessera_decoder_args* args, const tessera_options* options,
                                                 const tessera_execution* execution, tessera_decoder** decoder);
 /* NULL is allowed. */
