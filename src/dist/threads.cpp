@@ -3,8 +3,10 @@
 #include "dist/threads.hpp"
 
 #include <deque>
+#include <exception>
 #include <map>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -92,8 +94,16 @@ std::vector<std::shared_ptr<Communicator>> thread_communicators(int size) {
 void run_ranks(int size, const std::function<void(int rank, std::shared_ptr<Communicator>)>& body) {
   const auto all = thread_communicators(size);
   std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) threads.emplace_back(body, r, all[static_cast<std::size_t>(r)]);
+  threads.reserve(all.size());
+  bool missing = false;
+  try {
+    for (int r = 0; r < size; ++r) threads.emplace_back(body, r, all[static_cast<std::size_t>(r)]);
+  } catch (const std::exception&) {  // a thread that cannot be had: those that run hear of it, and end
+    missing = true;
+    all[threads.size()]->fail("out of memory");
+  }
   for (std::thread& thread : threads) thread.join();
+  if (missing) throw std::bad_alloc();
 }
 
 }  // namespace tessera::dist

@@ -13,6 +13,7 @@ namespace tessera::dist {
 std::vector<std::shared_ptr<Communicator>> thread_communicators(int size);
 
 // Runs a body on a thread for each rank, and returns when all have ended. The body must not throw.
+// Throws std::bad_alloc if a thread cannot be had: the other ranks have heard of it then.
 void run_ranks(int size, const std::function<void(int rank, std::shared_ptr<Communicator>)>& body);
 
 }  // namespace tessera::dist

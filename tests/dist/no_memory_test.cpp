@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "dist/communicator.hpp"
+#include "dist/threads.hpp"
 #include "tests/dist/api_data.hpp"
 
 static thread_local long allocations_left = -1;  // of this thread, until one fails; below 0: none does
@@ -117,6 +119,30 @@ TEST(NoMemory, OfDecodersTheOthersHear) {
     tessera_decoder_destroy(decoder);
     return status;
   });
+}
+
+// Of the threads of ranks one cannot be had: the others end, and the caller's process does not.
+TEST(NoMemory, ForAThreadTheOthersHear) {
+  bool failed = true;
+  int n = 0;
+  for (; failed && !HasFailure(); n += failed) {
+    failed = false;
+    all_fail_then = false, allocations_left = n + 1;
+    try {
+      dist::run_ranks(3, [&](int, const std::shared_ptr<dist::Communicator>& communicator) {
+        try {
+          dist::Line line(communicator, timeout);
+          line.together([&] { line.gather(dist::Bytes(8)); });
+        } catch (const Error& error) {
+          EXPECT_STREQ(error.what(), "out of memory");
+        }
+      });
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    allocations_left = -1;
+  }
+  EXPECT_GT(n, 10);
 }
 
 }  // namespace
