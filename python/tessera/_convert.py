@@ -106,6 +106,6 @@ def rows(name: str, array: Any) -> Any:
     library = type(array).__module__.partition(".")[0]
     if library in ("numpy", "cupy") and getattr(array, "strides", ()) and array.strides[-1] != array.itemsize:
         return array.copy(order="C") if array.shape[-1] > 1 else array
-    if library == "torch" and is_strided(array) and array.dim() and array.stride(-1) != 1:
-        return array.contiguous() if array.shape[-1] > 1 else array
+    if library == "torch" and is_strided(array) and array.dim() and array.stride(-1) != 1 and array.shape[-1] > 1:
+        return array.contiguous() if array.numel() else array.new_empty(array.shape)  # as _torch_calls.rows
     return array

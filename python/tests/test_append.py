@@ -169,6 +169,17 @@ def test_compiles_without_a_break(rng):
     assert torch.equal(given["k"], eager["k"]) and given["k"].any()
 
 
+def test_no_tokens_whose_rows_have_no_step(rng):
+    """Without numbers they are contiguous to PyTorch, whatever their strides."""
+    torch = pytest.importorskip("torch")
+    import tessera.torch
+    given = torch_arguments(rng)
+    none = torch.zeros(given["k_new"].shape[0], 0, HK, 1).expand(-1, -1, -1, D)
+    assert none.stride(-1) == 0 and none.is_contiguous()
+    tessera.torch.append(none, none, given["k"], given["v"], seqused_k=given["seqused_k"], block_table=given["block_table"])
+    assert not given["k"].any() and tessera.forward(none, none, none)[0].shape == none.shape
+
+
 def test_torch_refusals(rng):
     torch = pytest.importorskip("torch")
     import tessera.torch
