@@ -79,15 +79,16 @@ def refuse(**given: Any) -> None:
 
 
 def _differentiates(q: Tensor, k: Tensor, v: Tensor, qv: Optional[Tensor] = None, k_scale: Optional[Tensor] = None,
-                    v_scale: Optional[Tensor] = None, block_table: Optional[Tensor] = None, **options: Any) -> bool:
-    """Whether qv is to have a gradient: q and qv are then one query of k and v, one key. Shapes that do not fit are the
-    library's to refuse."""
+                    v_scale: Optional[Tensor] = None, block_table: Optional[Tensor] = None,
+                    sinks: Optional[Tensor] = None, **options: Any) -> bool:
+    """Whether a call with qv is to have gradients: q and qv are then one query of k and v, one key. Shapes that do not fit
+    are the library's to refuse."""
     tensors = q, k, v, qv
     if qv is None or not torch.is_grad_enabled() or not all(isinstance(t, Tensor) for t in tensors):
         return False
     given = any(t is not None for t in (k_scale, v_scale, block_table))
     fits = qv.shape == (*q.shape[:-1], v.shape[-1]) and k.shape[:-1] == v.shape[:-1]
-    return fits and not given and any(t is not None and t.requires_grad for t in tensors)
+    return fits and not given and any(isinstance(t, Tensor) and t.requires_grad for t in (*tensors, sinks))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, attention_chunk: int = 0, names: Mapping[str, str] = {}, **options: Any
@@ -136,6 +137,8 @@ def combine(out_partial: Tensor, lse_partial: Tensor, out: Optional[Tensor], out
         raise ValueError(f"out_dtype: is {dtype}; must be float32, float16 or bfloat16")
     if out is not None and (out.shape != out_partial.shape[1:] or out.dtype != dtype):
         raise ValueError(f"out: is {list(out.shape)}, {out.dtype}; must be {list(out_partial.shape[1:])}, {dtype}")
+    if dtype != out_partial.dtype and out_partial.element_size() == 2:  # rounded once
+        out_partial = out_partial.float()
     o, lse = merge(list(zip(out_partial, lse_partial.float().transpose(-1, -2))))
     made = o.to(dtype) if out is None else out.copy_(o)
     return made, lse.transpose(-1, -2)

@@ -247,6 +247,9 @@ def test_combine(dtype, given):
     assert fa4.flash_attn_combine(parts, lse, return_lse=False)[1] is None
     into = torch.empty_like(o)  # whose type counts
     assert fa4.flash_attn_combine(parts, lse, into)[0] is into and torch.equal(into, o)
+    half = parts.half()  # rounded once, to the type that is asked for
+    exact = (weight[..., None] * half.double()).sum(0)
+    assert_close(fa3.flash_attn_combine(half, lse, out_dtype=dtype)[0].double(), exact, str(dtype)[6:], 2)
 
 
 def refusals():
@@ -267,6 +270,8 @@ def refusals():
                                "window_size: is 5; must be a pair"),
         "qv and k is v": (fa4.flash_attn_func, (wide, wide, wide), {"qv": wide}, NotImplementedError,
                           "qv: is given while k is v"),
+        "window of text": (fa4.flash_attn_func, (q, k, v), {"window_size": ("3", 0)}, TypeError,
+                           "window_size: is '3'; must be an integer"),
         "page_table and cu_seqlens_k": (fa4.flash_attn_varlen_func, (q, k, v), {"page_table": CU[None], "cu_seqlens_k": CU},
                                         ValueError, "cu_seqlens_k: is given with page_table"),
         "page_table of lists": (fa4.flash_attn_varlen_func, (q, k, v), {"page_table": [[0], [1]]}, TypeError,
@@ -332,6 +337,26 @@ def test_qv_has_gradients():
     assert_close(plain, exact(*(t.detach().double() for t in tensors))[0])
     with pytest.raises(ValueError, match="qv: has shape"):
         fa3.flash_attn_func(*tensors[:3], None, True, tensors[3].detach()[:, :5])
+
+
+def test_gradients_of_sinks_alone_with_qv():
+    q, k, v, qv, sinks = make((1, 5, 4, 16), (1, 7, 2, 16), (1, 7, 2, 16), (1, 5, 4, 16), (4,), grad=False)
+    sinks.requires_grad_()
+    (alone,) = torch.autograd.grad(fa4.flash_attn_func(q, k, v, qv, learnable_sink=sinks)[0].sum(), sinks)
+    _, both = torch.autograd.grad(fa4.flash_attn_func(q.requires_grad_(), k, v, qv, learnable_sink=sinks)[0].sum(), (q, sinks))
+    assert alone.any() and torch.equal(alone, both)
+
+
+def test_where_keys_are_values_of_512_dims():
+    """FlashAttention-4 takes q for qv then, of which LSE has the heads last."""
+    q, values = make((1, 3, 4, 512), (1, 5, 1, 512), grad=False)
+    o, lse = fa4.flash_attn_func(q, values, values, causal=True, return_lse=True)
+    expected, other = fa4.flash_attn_func(q, values, values.clone(), causal=True, return_lse=True)
+    assert torch.equal(o, expected) and torch.equal(lse, other.transpose(1, 2)) and lse.shape == (1, 3, 4)
+    packed = values[0]
+    o, lse = fa4.flash_attn_varlen_func(q, packed, packed, cu_seqlens_k=torch.tensor([0, 5], dtype=torch.int32),
+                                        max_seqlen_k=5, causal=True, return_lse=True)
+    assert_close(o, expected), assert_close(lse, other.transpose(1, 2))
 
 
 def test_gradients_that_are_not_there():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import _chunks, _flash
+from ..._abi import integer
 
 __all__ = ["SchedulerMetadataTensorsTorch", "flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func",
            "get_scheduler_metadata"]
@@ -25,6 +26,7 @@ def _window(causal: bool, window_size: tuple[Optional[int], Optional[int]]) -> t
     except (TypeError, ValueError):
         raise TypeError(f"window_size: is {window_size!r}; must be a pair (left, right)") from None
     right = 0 if causal else right
+    left, right = (None if side is None else integer("window_size", side) for side in (left, right))
     if left is not None and right is not None and left + right < 0:
         return None, None
     if any(side is not None and side < 0 for side in (left, right)):
@@ -33,16 +35,22 @@ def _window(causal: bool, window_size: tuple[Optional[int], Optional[int]]) -> t
     return left, right
 
 
+def _is_shared(k: Tensor, v: Tensor) -> bool:
+    """FlashAttention takes q for qv then, and leaves q and k out: the same scores."""
+    return k is v and isinstance(v, Tensor) and v.shape[-1:] == (512,)
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, qv: Optional[Tensor], causal: bool,
                window_size: tuple[Optional[int], Optional[int]], return_lse: bool, **options: Any
                ) -> tuple[Tensor, Optional[Tensor]]:
-    if k is v and qv is not None and v.shape[-1] == 512:
+    shared = _is_shared(k, v)
+    if shared and qv is not None:
         raise NotImplementedError("qv: is given while k is v; FlashAttention would leave q and k out there, pass what is "
                                   "meant as q and k alone")
     o, lse = _flash.attend(q, k, v, qv=qv, causal=causal, window=_window(causal, window_size), **options)
     if not return_lse:
         return o, None
-    return o, lse if qv is None else lse.transpose(-1, -2)
+    return o, lse.transpose(-1, -2) if shared or qv is not None else lse
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, qv: Optional[Tensor] = None,
@@ -57,7 +65,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, qv: Optional[Tensor] = None
     """q [B,Nq,Hq,D], k [B,Nk,Hk,D], v [B,Nk,Hk,Dv] -> (O [B,Nq,Hq,Dv], LSE [B,Hq,Nq] or None without return_lse).
 
     learnable_sink [Hq]: a logit that takes part in the softmax and has no value; it has a gradient. With qv [B,Nq,Hq,Dv]
-    scores are those of q and k plus those of qv and v, and LSE is [B,Nq,Hq].
+    scores are those of q and k plus those of qv and v, and LSE is [B,Nq,Hq]; so it is where k is v and Dv is 512.
     """
     _flash.refuse(gather_kv_indices=gather_kv_indices, score_mod=score_mod, score_mod_bwd=score_mod_bwd,
                   mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars,
@@ -118,11 +126,12 @@ def _offsets(x: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
 def _mixed(q: Tensor, k: Tensor, v: Tensor, qv: Optional[Tensor], *arguments: Any, **options: Any
            ) -> tuple[Tensor, Optional[Tensor]]:
     """One of q and k is packed, the other becomes so."""
-    o, lse = _attention(_chunks.flat(q), _chunks.flat(k), _chunks.flat(v), None if qv is None else _chunks.flat(qv),
-                        *arguments, **options)
+    packed_k = _chunks.flat(k)
+    packed_v = packed_k if k is v else _chunks.flat(v)
+    o, lse = _attention(_chunks.flat(q), packed_k, packed_v, None if qv is None else _chunks.flat(qv), *arguments, **options)
     if q.dim() != 4:
         return o, lse
-    if lse is None or qv is not None:
+    if lse is None or qv is not None or _is_shared(k, v):
         return o.reshape(*q.shape[:2], *o.shape[1:]), None if lse is None else lse.reshape(q.shape[:3])
     return _chunks.back(o, lse, q)
 
