@@ -14,6 +14,7 @@ from torch import Tensor
 from . import _chunks
 from ._abi import renamed
 from ._torch_append import append as append_by_library
+from ._torch_shapes import require_tensors
 from .torch import attention, check
 
 # What the library calls the arguments of flash_attn_with_kvcache.
@@ -42,12 +43,23 @@ class Cache(NamedTuple):
             raise renamed(error, {**_NAMES, **self.names, **of_pages}) from None
 
 
-def first_caches(q: Tensor, cache: Cache) -> Cache:
-    """Of more caches than sequences the first ones are theirs, in FlashAttention-2 if nothing says which."""
+Scales = Mapping[str, Optional[Tensor]]
+
+
+def first_caches(q: Tensor, cache: Cache, scales: Scales) -> tuple[Cache, Scales]:
+    """Of more caches than sequences the first ones are theirs, in FlashAttention-2 if nothing says which; so are the scales
+    of their rows."""
+    require_tensors({"q": q, "k_cache": cache.k, "v_cache": cache.v})
+    batch, count = q.shape[:1], cache.k.shape[:1]
     named = cache.table is not None or cache.batch_idx is not None
-    if named or q.dim() != 4 or cache.k.dim() != 4 or cache.k.shape[0] <= q.shape[0] or cache.v.shape[0] != cache.k.shape[0]:
-        return cache
-    return cache._replace(k=cache.k[:q.shape[0]], v=cache.v[:q.shape[0]])
+    if named or q.dim() != 4 or cache.k.dim() != 4 or count <= batch or cache.v.shape[:1] != count:
+        return cache, scales
+
+    def first(scale: Optional[Tensor]) -> Optional[Tensor]:
+        of_rows = isinstance(scale, Tensor) and scale.dim() > 2 and scale.shape[:1] == count
+        return scale[:batch[0]] if scale is not None and of_rows else scale
+    return (cache._replace(k=cache.k[:batch[0]], v=cache.v[:batch[0]]),
+            {name: first(scale) for name, scale in scales.items()})
 
 
 class New(NamedTuple):
@@ -117,8 +129,7 @@ def _table(cache: Cache, batch: int, needed: bool) -> Optional[Tensor]:
             raise ValueError("cache_batch_idx: is given with block_table; use one or the other")
         return cache.table
     if cache.batch_idx is not None:
-        if not isinstance(cache.batch_idx, Tensor):
-            raise TypeError(f"cache_batch_idx: is a {type(cache.batch_idx).__name__}; must be a PyTorch tensor")
+        require_tensors({"cache_batch_idx": cache.batch_idx})
         return cache.batch_idx.int()[:, None]
     if cache.leftpad is not None or needed:
         if cache.k.shape[0] < batch:  # pages that are not there would be zeros
@@ -127,9 +138,17 @@ def _table(cache: Cache, batch: int, needed: bool) -> Optional[Tensor]:
     return None
 
 
+def _check_numbers(name: str, numbers: Tensor, count: int, which: str) -> None:
+    """Whether these are so many whole numbers: cut to such, others would be read as what they are not."""
+    require_tensors({name: numbers})
+    if list(numbers.shape) != [count]:
+        raise ValueError(f"{name}: has shape {list(numbers.shape)}; must be [{count}], {which}")
+    if numbers.dtype not in (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8):
+        raise ValueError(f"{name}: has type {numbers.dtype}; must be torch.int32")
+
+
 def _check_one(name: str, tokens: Tensor, cache: Tensor, shape: list[int]) -> None:
-    if not isinstance(tokens, Tensor):
-        raise TypeError(f"{name}: is a {type(tokens).__name__}; must be a PyTorch tensor")
+    require_tensors({name: tokens})
     if list(tokens.shape) != shape:
         places = "q's batch, k's tokens" if len(shape) == 4 else "k's tokens"
         raise ValueError(f"{name}: has shape {list(tokens.shape)}; must be {shape}: {places}, heads and "
@@ -150,14 +169,15 @@ def _check_new(cache: Cache, tokens: New, batch: int) -> None:
     count = tokens.k.shape[dims - 3] if isinstance(tokens.k, Tensor) and tokens.k.dim() == dims else 1
     for name, given, stored in (("k", tokens.k, cache.k), ("v", tokens.v, cache.v)):
         _check_one(name, given, stored, [*([batch] if dims == 4 else []), count, *stored.shape[2:]])
-    offsets = tokens.cu_seqlens
-    if offsets is not None and (not isinstance(offsets, Tensor) or list(offsets.shape) != [batch + 1]):
-        shape = list(offsets.shape) if isinstance(offsets, Tensor) else type(offsets).__name__
-        raise ValueError(f"cu_seqlens_k_new: has shape {shape}; must be [{batch + 1}], one more than q has sequences")
+    if tokens.cu_seqlens is not None:
+        _check_numbers("cu_seqlens_k_new", tokens.cu_seqlens, batch + 1, "one more than q has sequences")
 
 
-def _check_rotary(x: Tensor, given: Rotary) -> None:
+def _check_rotary(x: Tensor, given: Rotary, batch: int) -> None:
     cos, sin = given.cos, given.sin
+    require_tensors({"rotary_cos": cos, "rotary_sin": sin})
+    if given.first is not None:
+        _check_numbers("rotary_seqlens", given.first, batch, "one for each of q's sequences")
     if cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[-1]:
         raise ValueError(f"rotary_cos: has shape {list(cos.shape)} and rotary_sin {list(sin.shape)}; both must be "
                          f"[positions, dims], with at most {x.shape[-1] // 2} dims")
@@ -170,6 +190,7 @@ def _bounds(window: Any) -> bool:
 
 def check_batch_idx(batch_idx: Tensor, count: int, used: Optional[Tensor] = None) -> None:
     """Whether entries are below `count`, but for sequences without keys: others would read zeros, or another's keys."""
+    require_tensors({"cache_batch_idx": batch_idx})
     if batch_idx.is_cuda or torch.compiler.is_compiling():
         return
     outside = (batch_idx < 0) | (batch_idx >= count)
@@ -262,11 +283,14 @@ def append(q: Tensor, cache: Cache, tokens: New, seqused: Tensor, used: Tensor, 
 
 
 def attend(q: Tensor, cache: Cache, tokens: Optional[New], given: Optional[Rotary],
-           scales: Mapping[str, Optional[Tensor]], append_scales: Optional[Mapping[str, Optional[Tensor]]] = None, *,
+           scales: Scales, append_scales: Optional[Scales] = None, *,
            cu_seqlens_q: Optional[Tensor] = None, max_seqlen_q: Optional[int] = None, attention_chunk: int = 0,
            **options: Any) -> tuple[Tensor, Tensor]:
     """(O, LSE). What is appended is divided by append_scales, which are `scales` where they are not given."""
     chunk = _chunks.size(attention_chunk)
+    require_tensors({"q": q, "k_cache": cache.k, "v_cache": cache.v})
+    if cu_seqlens_q is not None:
+        require_tensors({"cu_seqlens_q": cu_seqlens_q})
     seqused = _lengths(q, cu_seqlens_q, cache, appends=tokens is not None)
     table = _table(cache, _batch(q, cu_seqlens_q), needed=bool(chunk) or cu_seqlens_q is not None)
     if given is not None and tokens is None:
@@ -274,12 +298,11 @@ def attend(q: Tensor, cache: Cache, tokens: Optional[New], given: Optional[Rotar
     used = seqused
     if tokens is not None:
         _check_new(cache, tokens, _batch(q, cu_seqlens_q))
-        if tokens.cu_seqlens is not None and list(seqused.shape) != [_batch(q, cu_seqlens_q)]:
-            raise ValueError(f"cache_seqlens: has shape {list(seqused.shape)}; must be [{_batch(q, cu_seqlens_q)}], one for "
-                             "each of q's sequences")
+        if tokens.cu_seqlens is not None:
+            _check_numbers("cache_seqlens", seqused, _batch(q, cu_seqlens_q), "one for each of q's sequences")
         used = seqused + (tokens.k.shape[1] if tokens.cu_seqlens is None else tokens.cu_seqlens.diff())
         if given is not None:
-            _check_rotary(tokens.k, given)
+            _check_rotary(tokens.k, given, _batch(q, cu_seqlens_q))
     if cache.batch_idx is not None:
         check_batch_idx(cache.batch_idx, cache.k.shape[0], used)
     options.update(scales, seqused_k=used)

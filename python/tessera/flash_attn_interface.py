@@ -12,7 +12,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from . import _flash, _kvcache
+from . import _chunks, _flash, _kvcache
 
 __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
            "flash_attn_with_kvcache", "get_scheduler_metadata"]
@@ -119,9 +119,10 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     """
     scales = {"k_scale": _flash.joined(q_descale, k_descale, qv), "v_scale": v_descale}
     stored = {"k_scale": k_descale, "v_scale": v_descale}
-    if k is not None and k.dtype == torch.float8_e4m3fn:  # they have been divided by scales of heads and sequences
+    if isinstance(k, Tensor) and k.dtype == torch.float8_e4m3fn:  # they have been divided by scales of heads and sequences
         stored = {name: scale for name, scale in stored.items() if scale is not None and scale.dim() > 2}
     if page_table is not None and cache_batch_idx is not None:
+        _chunks.entries("page_table", page_table)
         _kvcache.check_batch_idx(cache_batch_idx, page_table.shape[0])
         page_table, cache_batch_idx = page_table[cache_batch_idx.long()], None
     rotary = _kvcache.rotary(_flash.widened(rotary_cos), _flash.widened(rotary_sin), rotary_interleaved, rotary_seqlens)

@@ -253,6 +253,8 @@ def refusals():
         r"cu_seqlens_k_new: has shape \[2\]; must be \[3\], one more than q has sequences":
             {"k": x[0], "v": x[0], "cu_seqlens_k_new": cu[:2]},
         r"k: has shape \[2, 3, 2, 16\]; must be \[1, 2, 16\]: k's tokens, heads and dim of k_cache": {"cu_seqlens_k_new": cu},
+        r"cu_seqlens_k_new: has type torch.float32; must be torch.int32":
+            {"k": x[0], "v": x[0], "cu_seqlens_k_new": cu.float()},
         r"cu_seqlens_k_new: entry": {"k": x[0], "v": x[0], "cu_seqlens_k_new": cu * 2},
         r"q: has shape \[2, 3, 2, 16\] and k_cache .*; q must have 3 with cu_seqlens_q, k_cache 4": {"cu_seqlens_q": cu},
         r"v: is missing": {"v": None},
@@ -268,7 +270,17 @@ def refusals():
                                                "rotary_seqlens": torch.tensor([41, 0]).int()},
         r"rotary_seqlens: is 40 for token 0": {"rotary_cos": cos[:8], "rotary_sin": cos[:8], "q": x[0], "cu_seqlens_q": cu,
                                             "causal": True, "rotary_seqlens": torch.tensor([40, 0]).int()},
-        r"attention_chunk: is -3": {"attention_chunk": -3}}
+        r"rotary_seqlens: has type torch.float32; must be torch.int32":
+            {"rotary_cos": cos, "rotary_sin": cos, "rotary_seqlens": torch.tensor([1.5, 0.0])},
+        r"rotary_seqlens: has shape \[3\]; must be \[2\], one for each":
+            {"rotary_cos": cos, "rotary_sin": cos, "rotary_seqlens": cu},
+        r"attention_chunk: is -3": {"attention_chunk": -3},
+        **{f"{name}: is a list; must be a PyTorch tensor": {"rotary_cos": cos, "rotary_sin": cos, name: [0, 1]}
+           for name in ("q", "k_cache", "k", "v", "rotary_cos", "rotary_seqlens", "cache_leftpad", "cu_seqlens_q",
+                        "page_table")},
+        "cu_seqlens_k_new: is a list": {"k": x[0], "v": x[0], "cu_seqlens_k_new": [0, 2, 3]},
+        "cache_batch_idx: is a list": {"page_table": torch.zeros(2, 1).int(), "cache_batch_idx": [0, 1]},
+        "page_table: is a list; must": {"page_table": [[0], [1]], "cache_batch_idx": torch.tensor([0, 1])}}
 
 
 @pytest.mark.parametrize("message", refusals())

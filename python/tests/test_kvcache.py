@@ -228,6 +228,10 @@ def test_more_caches_than_sequences():
         o = flash_attn_with_kvcache(q, k_cache, v_cache, new, new, cache_seqlens=4)
         assert torch.equal(o, flash_attn_with_kvcache(q, *copies, new, new, cache_seqlens=4))
     assert torch.equal(k_cache[:-1], copies[0]) and torch.equal(v_cache[:-1], copies[1]) and torch.equal(k_cache[-1], last)
+    codes, scales = torch.zeros(2, B, CAPACITY, HK, D, dtype=torch.int8), torch.zeros(2, B, CAPACITY, HK)  # computed
+    o = flash_attn_with_kvcache(q, *codes, k, k, cache_seqlens=0, k_descale=scales[0], v_descale=scales[1])
+    assert_close(o, k.repeat_interleave(HQ // HK, 2), "bfloat16")
+    assert scales[:, :-1, 0].all() and scales.count_nonzero() == 2 * (B - 1) * HK and not codes[:, -1].any()
     with pytest.raises(ValueError, match="k_cache: batch is 1 but q has 2; q, k_cache and v_cache must agree in batch"):
         flash_attn_with_kvcache(q, k_cache[:1], v_cache[:1], cache_seqlens=4)
 

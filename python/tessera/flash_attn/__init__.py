@@ -127,10 +127,10 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     scores are those of q and k plus those of qv and v. A call that is refused leaves the caches as they were.
     """
     rotary = _kvcache.rotary(rotary_cos, rotary_sin, rotary_interleaved)
-    cache = _kvcache.first_caches(q, _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad,
-                                                    block_table))
+    cache, scales = _kvcache.first_caches(q, _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx,
+                                                            cache_leftpad, block_table),
+                                          {"k_scale": k_descale, "v_scale": v_descale})
     with torch.no_grad():
-        o, lse = _kvcache.attend(q, cache, _kvcache.new(k, v), rotary, {"k_scale": k_descale, "v_scale": v_descale},
-                                 scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
-                                 alibi_slopes=alibi_slopes, qv=qv)
+        o, lse = _kvcache.attend(q, cache, _kvcache.new(k, v), rotary, scales, scale=softmax_scale, causal=causal,
+                                 window=window_size, softcap=softcap, alibi_slopes=alibi_slopes, qv=qv)
     return (o, lse) if return_softmax_lse else o
