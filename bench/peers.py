@@ -18,7 +18,8 @@ _rounds.py); medians count. The L2 cache is flushed between launches, and up to 
 calls are captured in CUDA graphs so that no host time counts. With --sustained each contender runs alone for a second
 or more, without flushes, while nvidia-smi reads clocks and power. TFLOP/s are 4 B H N N D / time forward, half of that
 when causal, 2.5 times that backward. Forward, cuDNN writes no LSE, as in inference with PyTorch; the others always do.
---limit begins no further point after so many seconds, and says what is left.
+--limit begins no further point after so many seconds, and says what is left. --type is that of all inputs; --errors
+has both.
 """
 import argparse
 import datetime
@@ -68,6 +69,13 @@ def extras(arguments):
     if True in arguments.masks:
         found += [Problem("window 1024", 1, TOKENS, HIDDEN // dim, dim, True, window=1024) for dim in (64, 128)]
     return found
+
+
+def problems(arguments):
+    """Those of the suites that were asked for."""
+    found = [*(grid(arguments) if arguments.suite in ("grid", "all") else []),
+             *(extras(arguments) if arguments.suite in ("extras", "all") else [])]
+    return [problem._replace(dtype=arguments.type) for problem in found]
 
 
 def choose(arguments):
@@ -271,12 +279,14 @@ def errors_of(make, data, wanted, passes):
     return errors, refused
 
 
-def measure_errors(found, arguments, put):
-    """Relative errors (Frobenius) of O, dQ, dK and dV against float64, B=2 H=8 N=2048."""
+def measure_errors(found, arguments, put, end):
+    """Relative errors (Frobenius) of O, dQ, dK and dV against float64, B=2 H=8 N=2048; no point begins after `end` of
+    time.monotonic."""
     print("| type | data | D | mask | who | " + " | ".join(ERRORS_OF) + " |\n" + "|---" * (5 + len(ERRORS_OF)) + "|")
     worst = {}
-    for dtype, outliers, dim, causal in itertools.product(("bfloat16", "float16"), (False, True), arguments.dims,
-                                                          arguments.masks):
+    left = list(itertools.product(("bfloat16", "float16"), (False, True), arguments.dims, arguments.masks))
+    while left and time.monotonic() < end:
+        dtype, outliers, dim, causal = left.pop(0)
         data = Data(Problem("errors", 2, 2048, 8, dim, causal, dtype=dtype), dim, outliers)
         wanted = exact(data, torch.float64)
         title = f"{dtype} | {'outlier' if outliers else 'gauss'} | {dim} | {'causal' if causal else 'full'}"
@@ -300,6 +310,8 @@ def measure_errors(found, arguments, put):
     for (name, t), (ratio, where) in worst.items():
         put({"kind": "summary", "peer": name, "tensor": t, "largest_ratio": round(ratio, 4), "where": where})
         print(f"{name}: {t} has at most {ratio:.3f} times the error of the best peer ({where})")
+    if left:
+        print(f"left for want of time: {len(left)} points of the errors", flush=True)
 
 
 # --- the program -----------------------------------------------------------------------------------------------------
@@ -321,6 +333,7 @@ def parse_arguments():
     parser.add_argument("--tokens", type=numbers, default=list(LENGTHS), help="lengths; the batch has 16384 tokens")
     parser.add_argument("--suite", choices=["grid", "extras", "step", "all"], default="grid",
                         help="step: forward and backward together, host time included; all: everything")
+    parser.add_argument("--type", choices=["bfloat16", "float16"], default="bfloat16", help="of all inputs (bfloat16)")
     parser.add_argument("--flex", action="store_true", help="FlexAttention too, where there is a window (compiles)")
     parser.add_argument("--sustained", action="store_true",
                         help="each contender alone, with clocks and power; twelve points of the grid, or all extras")
@@ -386,15 +399,13 @@ def main():
     print(" ".join(f"{key}={value}" for key, value in rows[0].items()), flush=True)
     found = choose(arguments)
     if arguments.errors:
-        measure_errors(found, arguments, put)
+        measure_errors(found, arguments, put, begin + arguments.limit)
         return
     meter = open_meter() if arguments.sustained else None
     put(measure_product(arguments))
-    problems = grid(arguments) if arguments.suite in ("grid", "all") else []
-    problems += extras(arguments) if arguments.suite in ("extras", "all") else []
     rows_of = (lambda problem: measure_alone(problem, found, arguments, meter)) if arguments.sustained else (
         lambda problem: measure_problem(problem, found, arguments))
-    left = measure_until(begin + arguments.limit, problems, rows_of, put)
+    left = measure_until(begin + arguments.limit, problems(arguments), rows_of, put)
     if meter:
         meter.close()
     if arguments.suite in ("step", "all") and not left:

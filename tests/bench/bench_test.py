@@ -184,6 +184,16 @@ class Program(unittest.TestCase):
         self.assertEqual((rows, [x.tokens for x in left]), ([512, 1024], [512]))
         self.assertEqual(text.getvalue(), "left for want of time: D=64 causal N=512\n")
 
+    def test_errors_have_the_limit_too(self):
+        rows = []
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            peers.measure_errors({}, arguments_of("--errors"), rows.append, time.monotonic() - 1)
+        self.assertEqual((rows, text.getvalue().splitlines()[-1]), ([], "left for want of time: 24 points of the errors"))
+
+    def test_type(self):
+        self.assertEqual({x.dtype for x in peers.problems(arguments_of("--suite", "all"))}, {"bfloat16"})
+        self.assertEqual({x.dtype for x in peers.problems(arguments_of("--type", "float16"))}, {"float16"})
+
     def test_refusals(self):
         self.assertIn("--beside: must be NAME=LIBRARY", refusal_of("--beside", "x.so"))
         self.assertIn("--sustained: goes with --suite grid or extras", refusal_of("--sustained", "--suite", "step"))
