@@ -220,25 +220,34 @@ TEST_P(GpuServing, AppendAndAttendInOneGraph) {
   d.graph_destroy(graph);
 }
 
-// Lengths, keys and queries are written just before each step, in the stream alone: a step that read them too early, or
-// from a cache that has those of the step before, would have other bits than one that the host waits for.
+// Lengths, keys and queries are written just before each step, in the stream alone, lengths by a copy between places of
+// the GPU, for which no driver stops: a step that read them too early, or from a cache that has those of the step
+// before, would have other bits than one that the host waits for.
 TEST_P(GpuServing, StepsThatNobodyWaitsForHaveTheSameBits) {
   constexpr std::int64_t steps = 100;
   Serving s(steps);
   Mirror waited, unwaited;
   s.upload(waited), s.upload(unwaited);
   const Stream stream;
+  std::vector<std::int32_t> lengths;  // of every step
+  for (std::int64_t n = 0; n < steps * Serving::B; ++n)
+    lengths.push_back(static_cast<std::int32_t>(20 + n / Serving::B + 60 * (n % Serving::B)));
+  constexpr std::size_t row = Serving::B * sizeof(std::int32_t);
+  DeviceMemory all_lengths(gpu, steps * row);
+  all_lengths.write(reinterpret_cast<const std::byte*>(lengths.data()), steps * row);
   const auto run_steps = [&](const Mirror& on, const char* kernel, bool waits) {
     Execution execution{.device = gpu, .stream = static_cast<cuda::StreamHandle>(stream), .kernel = kernel};
     const Plan plan = s.plan(on, execution);
     DeviceMemory workspace(gpu, plan.workspace_size());
     workspace.fill(std::byte{0xFF});
     execution.workspace = workspace.data(), execution.workspace_bytes = plan.workspace_size();
-    const auto lengths_at = reinterpret_cast<cuda::DevicePointer>(on(s.used()).data);
-    for (std::int64_t step = 0; step < steps; ++step) {
-      std::int32_t lengths[Serving::B];
-      for (std::int64_t b = 0; b < Serving::B; ++b) lengths[b] = static_cast<std::int32_t>(20 + step + 60 * b);
-      cuda::check(cuda::driver().memcpy_to_device(lengths_at, lengths, sizeof(lengths), stream), "cuMemcpyHtoDAsync");
+    constexpr std::size_t pitch = 512;  // of one row, so it means nothing; but drivers may want such multiples
+    cuda::Copy2D copy{.from_type = cuda::Copy2D::device, .from_pitch = pitch, .to_type = cuda::Copy2D::device};
+    copy.from_device = reinterpret_cast<cuda::DevicePointer>(all_lengths.data());
+    copy.to_device = reinterpret_cast<cuda::DevicePointer>(on(s.used()).data);
+    copy.to_pitch = pitch, copy.width = row, copy.height = 1;
+    for (std::int64_t step = 0; step < steps; ++step, copy.from_device += row) {
+      cuda::check(cuda::driver().memcpy_rows(&copy, stream), "cuMemcpy2DAsync");
       s.run(on, plan, execution, step);
       if (waits) wait_for(stream);
     }
