@@ -4,6 +4,7 @@
 // gpu_hopper_backward_test.cpp and gpu_mma_test.cpp; the cases say whether there is a backward pass.
 #pragma once
 
+#include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -115,7 +116,11 @@ inline void expect_agreement(const std::vector<Case>& cases) {
 
 // --- repetitions -----------------------------------------------------------------------------------------------------
 
-inline constexpr int repetitions = 1000;
+// Fewer where each takes long: tools/gpu_tests.py under compute-sanitizer.
+inline int repetitions() {
+  const char* chosen = std::getenv("TESSERA_TEST_REPETITIONS");
+  return chosen ? std::atoi(chosen) : 1000;
+}
 
 // More tiles than multiprocessors, so that which block takes which, and when, varies.
 inline std::vector<Case> repeated() {
@@ -211,7 +216,7 @@ inline void expect_same_bits_each_time(const Case& spec, const std::string& kern
     remember("o", data.o, on.placed.outputs().o), remember("lse", data.lse, on.placed.outputs().lse);
   }
   if (repeats) on.plan_backward(repeats);
-  for (int run = 0; run < repetitions; ++run) {
+  for (int run = repetitions(); run > 0; --run) {
     for (const auto& result : results) result->forget();
     if (spec.backward)
       on.backward();

@@ -6,7 +6,11 @@ import contextlib
 import importlib.util
 import io
 import json
+import re
+import signal
+import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import unittest
@@ -73,12 +77,12 @@ class Runs(unittest.TestCase):
         self.assertFalse((self.build / "tests/gpu_a_test.child").exists())
 
     def test_the_limit_leaves_the_less_important(self):
-        self.write("gpu_append_test", "touch $0.ran", tests=4)
+        self.write("gpu_ptx_test", "touch $0.ran", tests=4)
         self.write("gpu_cases_test", "sleep 60", tests=2)
         status, rows, text = self.run_tool("--limit", "1", "--without", "benches")
-        self.assertEqual((rows["gpu_cases_test"]["stopped"], rows["gpu_append_test"]["not begun"]), (2, 4))
-        self.assertFalse((self.build / "tests/gpu_append_test.ran").exists())
-        self.assertEqual((status, list(rows)), (1, ["gpu_cases_test", "gpu_append_test"]))
+        self.assertEqual((rows["gpu_cases_test"]["stopped"], rows["gpu_ptx_test"]["not begun"]), (2, 4))
+        self.assertFalse((self.build / "tests/gpu_ptx_test.ran").exists())
+        self.assertEqual((status, list(rows)), (1, ["gpu_cases_test", "gpu_ptx_test"]))
 
     def test_without_a_gpu_nothing_runs(self):
         self.write("gpu_a_test", "", tests=None)
@@ -90,7 +94,7 @@ class Runs(unittest.TestCase):
     def test_benchmarks_come_alone_and_last(self):
         self.write("gpu_a_test", "exit 0", tests=3)
         self.write("tessera", 'echo "$2 $3" >> $0.ran; ls "$(dirname $0)/../gpu_tests" >> $0.ran', place="cli")
-        status, rows, _ = self.run_tool("--without", "peers,ladder,turns,vulkan,mma,calls")
+        status, rows, _ = self.run_tool("--without", "peers,sustained,errors,ladder,turns,vulkan,mma,calls")
         self.assertEqual((status, list(rows)), (0, ["gpu_a_test", "bench decode", "bench gpu"]))
         ran = (self.build / "cli/tessera.ran").read_text()
         self.assertEqual([line for line in ran.splitlines() if line.startswith("--suite")], ["--suite decode", "--suite gpu"])
@@ -115,23 +119,113 @@ class Runs(unittest.TestCase):
     def test_mma_runs_with_the_tiles_of_every_class(self):
         self.write("gpu_mma_test", 'echo "tests $TESSERA_TILES" >> $0.ran', tests=1)
         with mock.patch.object(gpu_tests.sys, "executable", "/bin/true"):
-            status, rows, _ = self.run_tool("--only", "mma")
+            status, rows, _ = self.run_tool("--only", "mma", "--without", "check")
             found = gpu_tests.bench_jobs(self.build, self.build, gpu_tests.parse_arguments(["--only", "bench mma"]))
         ran = (self.build / "tests/gpu_mma_test.ran").read_text().splitlines()
         self.assertEqual(sorted(ran), ["tests ", "tests sm_75", "tests sm_80", "tests sm_89"])
-        self.assertEqual([job.environment.get("TESSERA_TILES") for job in found], [None, "sm_80", "sm_89"])
-        self.assertEqual((status, list(rows)), (0, ["gpu_mma_test", "gpu_mma_test sm_75", "gpu_mma_test sm_80",
-                                                    "gpu_mma_test sm_89", "bench mma", "bench mma sm_80",
-                                                    "bench mma sm_89"]))
+        self.assertEqual([job.environment.get("TESSERA_TILES") for job in found], [None, "sm_80", "sm_89", "sm_75"])
+        self.assertEqual((status, list(rows)), (0, ["gpu_mma_test", "gpu_mma_test sm_80", "gpu_mma_test sm_89",
+                                                    "gpu_mma_test sm_75", "bench mma", "bench mma sm_75",
+                                                    "bench mma sm_80", "bench mma sm_89"]))
 
     def test_python_comes_first_and_jax_leaves_memory(self):
         self.write("gpu_cases_test", "exit 0")
         self.write("libtessera.so", "", place="src")
         arguments = gpu_tests.parse_arguments([str(self.build), "--shard-timeout", "7"])
         with mock.patch.object(gpu_tests.importlib.util, "find_spec", lambda name: name):
-            jobs, skipped = gpu_tests.test_jobs(arguments.build, arguments)
-        self.assertEqual((jobs[0].name, jobs[0].timeout, jobs[1].name, skipped), ("python", 14, "gpu_cases_test", []))
+            jobs, skipped, _ = gpu_tests.test_jobs(arguments.build, arguments)
+        names = [job.name for job in jobs]
+        self.assertEqual((jobs[0].timeout, names[-1], skipped), (14, "gpu_cases_test", []))
+        self.assertIn("python torch", names[:-2])  # one of several
+        self.assertTrue(all(name.startswith("python ") for name in names[:-2]))
         self.assertEqual(jobs[0].environment["XLA_PYTHON_CLIENT_PREALLOCATE"], "false")
+
+    def test_what_cannot_be_listed_is_a_failure_of_its_own(self):
+        self.write("gpu_a_test", "exit 0", tests=1)
+        (self.build / "tests/gpu_b_test").write_text("#!/bin/sh\nexit 3\n")
+        (self.build / "tests/gpu_b_test").chmod(0o755)
+        status, rows, _ = self.run_tool("--without", "benches")
+        self.assertEqual((status, rows["gpu_a_test"]["ok"], rows["gpu_b_test"]["failed"]), (1, 1, 1))
+        self.assertIn("--gtest_list_tests ends with status 3", rows["gpu_b_test"]["failures"][0])
+
+    def test_another_run_goes_on_where_one_ended(self):
+        self.write("gpu_a_test", 'echo $GTEST_SHARD_INDEX >> $0.ran; [ -e $0.good ] || [ $GTEST_SHARD_INDEX = 0 ]', 3)
+        ran = self.build / "tests/gpu_a_test.ran"
+        words = ("--without", "benches", "--resume", str(self.build / "rows.json"))
+        status, rows, _ = self.run_tool(*words)
+        self.assertEqual((status, rows["gpu_a_test"]["passed"], sorted(ran.read_text().split())), (1, [0], list("012")))
+        self.assertEqual(len(rows["gpu_a_test"]["tails"]), 0)  # they have said nothing
+        ran.unlink()
+        (self.build / "tests/gpu_a_test.good").touch()
+        status, rows, _ = self.run_tool(*words)
+        self.assertEqual((status, rows["gpu_a_test"]["ok"], sorted(ran.read_text().split())), (0, 3, list("12")))
+        self.assertEqual(sorted(rows["gpu_a_test"]["passed"]), [0, 1, 2])
+
+    def test_what_ends_it_early_loses_no_rows(self):
+        self.write("gpu_decode_test", "exit 0", tests=1)
+        waits = "while [ -e $0 ]; do sleep 0.1; done"  # who is left behind by SIGKILL ends with the folder
+        self.write("gpu_mma_test", f"(sleep 1.5; touch $0.child) & echo words; {waits}", tests=1)
+        rows, archive = self.build / "rows.json", self.build / "logs.tar.gz"
+        command = [sys.executable, str(ROOT / "tools/gpu_tests.py"), str(self.build), "--json", str(rows), "--jobs",
+                   "1", "--without", "benches,check", "--archive", str(archive)]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                begin = time.monotonic()
+                while not rows.exists() and time.monotonic() - begin < 20:
+                    time.sleep(0.05)
+                self.assertEqual(json.loads(rows.read_text())[0]["passed"], [0])
+                if number == signal.SIGTERM:
+                    log = self.build / "gpu_tests/gpu_mma_test.0.log"
+                    while not (log.exists() and log.read_text()) and time.monotonic() - begin < 20:
+                        time.sleep(0.05)
+                process.send_signal(number)
+                text = process.stdout.read()
+            found = {row["name"]: row for row in json.loads(rows.read_text())}
+            self.assertEqual(found["gpu_decode_test"]["passed"], [0])
+            if number == signal.SIGTERM:
+                self.assertEqual((process.returncode, found["gpu_mma_test"]["stopped"]), (1, 1))
+                self.assertEqual(found["gpu_mma_test"]["tails"], ["words\n"])
+                self.assertRegex(text, r"gpu_mma_test sm_75 +1 +0 +0 +0 +0 +1 ")
+                time.sleep(1.6)
+                self.assertFalse((self.build / "tests/gpu_mma_test.child").exists())
+                with tarfile.open(archive) as logs:
+                    self.assertIn("gpu_tests/gpu_decode_test.0.log", logs.getnames())
+            rows.unlink()
+
+    def test_small_tests_run_under_compute_sanitizer(self):
+        self.write("gpu_decode_test", "exit 0", tests=1)
+        self.write("compute-sanitizer", 'echo "$2 $TESSERA_TEST_REPETITIONS $*" >> $0.ran; '
+                   'if [ $2 = racecheck ]; then echo "========= RACECHECK SUMMARY: 2 hazards"; exit 99; fi', place="tools")
+        path = {"PATH": str(self.build / "tools") + ":/usr/bin:/bin", "CUDA_HOME": "/nowhere"}
+        with mock.patch.dict(gpu_tests.os.environ, path):
+            status, rows, _ = self.run_tool("--only", "check decode")
+        self.assertEqual(status, 1)
+        self.assertEqual([rows[name + "check decode"]["ok"] for name in ("mem", "race", "sync")], [1, 0, 1])
+        self.assertEqual(rows["racecheck decode"]["failures"], ["RACECHECK SUMMARY: 2 hazards"])
+        ran = sorted((self.build / "tools/compute-sanitizer.ran").read_text().splitlines())
+        self.assertEqual([line.partition(" --")[0] for line in ran], ["memcheck 2", "racecheck 2", "synccheck 2"])
+        self.assertIn("gpu_decode_test --gtest_filter=*GpuDecodePages", ran[0])
+
+    def test_filters_of_compute_sanitizer_name_tests(self):
+        for program, tests in gpu_tests.SANITIZED.values():
+            text = (ROOT / f"tests/gpu/{program}.cpp").read_text()
+            for one in tests.split(":"):
+                suite, name = one.split("/")[0].strip("*").split(".")
+                self.assertRegex(text, rf"TEST(_P|_F)?\({suite}, {name.strip('*')}")
+
+    def test_benchmarks_get_their_own_limits(self):
+        self.write("libtessera.so", "", place="src")
+        python = self.build / "python"
+        python.write_text('#!/bin/sh\necho "$*" >> "$0.ran"\necho "left for want of time: D=64 full N=512"\n')
+        python.chmod(0o755)
+        words = ("--only", "bench peers,bench errors", "--bench-share", "1")
+        with mock.patch.object(gpu_tests.sys, "executable", str(python)):
+            status, rows, _ = self.run_tool(*words, "--limit", "400")
+            self.assertEqual((status, rows["bench peers"]["stopped"], rows["bench errors"]["stopped"]), (1, 1, 1))
+            limits = list(map(int, re.findall(r"--limit (\d+)", python.with_suffix(".ran").read_text())))
+            self.assertTrue(330 <= limits[0] <= 340 and limits[1] == 153, limits)
+            status, rows, _ = self.run_tool(*words, "--limit", "44")
+        self.assertEqual([row["not begun"] for row in rows.values()], [1, 1])
 
     def test_only(self):
         self.write("gpu_a_test", "exit 0")
