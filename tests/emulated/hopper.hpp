@@ -31,6 +31,7 @@ void launch(const ForwardParams& p, int grid) {
   emulated::Machine& machine = emulated::Machine::here();
   machine.memory = memory;
   if (p.taken) machine.run(1, 1, 0, [&] { restart({p.taken}); });
+  machine.shared_bytes = layout_of(config).bytes;
   machine.run(
       grid, threads_of(config), 128, [&] { forward<config>(p); }, p.taken != nullptr);
 }

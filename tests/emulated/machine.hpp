@@ -15,25 +15,7 @@
 #include <utility>
 
 #include "tests/emulated/block.hpp"
-
-// --- what CUDA C++ has and C++ has not
-
-#define __host__
-#define __device__
-#define __shared__
-#define __align__(bytes) __attribute__((aligned(bytes)))
-
-struct ThreadPlace {
-  int x = 0;
-};
-inline ThreadPlace threadIdx, blockIdx, gridDim;
-
-struct uint4 {
-  unsigned x, y, z, w;
-};
-struct float4 {
-  float x, y, z, w;
-};
+#include "tests/emulated/language.hpp"
 
 namespace tessera::emulated {
 
@@ -50,6 +32,7 @@ class Machine {
            bool programmatic = false) {
     gridDim.x = blocks, block_threads = threads, kernel = &run_kernel, failure = nullptr;
     producers = static_cast<std::size_t>(producer_threads);
+    block_bytes = std::exchange(shared_bytes, memory_bytes);
     if constexpr (looks_for_races) races.begin_launch(blocks, programmatic);
     std::vector<Block*> there, unused;
     for (const auto& one : pool) unused.push_back(one.get());
@@ -63,6 +46,7 @@ class Machine {
       const std::size_t n = there.size() > 1 ? random_turn() % there.size() : 0;
       enter(*there[n]);
       if (run_for_a_while()) {
+        require_untouched_end();
         if constexpr (looks_for_races) races.end_block();
         unused.push_back(block), block = nullptr;
         there.erase(there.begin() + static_cast<std::ptrdiff_t>(n));
@@ -123,6 +107,7 @@ class Machine {
   // cp.async: the place holds NaN from now on; the bytes come when the thread waits for their group. A group may have a
   // copy twice: whichever comes last, its bytes are the same.
   void copy_late(const LateCopy& copy) {
+    require_own(copy.to, static_cast<std::size_t>(copy.size));
     std::memset(memory + copy.to, 0xff, static_cast<std::size_t>(copy.size));
     auto& group = block->late_copies[current].back();
     const bool again = std::find(group.begin(), group.end(), copy) != group.end();
@@ -205,10 +190,12 @@ class Machine {
   }
 
   void load(void* to, UInt64 from, std::size_t bytes) {
+    require_own(from, bytes);
     accesses(memory + from, bytes, Access::read);
     copy_quietly([&] { std::memcpy(to, memory + from, bytes); });
   }
   void store(UInt64 to, const void* from, std::size_t bytes) {
+    require_own(to, bytes);
     if (looks_for_races)
       accesses(memory + to, bytes, std::memcmp(memory + to, from, bytes) ? Access::write : Access::same);
     copy_quietly([&] { std::memcpy(memory + to, from, bytes); });
@@ -255,6 +242,7 @@ class Machine {
   // other side's bytes lie at `from`, or are told by `look_at(look)`, in pieces.
   template <class Copy>
   void copy_in(PhaseBarrier& barrier, UInt32 to, int bytes, const Copy& copy, const void* from = nullptr) {
+    require_own(to, static_cast<std::size_t>(bytes));
     copy_quietly(copy);
     if constexpr (looks_for_races) {
       const auto look = [&](const void* at, Access access) {
@@ -268,6 +256,7 @@ class Machine {
   }
   template <class Copy, class LookAt>
   void copy_out(UInt32 from, int bytes, const Copy& copy, const LookAt& look_at) {
+    require_own(from, static_cast<std::size_t>(bytes));
     copy_quietly(copy);
     if constexpr (looks_for_races) {
       Thread& thread = own();
@@ -314,6 +303,8 @@ class Machine {
 
   static constexpr std::size_t memory_bytes = 232448;
   unsigned char* memory = nullptr;  // of the block; null: its kernels have none
+  // What the next launch asks for; whoever touches more is in error, as on a GPU. Others ask for all.
+  std::size_t shared_bytes = memory_bytes;
   int block_threads = 0;
   std::mt19937 random{1};
   // Blocks that take turns; a kernel's results are the same with any number of them.
@@ -321,6 +312,16 @@ class Machine {
 
  private:
   Thread& own() { return block->threads[current]; }
+  // Instructions are looked at one by one; what ordinary C++ has written is seen at the end of the block.
+  void require_own(UInt64 at, std::size_t bytes) const {
+    if (at + bytes > block_bytes) throw std::runtime_error("an access behind the shared memory that was asked for");
+  }
+  void require_untouched_end() const {
+    const std::size_t rest = memory_bytes - block_bytes;  // which is NaN
+    if (!memory || rest == 0) return;
+    if (memory[block_bytes] != 0xff || std::memcmp(memory + block_bytes, memory + block_bytes + 1, rest - 1) != 0)
+      throw std::runtime_error("a write behind the shared memory that was asked for");
+  }
   bool is_shared(const void* at) const { return memory && at >= memory && at < memory + memory_bytes; }
   bool multiplies_late() const { return block->late_warpgroups >> threadIdx.x / 128 & 1; }
   const void* warpgroup_key() const { return &block->threads[static_cast<std::size_t>(threadIdx.x / 128 * 128)]; }
@@ -426,7 +427,7 @@ class Machine {
   Races races;
   std::vector<std::unique_ptr<Block>> pool;
   Block* block = nullptr;  // that runs
-  std::size_t current = 0, producers = 0;
+  std::size_t current = 0, producers = 0, block_bytes = memory_bytes;
   bool in_a_fiber = false;
   const std::function<void()>* kernel = nullptr;
   std::exception_ptr failure;

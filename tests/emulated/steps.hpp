@@ -40,6 +40,7 @@ void run_steps(const gpu::Steps& steps, const Problem& problem, Call call, const
     alignas(64) std::byte own[4096];
     if (step.parameter_bytes > 0) step.write_parameters(given, own), params = own;
     ASSERT_LE(step.shared_bytes, static_cast<int>(memory_bytes));
+    machine.shared_bytes = static_cast<std::size_t>(step.shared_bytes);
     machine.run(
         static_cast<int>(step.blocks), step.threads, 0, [&] { unit->second(params); }, step.programmatic);
   }

@@ -42,9 +42,10 @@ function(emulated_test)
   tessera_test(NAME ${test_NAME} SHARDS ${test_SHARDS} SOURCES ${test_SOURCES} LABELS emulated)
   target_include_directories(${test_NAME} PRIVATE ${folder})
   target_include_directories(${test_NAME} BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
-  # Device code says `#pragma unroll`, leaves out members that are 0, and has empty bodies where a GPU lacks something.
+  # Device code says `#pragma unroll`, leaves out members that are 0, has empty bodies where a GPU lacks something, and
+  # compares the numbers of threads, which are unsigned, with others.
   target_compile_options(${test_NAME} PRIVATE -Wno-unknown-pragmas -Wno-missing-field-initializers
-                         -Wno-unused-parameter)
+                         -Wno-unused-parameter -Wno-sign-compare)
   add_dependencies(emulated_tests ${test_NAME})
   if(TESSERA_RACES)
     look_for_races(${test_NAME} ${test_SOURCES})

@@ -37,6 +37,7 @@ void run(const Call& call, const char* architecture, const std::string& kernel) 
     step.write_parameters(given, own);
     emulated::Machine& machine = emulated::Machine::here();
     machine.memory = step.name.starts_with("decode") ? decode::memory : memory;
+    machine.shared_bytes = static_cast<std::size_t>(step.shared_bytes);
     machine.run(
         static_cast<int>(step.blocks), step.threads, 0, [&] { unit->second(own); }, step.programmatic);
   }

@@ -28,6 +28,7 @@ template <BackwardConfig config>
 void launch(const BackwardParams& p, std::int64_t blocks) {
   emulated::Machine& machine = emulated::Machine::here();
   machine.memory = memory;
+  machine.shared_bytes = layout_of(config).bytes;
   machine.run(int(blocks), threads_of(config), 128, [&] { backward<config>(p); });
 }
 

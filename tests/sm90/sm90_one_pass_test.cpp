@@ -53,6 +53,7 @@ bool run_if(const OnePassPlan& plan, const PrepareParams& before, const OnePassP
       if (lanes == 8) prepare<config, element, 8>(before);
       if (lanes == 4) prepare<config, element, 4>(before);
     });
+    emulated::Machine::here().shared_bytes = layout_of(config).bytes;
     run_blocks(plan.grid, one_pass_threads, 128, true, [&] { one_pass<config>(p); });
     run_blocks(plan.query_blocks, 128 * parts_of(config), 0, true, [&] { finish<config, gradient>(after); });
     return true;

@@ -41,6 +41,7 @@ void run(const Call& call, const std::string& kernel) {
     emulated::Machine& machine = emulated::Machine::here();
     const bool producers = step.name == "hopper_forward";
     machine.memory = step.name.starts_with("decode") ? decode::memory : memory;
+    machine.shared_bytes = static_cast<std::size_t>(step.shared_bytes);
     machine.run(
         static_cast<int>(step.blocks), step.threads, producers ? 128 : 0, [&] { unit->second(own); },
         step.programmatic);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The search for races notices what is not ordered, and nothing else: small kernels on the emulated machine, each with
-// and without what orders it. Implements docs/testing.md, "Races".
+// and without what orders it; and the machine, where a block's shared memory ends. Implements docs/testing.md, "Races".
 #include <gtest/gtest.h>
 
 #include <string>
@@ -239,6 +239,32 @@ TEST(Races, TheSameWrittenTwice) {
       Machine::here().load(&read, 0, 4);
     });
     EXPECT_TRUE(finds(found, same, unordered));
+  }
+}
+
+// What a launch asks for is all that its blocks have.
+TEST(SharedMemory, EndsWhereItsLaunchSays) {
+  enum { right, a_store, a_load, a_copy, ordinary, all_is_asked_for };
+  for (const int how : {right, a_store, a_load, a_copy, ordinary, all_is_asked_for}) {
+    Machine& machine = Machine::here();
+    machine.memory = memory;
+    if (how != all_is_asked_for) machine.shared_bytes = 1024;
+    std::string found;
+    try {
+      machine.run(1, 32, 0, [&] {
+        gpu::store_number(1020, 1);
+        if (threadIdx.x > 0 || how == right) return;
+        if (how == a_load) sink = gpu::load_number(1024);
+        if (how == a_copy) gpu::copy_async<16>(1024, far, 16);
+        if (how == ordinary) memory[2000] = 0;
+        if (how == a_store || how == all_is_asked_for) gpu::store_number(1024, 1);
+      });
+    } catch (const std::runtime_error& error) {
+      found = error.what();
+    }
+    const bool silent = how == right || how == all_is_asked_for;
+    const std::string what = how == ordinary ? "a write" : "an access";
+    EXPECT_EQ(found, silent ? "" : what + " behind the shared memory that was asked for") << how;
   }
 }
 
