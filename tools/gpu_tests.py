@@ -270,6 +270,8 @@ def run(job, logs, seconds):
         word, failures = "stopped", [left[0]]
     if stopping.is_set() and word == "failed":
         word = "stopped"
+    if word == "failed" and not failures:
+        failures = text.strip().splitlines()[-1:]  # its last words
     return Done(job, word, time.monotonic() - begin, tuple(dict.fromkeys(failures)),
                 "" if word in ("ok", "skipped") else text[-2000:])
 
@@ -432,6 +434,8 @@ def main(words=None):
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     run_all(jobs, arguments.jobs, begin + arguments.limit * (1 - share), logs, results.note)
     results.save_archive()
+    if results.done and all(x.status == "skipped" for x in results.done):
+        benches = []  # there is no GPU
     run_all(benches, 1, begin + arguments.limit, logs, results.note)
     for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -60,8 +60,10 @@ class Runs(unittest.TestCase):
     def test_failures_are_named(self):
         self.write("gpu_a_test", 'if [ $GTEST_SHARD_INDEX = 1 ]; then echo "[  FAILED  ] Suite.Test2, where 3"; exit 1; fi')
         self.write("gpu_b_test", "exit 0")
+        self.write("gpu_c_test", "echo words; echo last words; exit 2", tests=1)
         status, rows, text = self.run_tool("--without", "benches")
         self.assertEqual((status, rows["gpu_a_test"]["ok"], rows["gpu_a_test"]["failed"]), (1, 1, 1))
+        self.assertEqual(rows["gpu_c_test"]["failures"], ["last words"])
         self.assertEqual(rows["gpu_a_test"]["failures"], ["Suite.Test2"])
         self.assertIn("    failed: Suite.Test2", text)
         self.assertIn("Suite.Test2", (self.build / "gpu_tests/gpu_a_test.1.log").read_text())
@@ -89,6 +91,9 @@ class Runs(unittest.TestCase):
         self.write("tessera", "touch $0.ran", place="cli")
         status, rows, _ = self.run_tool()
         self.assertEqual((status, list(rows), rows["gpu_a_test"]["skipped"]), (77, ["gpu_a_test"], 1))
+        self.write("gpu_a_test", "exit 77", tests=3)  # lists them, but runs none
+        status, rows, _ = self.run_tool()
+        self.assertEqual((status, list(rows), rows["gpu_a_test"]["skipped"]), (77, ["gpu_a_test"], 3))
         self.assertFalse((self.build / "cli/tessera.ran").exists())
 
     def test_benchmarks_come_alone_and_last(self):
