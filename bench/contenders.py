@@ -37,6 +37,8 @@ def open_library(path):
 
 def open_report(path):
     """Rows of results, and a function that adds one. The file, if one is named, then holds all of them so far."""
+    from tessera._measure import require_places
+    require_places(path)
     rows = []
 
     def put(row):

@@ -257,6 +257,7 @@ def main():
         from tessera import _measure
     except ImportError as error:
         sys.exit(f"cpu_peers.py: {error}")
+    _measure.require_places(arguments.json)
     torch.set_num_threads(arguments.threads)
     pace = _measure.Pace(arguments.rounds, 0.0, SHORTEST_BURST)
     measure = lambda calls: _measure.measure(calls, "cpu", pace)

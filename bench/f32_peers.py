@@ -88,7 +88,8 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args()
     contenders.open_library(arguments.library)
-    from tessera._measure import write_report
+    from tessera._measure import require_places, write_report
+    require_places(arguments.json)
     torch.backends.cuda.matmul.allow_tf32 = False
     report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "B": BATCH, "H": HEADS, "N": TOKENS}
     print(f"{report['gpu']}, PyTorch {report['torch']}, memory-efficient attention")

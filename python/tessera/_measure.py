@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
+import sys
 import time
 from typing import Any, Callable, Optional, Sequence
 
@@ -169,6 +171,22 @@ def measure_cold(calls: dict[str, Sequence[Call]], graphs: bool, pace: Pace = GP
         if name not in timers:
             timers[name] = Flushed(variants[0], room.zero_)
     return take_turns(timers, pace), {name: timer.method for name, timer in timers.items()}
+
+
+def require_places(*paths: Optional[str]) -> None:
+    """Ends the program in a sentence where a file that is to be written cannot be. To be asked before anything is
+    measured; what is there already stays as it is."""
+    for path in paths:
+        if path is None:
+            continue
+        is_new = not os.path.lexists(path)
+        try:
+            with open(path, "ab"):
+                pass
+        except OSError as error:
+            sys.exit(f"cannot write {path}: {error.strerror}")
+        if is_new:
+            os.unlink(path)
 
 
 def write_report(path: Optional[str], report: Any) -> None:

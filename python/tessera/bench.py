@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import importlib.util
 import statistics
 import sys
 import time
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from . import _torch_calls, _torch_ops
 from . import torch as tessera_torch
-from ._measure import PlannedPass, measure, write_report
+from ._measure import PlannedPass, measure, require_places, write_report
 from ._options import Settings
 
 EMPTY = "empty operator"
@@ -245,6 +246,9 @@ def main(words: Optional[list[str]] = None) -> None:
     arguments = parser.parse_args(words)
     if arguments.device == "cuda" and not cuda:
         sys.exit("tessera.bench: PyTorch finds no GPU; --device cpu compares on the CPU")
+    require_places(arguments.json, arguments.png)
+    if arguments.png and importlib.util.find_spec("matplotlib") is None:
+        sys.exit("tessera.bench: --png needs matplotlib, which is not installed")
     machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     report: dict[str, Any] = {"machine": machine, "torch": torch.__version__, **vars(arguments)}
     if arguments.overhead:

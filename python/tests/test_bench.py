@@ -47,6 +47,19 @@ def test_overhead(capsys, device):
     assert ("tensors read in C" in printed) == hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
+@pytest.mark.parametrize("way", [[], ["--overhead"]])
+def test_places_are_looked_at_first(tmp_path, capsys, way):
+    """Nothing is measured or printed, and no file is touched."""
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text("{}")
+    for name, place in (("--json", tmp_path / "none/speed.json"), ("--json", tmp_path), ("--png", tmp_path / "none/speed.png")):
+        with pytest.raises(SystemExit, match=f"^cannot write {place}: (No such file|Is a directory)"):
+            bench.main([*SMALL, "--device", "cpu", *way, name, str(place)])
+    _measure.require_places(str(earlier), str(tmp_path / "new.json"), None)
+    assert earlier.read_text() == "{}" and [*tmp_path.iterdir()] == [earlier]
+    assert capsys.readouterr().out == ""
+
+
 def test_operations():
     assert bench._operations(2, 3, 10, 4, causal=False, backward=False) == 4 * 2 * 3 * 100 * 4
     assert bench._operations(2, 3, 10, 4, causal=True, backward=True) == 4 * 2 * 3 * 100 * 4 / 2 * 3.5
