@@ -76,6 +76,13 @@ def _nested(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> tuple[Ten
     return pack(o, q, 1), pack(lse, q, 2)
 
 
+def _require_strides(tensors: Mapping[str, Any]) -> None:
+    """PyTorch's own error would name a key of its dispatcher."""
+    for name, t in tensors.items():
+        if isinstance(t, Tensor) and t.layout != torch.strided:
+            raise TypeError(f"{KEYWORDS.get(name, name)}: is nested or sparse ({t.layout}); must be a tensor with strides")
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any], lse: bool, options: Mapping[str, Any]
             ) -> Sequence[Any]:
     """O, and LSE at least where it is wanted."""
@@ -87,6 +94,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any], lse: bool, o
     if divided((q, k, v, *given.values())):
         drawn = "rng" in given and options.get("rng") is None
         return attend_divided(q, k, v, given, drawn, lambda *call: _attend(*call, True, options))
+    _require_strides({"q": q, "k": k, "v": v, **given})
     return ops.forward_operator(q, k, v, **given)  # type: ignore[no-any-return]
 
 

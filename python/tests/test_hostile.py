@@ -225,8 +225,12 @@ def test_tensors_without_strides():
         for given in ((odd, real, real), (real, odd, real)):
             with pytest.raises(TypeError, match=r"[qk]: is nested or sparse \(torch.*\); must be a tensor with strides"):
                 tessera.forward(*given)
-    with pytest.raises(TypeError, match=r"bias: is nested or sparse \(torch.sparse_coo\)"):
-        tessera.forward(real, real, real, bias=torch.zeros(1, 1, 4, 4).to_sparse())
+    sparse = torch.zeros(1, 1, 4, 4).to_sparse()
+    for call in (tessera.forward, tessera.attention):
+        with pytest.raises(TypeError, match=r"k: is nested or sparse \(torch.sparse_coo\); must be a tensor with strides"):
+            call(real, real.to_sparse(), real)
+        with pytest.raises(TypeError, match=r"bias: is nested or sparse \(torch.sparse_coo\)"):
+            call(real, real, real, bias=sparse)
 
 
 def test_views_that_pytorch_would_change_later():
