@@ -77,6 +77,17 @@ def _spoken(name: str) -> str:
     return KEYWORDS.get(name, name)
 
 
+def _inner_first(t: Tensor) -> list[int]:
+    """Dimensions by their strides, of equal ones the last first. Sorted by hand: torch.compile cannot sort by symbols."""
+    order: list[int] = []
+    for dim in reversed(range(t.dim())):
+        place = len(order)
+        while place and t.stride(order[place - 1]) > t.stride(dim):
+            place -= 1
+        order.insert(place, dim)
+    return order
+
+
 class _Division:
     """How q's placements divide a call over its mesh."""
 
@@ -168,7 +179,7 @@ class _Division:
         roles, shape = self.call.roles(name), self.call.shape(name)
         placements = [Replicate() if role == OTHER else Shard(roles.index(role)) for role in self.roles]
         stride, step = [0] * part.dim(), 1
-        for dim in sorted(range(part.dim()), key=lambda dim: (part.stride(dim), -dim)):
+        for dim in _inner_first(part):
             stride[dim], step = step, step * max(shape[dim], 1)
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=torch.Size(shape),
                                   stride=tuple(stride))
@@ -176,8 +187,12 @@ class _Division:
     def same_seeds(self, rng: Tensor) -> Tensor:
         """Those that the mesh's first rank has drawn."""
         for place in range(self.mesh.ndim):
-            group = self.mesh.get_group(place)
-            torch.distributed.broadcast(rng, torch.distributed.get_global_rank(group, 0), group)
+            if torch.compiler.is_compiling():  # which cannot trace what writes to rng
+                from torch.distributed._functional_collectives import broadcast
+                rng = broadcast(rng, 0, (self.mesh, place))
+            else:
+                group = self.mesh.get_group(place)
+                torch.distributed.broadcast(rng, torch.distributed.get_global_rank(group, 0), group)
         return rng
 
 

@@ -199,12 +199,14 @@ class Rank:
         self.begin("drawn_dropout")
         _, shared = self.inputs((4, 4, 2), "br", "br")
         torch.manual_seed(self.rank)
-        o = tessera.torch.attention(*shared, dropout_p=0.5).full_tensor().detach()
-        first = o.clone()
-        distributed.broadcast(first, 0)
-        self.expect(torch.equal(first, o), "other masks on other ranks")
-        again = tessera.torch.attention(*shared, dropout_p=0.5).full_tensor().detach()
-        self.expect(not torch.equal(again, o), "the same mask in every call")
+        for call in (tessera.torch.attention,
+                     torch.compile(tessera.torch.attention, backend="aot_eager", fullgraph=True)):
+            o = call(*shared, dropout_p=0.5).full_tensor().detach()
+            first = o.clone()
+            distributed.broadcast(first, 0)
+            self.expect(torch.equal(first, o), "other masks on other ranks")
+            again = call(*shared, dropout_p=0.5).full_tensor().detach()
+            self.expect(not torch.equal(again, o), "the same mask in every call")
 
     def run_plain(self):
         """Plain tensors beside DTensors."""
