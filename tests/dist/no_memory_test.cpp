@@ -18,19 +18,31 @@
 static thread_local long allocations_left = -1;  // of this thread, until one fails; below 0: none does
 static thread_local bool all_fail_then = false;
 
-void* operator new(std::size_t bytes) {
+static void* allocated(std::size_t bytes) noexcept {
   if (allocations_left > 0) --allocations_left;
   if (allocations_left == 0) {
     if (!all_fail_then) allocations_left = -1;
-    throw std::bad_alloc();
+    return nullptr;
   }
-  if (void* const at = std::malloc(bytes ? bytes : 1)) return at;
+  return std::malloc(bytes ? bytes : 1);
+}
+
+// All forms, or a sanitizer's own would meet these.
+void* operator new(std::size_t bytes) {
+  if (void* const at = allocated(bytes)) return at;
   throw std::bad_alloc();
 }
+void* operator new[](std::size_t bytes) { return operator new(bytes); }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return allocated(bytes); }
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return allocated(bytes); }
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // g++ 12 does not see that both are replaced
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // g++ 12 does not see that all are replaced
 void operator delete(void* at) noexcept { std::free(at); }
+void operator delete[](void* at) noexcept { std::free(at); }
 void operator delete(void* at, std::size_t) noexcept { std::free(at); }
+void operator delete[](void* at, std::size_t) noexcept { std::free(at); }
+void operator delete(void* at, const std::nothrow_t&) noexcept { std::free(at); }
+void operator delete[](void* at, const std::nothrow_t&) noexcept { std::free(at); }
 #pragma GCC diagnostic pop
 
 namespace tessera {
