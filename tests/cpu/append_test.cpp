@@ -163,6 +163,24 @@ TEST(Append, WhatIsNotRotatedKeepsItsBits) {
     }
 }
 
+// (1 + e)^2 - 1 without e^2, which an FMA would keep: GPUs compute these bits, too.
+TEST(Append, EachProductOfARotationIsRounded) {
+  for (const Type type : {Type::f32, Type::f64}) {
+    const double e = type == Type::f32 ? 0x1p-12 : 0x1p-27, x = 1 + e;
+    Buffer k_new(type, {1, 1, 2}), v_new(type, {1, 1, 2}), k(type, {1, 1, 1, 2}), v(type, {1, 1, 1, 2});
+    Buffer cos(type, {1, 1}), sin(type, {1, 1});
+    k_new.set(0, x), k_new.set(1, 1), cos.set(0, x), sin.set(0, 1), v_new.set(0, 0), v_new.set(1, 0);
+    std::int32_t slot = 0, position = 0;
+    AppendArgs a{.k_new = k_new.tensor(), .v_new = v_new.tensor(), .k = k.tensor(), .v = v.tensor()};
+    a.slots = Tensor(&slot, Type::i32, {1}), a.positions = Tensor(&position, Type::i32, {1});
+    a.rotary_cos = cos.tensor(), a.rotary_sin = sin.tensor();
+    append(a);
+    EXPECT_EQ(k.get(0), 2 * e) << (type == Type::f32 ? "f32" : "f64");
+    EXPECT_EQ(k.get(1), 2 * x) << (type == Type::f32 ? "f32" : "f64");
+    ++case_count.judged;
+  }
+}
+
 TEST(Append, RotatesQueriesInPlace) {
   for (const bool interleaved : {false, true}) {
     Trial t{.interleaved = interleaved, .rotated = 6, .queries = 3, .from = Type::f16};

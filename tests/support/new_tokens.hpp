@@ -246,7 +246,8 @@ inline Exact rotated(const Prepared& p, const Buffer& rows, std::int64_t first, 
   const double x = rows.get(first + (p.t.interleaved ? 2 * pair : pair));
   const double y = rows.get(first + (p.t.interleaved ? 2 * pair + 1 : pair + half));
   const double c = p.cos.get(position * half + pair), s = p.sin.get(position * half + pair);
-  const double left = second ? x * s : x * c, right = second ? y * c : -y * s;
+  // Volatile: rounded, whatever the compiler would like to make of a product and a sum.
+  const volatile double left = second ? x * s : x * c, right = second ? y * c : -y * s;
   return {left + right, std::abs(left) + std::abs(right)};
 }
 
