@@ -86,19 +86,21 @@ struct KeyRows {
     }
   }
 
-  // Those that find_scales() will read of the first group.
-  TESSERA_ALWAYS_INLINE void prefetch_scales(Range keys) const {
+  // places[r]: where the scale of the range's r-th key lies, of the first group. There are scales, one for each key.
+  // They are prefetched. Of a key outside of the pool nothing is said.
+  TESSERA_ALWAYS_INLINE void find_scale_places(Range keys, const float** places) const {
     const Int64 count = keys.size();
     if (!table) {
-      for (Int64 r = 0; r < count; ++r) __builtin_prefetch(scales + (keys.begin + r) * scale_stride, 0, 2);
-      return;
+      for (Int64 r = 0; r < count; ++r) places[r] = scales + (keys.begin + r) * scale_stride;
+    } else {
+      Int64 number = (keys.begin + leftpad) / page_size, at = (keys.begin + leftpad) % page_size;
+      for (Int64 r = 0; r < count; at = 0) {
+        const Int64 page = table[number++ * table_stride];
+        const float* first = is_page(page) ? scales + page * scale_page_stride : scales;
+        for (; at < page_size && r < count; ++at, ++r) places[r] = first + at * scale_stride;
+      }
     }
-    Int64 number = (keys.begin + leftpad) / page_size, at = (keys.begin + leftpad) % page_size;
-    for (Int64 r = 0; r < count; at = 0) {
-      const Int64 page = table[number++ * table_stride];
-      for (; at < page_size && r < count; ++at, ++r)
-        if (is_page(page)) __builtin_prefetch(scales + page * scale_page_stride + at * scale_stride, 0, 2);
-    }
+    for (Int64 r = 0; r < count; ++r) __builtin_prefetch(places[r], 0, 2);
   }
 
   TESSERA_ALWAYS_INLINE bool is_page(Int64 page) const { return page >= 0 && page < pages; }

@@ -54,7 +54,11 @@ inline constexpr Int64 width_step = lanes;
 //
 #include "cpu/kernel/decode_pairs.hpp"
 #endif
+#include "cpu/kernel/decode_ahead.hpp"
+//
 #include "cpu/kernel/decode_products.hpp"
+//
+#include "cpu/kernel/decode_scores.hpp"
 //
 #include "cpu/kernel/decode.hpp"
 //

@@ -74,20 +74,15 @@ HWY_INLINE void store_paired_row(const float* O, Reading as, Int64 width, float*
   in_order<DotE4M3::value_vectors>(O, width, out);
 }
 
-// Rows of P, rounded to bf16 in place: a pair of keys where one key was.
-HWY_INLINE void pair_weights(Int64 rows, float* P) {
+// Rows of P, times the values' scales if there are any, rounded to bf16: a pair of keys where one key was.
+HWY_INLINE void pair_weights(const float* scales, Int64 rows, const float* P, float* out) {
   static_assert(decode_step == 2 * lanes);
+  const Vec first = scales ? load(scales) : set(1), second = scales ? load(scales + lanes) : set(1);
   for (Int64 r = 0; r < rows; ++r) {
-    float* row = P + r * block_q;
-    _mm512_storeu_si512(row, bf16_halves(load(row), load(row + lanes)));
+    const float* row = P + r * score_stride;
+    const __m512i pairs = bf16_halves(hn::Mul(load(row), first), hn::Mul(load(row + lanes), second));
+    _mm512_storeu_si512(out + r * score_stride, pairs);
   }
-}
-
-// Rows of products times the scores' factor, which Q does not have here.
-HWY_INLINE void multiply_by_factor(float factor, Int64 count, Int64 rows, float* S) {
-  for (Int64 r = 0; r < rows; ++r)
-    for (Int64 j = 0; j < count; j += lanes)
-      store(hn::Mul(load(S + r * block_q + j), set(factor)), S + r * block_q + j);
 }
 
 // --- which rows are read this way
