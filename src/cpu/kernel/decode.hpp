@@ -84,6 +84,7 @@ HWY_NOINLINE void row_products(Reading as, const StepTile& keys, Int64 count, co
 #if defined(TESSERA_DOT_PRODUCTS)
   if (as == Reading::dot_bf16) dot_all<DotBF16>(keys, count, Q, Q_stride, rows, width, ahead, S);
   if (as == Reading::dot_e4m3) dot_all<DotE4M3>(keys, count, Q, Q_stride, rows, width, ahead, S);
+  if (as == Reading::dot_i8) dot_all<DotI8>(keys, count, Q, Q_stride, rows, width, ahead, S);
 #endif
 }
 
@@ -131,6 +132,7 @@ HWY_NOINLINE void add_products(Reading as, const StepTile& V, Int64 count, const
 #if defined(TESSERA_DOT_PRODUCTS)
   if (as == Reading::dot_bf16) add_all_values<DotBF16>(V, count, P, rows, ahead, Dv, O, O_stride);
   if (as == Reading::dot_e4m3) add_all_values<DotE4M3>(V, count, P, rows, ahead, Dv, O, O_stride);
+  if (as == Reading::dot_i8) add_all_values<DotI8>(V, count, P, rows, ahead, Dv, O, O_stride);
 #endif
 }
 

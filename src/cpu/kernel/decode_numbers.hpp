@@ -7,7 +7,7 @@ inline constexpr Int64 pair_width = 2 * lanes;
 inline constexpr Int64 score_stride = decode_step;  // floats from row to row of S
 
 // How rows are read: widened to f32, or (dot_*, decode_pairs.hpp) as bf16.
-enum class Reading { f32, f16, bf16, paired_bf16, i8, e4m3, tabled_e4m3, dot_bf16, dot_e4m3 };
+enum class Reading { f32, f16, bf16, paired_bf16, i8, e4m3, tabled_e4m3, dot_bf16, dot_e4m3, dot_i8 };
 
 HWY_INLINE bool in_pairs(Reading as) { return as >= Reading::dot_bf16; }
 

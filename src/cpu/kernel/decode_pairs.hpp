@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // K and V as bf16 for decoding by dot products of pairs (AVX512_BF16): half as many instructions as multiply-adds in
-// f32, and e4m3, which bf16 holds exactly, need not become f32. A pair of K is two neighbours of a row, and Q is bf16
-// as it came; a pair of V is what two keys have in one dim, and P is rounded to bf16, as the contract's model does.
-// Rows of Q and O are kept in the order in which numbers come out of registers here. (i8 stays with multiply-adds: its
-// way to bf16 costs as much as it saves.) Included by cpu/isa/avx512bf16.cpp inside its target region.
+// f32, and 8-bit numbers, which bf16 holds exactly, need not become f32. A pair of K is two neighbours of a row, and Q
+// is bf16 as it came; a pair of V is what two keys have in one dim, and P is rounded to bf16, as the contract's model
+// does. Rows of Q and O are kept in the order in which numbers come out of registers here. Included by
+// cpu/isa/avx512bf16.cpp inside its target region.
 #pragma once
 
 struct DotBF16 {
@@ -14,6 +14,12 @@ struct DotE4M3 {
   static constexpr int value_vectors = 4;
   uint8_t bits;
 };
+struct DotI8 {
+  static constexpr int value_vectors = 4;
+  uint8_t bits;
+};
+template <class T>
+concept DotByte = DotNumber<T> && sizeof(T) == 1;
 template <>
 inline constexpr int vectors_together<DotBF16> = 1;
 
@@ -24,16 +30,50 @@ HWY_INLINE Vec add_product(T, Vec sum, Vec x, Vec y) {
 
 HWY_INLINE Vec as_vector(__m512i pairs) { return Vec{_mm512_castsi512_ps(pairs)}; }
 
-// 64 numbers of e4m3 as bf16: the first vector has numbers 16 n .. 16 n + 7, the second the others.
-HWY_INLINE void widen_bytes(__m512i bytes, Vec& first, Vec& second) {
-  const __m512i low = look_up(tables.low, bytes), high = with_sign(look_up(tables.high, bytes), bytes);
+// i8 by tables of the two bytes of its magnitude, 0 to 128. The tables have 128 entries: number 0 is that of 128, and
+// the zeros are left out.
+struct I8Tables {
+  alignas(64) uint8_t low[128], high[128];
+};
+constexpr I8Tables make_i8_tables() {
+  I8Tables t{};
+  for (int n = 0; n < 128; ++n) {
+    const UInt32 bits = __builtin_bit_cast(UInt32, float(n == 0 ? 128 : n));
+    t.low[n] = uint8_t(bits >> 16), t.high[n] = uint8_t(bits >> 24);
+  }
+  return t;
+}
+static constexpr I8Tables i8_tables = make_i8_tables();
+static_assert(i8_tables.low[0] == 0);  // zero's, too
+
+HWY_INLINE __m512i look_up_where(__mmask64 where, const uint8_t* table, __m512i bytes) {
+  const __m512i first = _mm512_load_si512(table), second = _mm512_load_si512(table + 64);
+  asm("vpermi2b %2, %1, %0 %{%3%}%{z%}" : "+v"(bytes) : "v"(first), "v"(second), "Yk"(where));
+  return bytes;
+}
+
+HWY_INLINE __m512i low_bytes(DotE4M3, __m512i bytes) { return look_up(tables.low, bytes); }
+HWY_INLINE __m512i high_bytes(DotE4M3, __m512i bytes) { return with_sign(look_up(tables.high, bytes), bytes); }
+HWY_INLINE __m512i low_bytes(DotI8, __m512i bytes) { return look_up(i8_tables.low, _mm512_abs_epi8(bytes)); }
+HWY_INLINE __m512i high_bytes(DotI8, __m512i bytes) {
+  const __mmask64 some = _mm512_test_epi8_mask(bytes, bytes);
+  return with_sign(look_up_where(some, i8_tables.high, _mm512_abs_epi8(bytes)), bytes);
+}
+
+// 64 numbers as bf16: the first vector has numbers 16 n .. 16 n + 7, the second the others.
+template <DotByte T>
+HWY_INLINE void widen_bytes(T type, __m512i bytes, Vec& first, Vec& second) {
+  const __m512i low = low_bytes(type, bytes), high = high_bytes(type, bytes);
   first = as_vector(_mm512_unpacklo_epi8(low, high)), second = as_vector(_mm512_unpackhi_epi8(low, high));
 }
 
 // --- K: pairs of neighbours
 
 HWY_INLINE void widen_several(const DotBF16* p, Vec (&out)[1]) { out[0] = as_vector(_mm512_loadu_si512(p)); }
-HWY_INLINE void widen_several(const DotE4M3* p, Vec (&out)[2]) { widen_bytes(_mm512_loadu_si512(p), out[0], out[1]); }
+template <DotByte T>
+HWY_INLINE void widen_several(const T* p, Vec (&out)[2]) {
+  widen_bytes(T(), _mm512_loadu_si512(p), out[0], out[1]);
+}
 
 // A row of Q in that order. `as` is how K is read.
 HWY_INLINE void load_paired_query(const Rows& source, Int64 i, Reading as, Int64 width, float* out) {
@@ -55,10 +95,11 @@ HWY_INLINE void widen_values(const DotBF16* p, const DotBF16* second, Vec (&out)
   const __m512i x = _mm512_loadu_si512(p), y = _mm512_loadu_si512(second);
   out[0] = as_vector(_mm512_unpacklo_epi16(x, y)), out[1] = as_vector(_mm512_unpackhi_epi16(x, y));
 }
-HWY_INLINE void widen_values(const DotE4M3* p, const DotE4M3* second, Vec (&out)[4]) {
+template <DotByte T>
+HWY_INLINE void widen_values(const T* p, const T* second, Vec (&out)[4]) {
   const __m512i x = _mm512_loadu_si512(p), y = _mm512_loadu_si512(second);
-  widen_bytes(_mm512_unpacklo_epi8(x, y), out[0], out[1]);
-  widen_bytes(_mm512_unpackhi_epi8(x, y), out[2], out[3]);
+  widen_bytes(T(), _mm512_unpacklo_epi8(x, y), out[0], out[1]);
+  widen_bytes(T(), _mm512_unpackhi_epi8(x, y), out[2], out[3]);
 }
 
 // A row of O out of that order: fours of dims went round through the vectors.
@@ -88,9 +129,13 @@ HWY_INLINE void pair_weights(const float* scales, Int64 rows, const float* P, fl
 // --- which rows are read this way
 
 HWY_INLINE bool fits_pairs(Type type, Int64 width) {
-  return type == Type::bf16 ? width % 32 == 0 : type == Type::e4m3 && width % 64 == 0 && has_tables();
+  if (type == Type::bf16) return width % 32 == 0;
+  return (type == Type::e4m3 || type == Type::i8) && width % 64 == 0 && has_tables();
 }
 HWY_INLINE bool takes_pairs(const HeadJob& head) {
   return head.q.type == Type::bf16 && !head.qv && fits_pairs(head.k.type, head.D) && fits_pairs(head.v.type, head.Dv);
 }
-HWY_INLINE Reading paired_reading(Type type) { return type == Type::bf16 ? Reading::dot_bf16 : Reading::dot_e4m3; }
+HWY_INLINE Reading paired_reading(Type type) {
+  if (type == Type::bf16) return Reading::dot_bf16;
+  return type == Type::e4m3 ? Reading::dot_e4m3 : Reading::dot_i8;
+}
