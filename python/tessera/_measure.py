@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How bench.py and the programs in bench/ measure: medians over rounds in which all contenders take turns (_rounds.py).
 
-`measure` times bursts of calls, on a GPU by events, on the CPU by the clock. `measure_cold` times GPU work alone, with
+`measure` times bursts of calls, on a GPU by events, on the CPU by the clock; `measure_rounds` gives the figures of all
+rounds, and `compared` ratios within them. `measure_cold` times GPU work alone, with
 nothing of the inputs left in the L2 cache. PlannedPass is a pass of Tessera without a front end around it.
 """
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import statistics
 import sys
 import time
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from . import _call
 from ._abi import CUDA
@@ -85,11 +86,35 @@ class Burst:
         return self._estimate
 
 
+def measure_rounds(calls: dict[str, Call], device: str, pace: Optional[Pace] = None) -> dict[str, list[float]]:
+    """Seconds of each call in each round."""
+    timers: dict[str, Timer] = {name: Burst(call, device) for name, call in calls.items()}
+    return take_turns(timers, pace or (GPU_PACE if device == "cuda" else CPU_PACE))
+
+
 def measure(calls: dict[str, Call], device: str, pace: Optional[Pace] = None) -> dict[str, float]:
     """Median seconds of each call."""
-    timers: dict[str, Timer] = {name: Burst(call, device) for name, call in calls.items()}
-    times = take_turns(timers, pace or (GPU_PACE if device == "cuda" else CPU_PACE))
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: statistics.median(values) for name, values in measure_rounds(calls, device, pace).items()}
+
+
+class Spread(NamedTuple):
+    """Of the figures of all rounds."""
+    quarter: float
+    median: float
+    three_quarters: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    if len(values) < 2:
+        return Spread(values[0], values[0], values[0])
+    return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
+
+
+def compared(times: dict[str, list[float]], ours: str) -> dict[str, Spread]:
+    """How many times as long as ours the others take. A round's turns lie close together, so what drifts slowly is in
+    both, and their ratio scatters less than either."""
+    return {name: spread([t / base for t, base in zip(values, times[ours])])
+            for name, values in times.items() if name != ours}
 
 
 # --- GPU work alone, from a cold cache -------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ class Pace(NamedTuple):
 
 
 GPU_PACE = Pace(rounds=4, warm=80e-3, timed=80e-3)
+# Of calls that take the host longer than the GPU: its state, unlike a GPU's, drifts over seconds and not within a turn.
+HOST_PACE = Pace(rounds=20, warm=12e-3, timed=20e-3)
 CPU_PACE = Pace(rounds=15, warm=0.0, timed=5e-3)
 
 

@@ -6,11 +6,14 @@
                                                 with gradients beside an autograd.Function that only makes its results
 
 Contenders: PyTorch's SDPA with each of its backends, flash_attn, flash_attn_interface. Those that are missing, or
-refuse the problem, are left out and named. All read the same numbers, as [B,N,H,D] or views of it. Needs PyTorch.
+refuse the problem, are left out and named. All read the same numbers, as [B,N,H,D] or views of it. Under each time stand
+the quartiles over the rounds, and how many times as long as Tessera the others take: the median of the rounds' ratios,
+and quartiles. Needs PyTorch.
 """
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import importlib
 import importlib.util
@@ -24,10 +27,12 @@ from torch import Tensor
 
 from . import _torch_calls, _torch_ops
 from . import torch as tessera_torch
-from ._measure import PlannedPass, measure, require_places, write_report
+from ._measure import PlannedPass, Spread, compared, measure_rounds, require_places, spread, write_report
 from ._options import Settings
+from ._rounds import HOST_PACE, turns
 
 EMPTY = "empty operator"
+LONGEST_OF_HOST = 1024  # tokens up to which the host may take longer than a GPU
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
@@ -84,6 +89,29 @@ def _line(tokens: Any, dim: Any, mask: str, what: str, cells: dict[str, str], co
     return f"{tokens:>6} {dim:>4}  {mask:6}  {what:16}" + "".join(f"{cells.get(name, '-'):>18}" for name in columns)
 
 
+def _row(point: dict[str, Any], times: dict[str, list[float]], work: float) -> dict[str, Any]:
+    spreads = {name: spread(values) for name, values in times.items()}
+    return {**point, "seconds": {name: s.median for name, s in spreads.items()},
+            "tflops": {name: work / s.median / 1e12 for name, s in spreads.items()},
+            "quartiles": {name: [s.quarter, s.three_quarters] for name, s in spreads.items()},
+            "over_tessera": compared(times, "tessera") if "tessera" in times else {},
+            "rounds": len(next(iter(times.values()), []))}
+
+
+def _print_row(row: dict[str, Any], columns: Iterable[str]) -> None:
+    times = {name: f"{t * 1e3:.4g} ({row['tflops'][name]:.3g})" for name, t in row["seconds"].items()}
+    between = {name: f"{low * 1e3:.4g} to {high * 1e3:.4g}" for name, (low, high) in row["quartiles"].items()}
+    ratios = {name: _ratio_text(ratio) for name, ratio in row["over_tessera"].items()}
+    print(_line(row["tokens"], row["dim"], "causal" if row["causal"] else "full", row["pass"], times, columns))
+    print(_line("", "", "", "  quartiles", between, columns))
+    print(_line("", "", "", "  over tessera", ratios, columns), flush=True)
+
+
+def _ratio_text(ratio: Spread) -> str:
+    low, middle, high = (f"{value:.2f}" if value < 10 else f"{value:.3g}" for value in ratio)
+    return f"{middle} ({low}-{high})"
+
+
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     found, missing = contenders()
     for sentence in missing:
@@ -106,14 +134,12 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                         able[name] = _calls(attention, tensors, d_o, causal)
                     except Exception as error:  # a refusal: of this problem, on this machine
                         refused.add(f"{name}: {_first_line(error)}")
+                pace = HOST_PACE if arguments.device == "cuda" and tokens <= LONGEST_OF_HOST else None
                 for what in ("forward", "forward+backward"):
-                    times = measure({name: calls[what] for name, calls in able.items()}, arguments.device)
+                    times = measure_rounds({name: calls[what] for name, calls in able.items()}, arguments.device, pace)
                     work = _operations(arguments.batch, arguments.heads, tokens, dim, causal, what != "forward")
-                    rows.append({"tokens": tokens, "dim": dim, "causal": causal, "pass": what, "seconds": times,
-                                 "tflops": {name: work / t / 1e12 for name, t in times.items()}})
-                    print(_line(tokens, dim, "causal" if causal else "full", what,
-                                {name: f"{t * 1e3:.4g} ({work / t / 1e12:.3g})" for name, t in times.items()}, found),
-                          flush=True)
+                    rows.append(_row({"tokens": tokens, "dim": dim, "causal": causal, "pass": what}, times, work))
+                    _print_row(rows[-1], found)
     for sentence in sorted(refused):
         print(f"refused: {sentence}")
     return rows
@@ -218,8 +244,9 @@ def overhead(device: str, dtype: torch.dtype) -> dict[str, float]:
                 del calls[f"{name}'s"]
     times: dict[str, list[float]] = {name: [] for name in calls}
     clock = time.perf_counter if device == "cuda" else time.process_time  # which no other process disturbs
-    for _ in range(30):
-        for name, call in calls.items():
+    for number in range(30):
+        for name in turns(list(calls), number):
+            call = calls[name]
             if device == "cuda":
                 torch.cuda.synchronize()
             begin = clock()
@@ -250,7 +277,8 @@ def main(words: Optional[list[str]] = None) -> None:
     if arguments.png and importlib.util.find_spec("matplotlib") is None:
         sys.exit("tessera.bench: --png needs matplotlib, which is not installed")
     machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    report: dict[str, Any] = {"machine": machine, "torch": torch.__version__, **vars(arguments)}
+    report: dict[str, Any] = {"machine": machine, "torch": torch.__version__, "date": datetime.date.today().isoformat(),
+                              **vars(arguments)}
     if arguments.overhead:
         times = report["microseconds"] = overhead(arguments.device, getattr(torch, arguments.dtype))
         way = "C" if _torch_calls.in_c else "Python"

@@ -16,8 +16,8 @@ SMALL = ["--dtype", "float32", "--batch", "1", "--heads", "1", "--dims", "16"]
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_comparison(tmp_path, capsys, monkeypatch, device):
-    for name in ("CPU_PACE", "GPU_PACE"):
-        monkeypatch.setattr(f"tessera._measure.{name}", _measure.Pace(2, 1e-5, 1e-5))
+    for name in ("_measure.CPU_PACE", "_measure.GPU_PACE", "bench.HOST_PACE"):
+        monkeypatch.setattr(f"tessera.{name}", _measure.Pace(2, 1e-5, 1e-5))
     picture = tmp_path / "speed.png"
     draw = ["--png", str(picture)]
     try:
@@ -29,11 +29,36 @@ def test_comparison(tmp_path, capsys, monkeypatch, device):
     assert len(report["rows"]) == 2 * 2 * 2  # lengths, masks, passes
     for row in report["rows"]:
         assert {"tessera", "sdpa math"} <= set(row["seconds"]) and all(t > 0 for t in row["seconds"].values())
+        assert set(row["over_tessera"]) == set(row["seconds"]) - {"tessera"} and row["rounds"] == 2
+        assert all(low <= row["seconds"][name] <= high for name, (low, high) in row["quartiles"].items())
     assert not draw or picture.read_bytes().startswith(b"\x89PNG")
     lines = capsys.readouterr().out.splitlines()
     header = next(line for line in lines if line.startswith("tokens"))
     row = next(line for line in lines if line.startswith("    32   16  causal  forward+backward"))
     assert row[:header.index("tessera") + len("tessera")].endswith(")")  # a figure in each column
+    quartiles, ratios = lines[lines.index(row) + 1:lines.index(row) + 3]
+    assert quartiles.split()[0] == "quartiles" and " to " in quartiles
+    assert ratios.split()[:3] == ["over", "tessera", "-"] and ratios.endswith(")")
+
+
+def test_ratios_fit_their_columns():
+    assert bench._ratio_text(_measure.Spread(0.983, 1.2345, 9.994)) == "1.23 (0.98-9.99)"
+    assert bench._ratio_text(_measure.Spread(10.04, 123.45, 999.4)) == "123 (10-999)"
+
+
+def test_ratios_are_of_rounds():
+    """What drifts from round to round is in both, and gone from their ratio."""
+    drift = [1.0, 3.0, 2.0, 5.0]
+    times = {"tessera": drift, "other": [1.25 * t for t in drift], "third": [2.0, 6.0, 6.0, 20.0]}
+    assert _measure.compared(times, "tessera") == {"other": (1.25, 1.25, 1.25), "third": (2.0, 2.5, 3.25)}
+    assert _measure.spread([4.0]) == (4.0, 4.0, 4.0)
+
+
+def test_short_turns_lie_close_together():
+    """All eight points of two lengths within 90 seconds, each contender of five first and last equally often."""
+    pace = bench.HOST_PACE
+    assert 2 * 8 * 5 * pace.rounds * (pace.warm + pace.timed) < 60
+    assert pace.rounds % (2 * 5) == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
