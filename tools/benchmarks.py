@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the figures of the documents: docs/results/MACHINE.md, and the headline tables of docs/benchmarks.md, from
-bench/results/*.json.
+"""Writes the figures of the documents: docs/results/MACHINE.md, and the tables of docs/benchmarks.md and docs/python.md
+that stand between marks, from bench/results/*.json.
 
 Usage: python3 tools/benchmarks.py                                   writes the pages
        python3 tools/benchmarks.py --check                           only says whether they are up to date
@@ -21,13 +21,11 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGES, HEADLINES = ROOT / "bench" / "results", ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md"
+RESULTS, PAGES = ROOT / "bench" / "results", ROOT / "docs" / "results"
 sys.path.insert(0, str(ROOT / "bench"))
 import decode_tables  # noqa: E402: bench/ is no package
+import torch_tables  # noqa: E402
 from tables import PASSES, bar, build_of, is_ours, load_cell, points  # noqa: E402
-
-TORCH_PEERS = {"cuDNN": "sdpa cudnn", "FA2": "sdpa flash"}
-
 
 def load(name):
     return json.loads((RESULTS / name).read_text())
@@ -195,16 +193,13 @@ def decode_page(name):
 
 def torch_table(name):
     figures = load(name)
-    cells = {}
-    for row in figures["rows"]:
-        cells.setdefault((row["dim"], row["causal"], row["tokens"]), {})[row["pass"]] = row["seconds"]
-    passes = list(dict.fromkeys(row["pass"] for row in figures["rows"]))
-    rows = [[dim, mask_text(causal), tokens,
-             *(f"{found[which][who] * 1e3:.3g}" for which in passes for who in ("tessera", *TORCH_PEERS.values()))]
-            for (dim, causal, tokens), found in cells.items()]
-    heads = ["D", "mask", "N", *(head for which in passes for head in (which, *TORCH_PEERS))]
     return [f"{figures['machine']}, PyTorch {version(figures)}, {figures['dtype']}, B = {figures['batch']}, "
-            f"H = {figures['heads']}: `python3 -m tessera.bench`. Milliseconds a call:", "", *table(heads, rows)]
+            f"H = {figures['heads']}, {figures.get('date', 'older')}: `python3 -m tessera.bench`. Milliseconds a call:", "",
+            *table(*torch_tables.times(figures["rows"]))]
+
+
+def torch_margins(name):
+    return [*torch_table(name), "", *torch_tables.margins(load(name)["rows"])]
 
 
 def cpu_peers_table(name):
@@ -294,8 +289,10 @@ MACHINES = {
          "65,536 keys, 2048 / D heads, bf16. \"Invariant\" is one call with `part_invariant`, which the ranges have too, but "
          "for \"any cut\"; the last column says how far single rounds are off. "
          "`bench/parts.py --ranges 16384,8192` on 2026-11-18, CUDA 13.0, PyTorch 2.11.", parts_table, "h200-parts.json"),
-        ("Through PyTorch", "By autograd, with all that the host does, before tensors were read in C: "
-         "[python.md](../python.md#speed) has newer figures up to N = 1024.", torch_table, "h200-torch.json"),
+        ("Through PyTorch", "By autograd, with all that the host does, before tensors were read in C.", torch_table,
+         "h200-torch.json"),
+        ("Through PyTorch, short sequences", "What they mean is in [python.md](../python.md#speed).", torch_table,
+         "h200-torch-short.json"),
         ("The ladder", "B=2 H=8 N=4096, TFLOP/s, and in brackets the speed-up over `naive`. `tiled` adds with atomics "
          "in its backward pass (`deterministic = false`).", printed_table, "h200-ladder.json"),
         ("The kernel vector", "B=2 H=16 N=4096, full / causal, TFLOP/s, of an earlier build than the ladder's.",
@@ -374,16 +371,19 @@ def cpu_headline():
 
 
 BLOCKS = {
-    "hopper": hopper_headline,
-    "cpu": cpu_headline,
-    "bench": lambda: bench_table("epyc-bench.json", lambda row: row["type"] == "f32" and row["N"] == 2048),
-    "demo": lambda: demo_table("epyc-demo.json"),
+    ROOT / "docs" / "benchmarks.md": {
+        "hopper": hopper_headline,
+        "cpu": cpu_headline,
+        "bench": lambda: bench_table("epyc-bench.json", lambda row: row["type"] == "f32" and row["N"] == 2048),
+        "demo": lambda: demo_table("epyc-demo.json"),
+    },
+    ROOT / "docs" / "python.md": {"short": lambda: torch_margins("h200-torch-short.json")},
 }
 
 
-def headlines(text):
-    """docs/benchmarks.md with its blocks filled in anew."""
-    for name, write in BLOCKS.items():
+def filled(text, blocks):
+    """A document with its blocks filled in anew."""
+    for name, write in blocks.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         before, rest = text.split(begin)
         text = before + begin + "\n" + "\n".join(write()) + "\n" + end + rest.split(end)[1]
@@ -412,7 +412,8 @@ def pages():
     unused = sorted({path.name for path in RESULTS.iterdir()} - used)
     if unused:  # a file that is missing makes its page differ
         sys.exit(f"tools/benchmarks.py has no section for these of bench/results/: {unused}")
-    return {HEADLINES: headlines(HEADLINES.read_text()), PAGES / "h200-calls.txt": call_times(), **{PAGES / f"{name}.md": page(name) for name in MACHINES}}
+    return {**{path: filled(path.read_text(), blocks) for path, blocks in BLOCKS.items()},
+            PAGES / "h200-calls.txt": call_times(), **{PAGES / f"{name}.md": page(name) for name in MACHINES}}
 
 
 def measure(machine, program, threads):

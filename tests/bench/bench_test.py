@@ -32,7 +32,30 @@ import contenders  # noqa: E402
 import peers  # noqa: E402
 import power  # noqa: E402
 import tables  # noqa: E402
+import torch_tables  # noqa: E402
 from tessera import _measure, _rounds  # noqa: E402
+
+
+class ThroughPyTorch(unittest.TestCase):
+    def row(self, which, ours, cudnn, fa2, **more):
+        return {"dim": 64, "causal": True, "tokens": 512, "pass": which,
+                "seconds": {"tessera": ours, "sdpa cudnn": cudnn, "sdpa flash": fa2}, **more}
+
+    def test_table_and_margins(self):
+        rows = [self.row("forward", 2e-5, 4e-5, 6e-5), self.row("forward+backward", 2e-4, 3e-4, 2.02e-4)]
+        self.assertEqual(torch_tables.times(rows), (
+            ["D", "mask", "N", "forward", "cuDNN", "FA2", "forward+backward", "cuDNN", "FA2"],
+            [[64, "causal", 512, "0.02", "0.04", "0.06", "0.2", "0.3", "0.202"]]))
+        cudnn, fa2 = torch_tables.margins(rows)
+        self.assertIn("cuDNN takes 1.50 to 1.50 times as long, 1.50 in", cudnn)
+        self.assertTrue(cudnn.endswith(": nowhere."))
+        self.assertTrue(fa2.endswith(": D = 64, causal, 512 (1.01)."))
+
+    def test_ratios_within_rounds_come_first(self):
+        rows = [self.row("forward+backward", 1, 2, 2, over_tessera={"sdpa cudnn": [1, 1.04, 2], "sdpa flash": [1, 3, 4]})]
+        cudnn, fa2 = torch_tables.margins(rows)
+        self.assertTrue(cudnn.endswith(": D = 64, causal, 512 (1.04)."))
+        self.assertIn("FA2 takes 3.00 to 3.00", fa2)
 
 
 class Rounds(unittest.TestCase):
