@@ -120,13 +120,14 @@ class Question:
         self.idle: list[Call] = []
         self.last_use = 0
         self.note: Any = None  # what a front end wants to know again when it is asked this
+        self.quick: Optional[tuple[Any, ...]] = None  # what calls.c answers it with
 
 
 class _Questions:
     """The questions that were asked last."""
 
     def __init__(self) -> None:
-        self._clock = itertools.count()
+        self.clock = itertools.count()
         self.kept: dict[Any, Question] = {}
         self._make_lock()
         os.register_at_fork(after_in_child=self._make_lock)  # a thread that the child does not have may hold the old one
@@ -139,7 +140,7 @@ class _Questions:
         question = self.kept.get(key)
         if question is None:
             question = self._remember(key)
-        question.last_use = next(self._clock)
+        question.last_use = next(self.clock)
         return question
 
     def _remember(self, key: Any) -> Question:

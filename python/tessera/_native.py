@@ -10,7 +10,7 @@ import ctypes
 import sys
 from ctypes import c_int64, c_void_p, py_object
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from . import _abi
 
@@ -37,12 +37,16 @@ def prepare(run: Any, plan: c_void_p, structs: list[Any], tensors: list[_abi.Ten
     return made
 
 
-Describe = Callable[..., Optional[tuple[bytes, bytes]]]
-Run = Callable[..., int]
+class Functions(NamedTuple):
+    """calls.c's, for PyTorch's tensors."""
+    describe: Callable[..., Optional[tuple[bytes, bytes]]]
+    run: Callable[..., int]
+    answer: Callable[..., Any]
 
 
-def load(tensor_type: Any) -> Optional[tuple[Describe, Run]]:
-    """calls.c's functions for PyTorch's tensors, or None where they cannot be had."""
+def load(tensor_type: Any, *used: Any) -> Optional[Functions]:
+    """None where they cannot be had. Used are torch.empty_like, torch.empty, what gives a GPU's current stream, the
+    questions that are kept, and their clock."""
     exchange = getattr(tensor_type, "__dlpack_c_exchange_api__", None)
     path = Path(_abi.lib._name).with_name(FILE)
     if exchange is None or "/" not in _abi.lib._name or not path.is_file() or "t" in sys.abiflags:
@@ -53,6 +57,6 @@ def load(tensor_type: Any) -> Optional[tuple[Describe, Run]]:
         raise ImportError(f"tessera: {path} has calls of {size} bytes but this package of {ctypes.sizeof(Prepared)}; "
                           "package and library must be of one version")
     functions = library.tessera_python_functions
-    functions.argtypes, functions.restype = [py_object] * 3, py_object
-    loaded: Optional[tuple[Describe, Run]] = functions(exchange, tensor_type, tensor_type.is_neg)
-    return loaded
+    functions.argtypes, functions.restype = [py_object] * 8, py_object
+    loaded: Optional[tuple[Any, ...]] = functions(exchange, tensor_type, tensor_type.is_neg, *used)
+    return Functions(*loaded) if loaded else None

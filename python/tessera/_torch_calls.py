@@ -6,7 +6,7 @@ _torch_ops.py.
 """
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -42,14 +42,24 @@ def rows(t: Tensor) -> Tensor:
     return t.contiguous() if t.numel() else t.new_empty(t.shape)  # without numbers all is contiguous to PyTorch
 
 
+def _current_stream(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+# The same without an object in between, where this PyTorch has it.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
+
+
 # --- looking at tensors ----------------------------------------------------------------------------------------------
 
 # What of a question's key is theirs, and their addresses: bytes from C, otherwise a tuple and a list of integers.
 Look = tuple[Any, Union[bytes, list[int]]]
-_functions = _native.load(Tensor)
+_functions = _native.load(Tensor, torch.empty_like, torch.empty, _raw_stream, _call.questions.kept,
+                          _call.questions.clock)
 in_c = _functions is not None
-_describe: _native.Describe = _functions[0] if _functions else lambda *tensors: None
-_run_native: Optional[_native.Run] = _functions[1] if _functions else None
+_describe: Callable[..., Any] = _functions.describe if _functions else lambda *tensors: None
+_run_native: Optional[Callable[..., int]] = _functions.run if _functions else None
+_answer: Optional[Callable[..., Any]] = _functions.answer if _functions else None
 
 
 def _look_slowly(tensors: Sequence[Optional[Tensor]]) -> Look:
@@ -96,7 +106,7 @@ def look_unobserved(*tensors: Optional[Tensor]) -> Optional[Look]:
     """None if somebody could tell a call of an operator with these tensors from one of its function."""
     if _OTHERS_OF_THREADS is None or _keys_of_thread().raw_repr() & _OTHERS_OF_THREADS or _profiler_enabled():
         return None
-    seen = _describe(*tensors)  # in C only plain tensors are looked at, which have none of the other keys
+    seen: Optional[Look] = _describe(*tensors)  # in C: plain tensors alone, which have none of the other keys
     if seen is None:
         for t in tensors:
             if t is not None and _keys_of_tensor(t).raw_repr() & _OTHERS_OF_TENSORS:
@@ -112,12 +122,32 @@ def find(kind: tuple[Any, ...], seen: Look) -> Question:
     return _call.questions.find((kind, seen[0], torch.get_num_threads()))
 
 
-def _current_stream(device: int) -> int:
-    return int(torch.cuda.current_stream(device).cuda_stream)
+def answer_unobserved(kind: tuple[Any, ...], tensors: tuple[Optional[Tensor], ...]) -> Optional[tuple[Any, ...]]:
+    """The results of a question that was answered before, all in C; None if somebody could tell a call of an operator
+    from it, if the question has nothing `quick`, or where that way is not there."""
+    if (_answer is None or _OTHERS_OF_THREADS is None or _keys_of_thread().raw_repr() & _OTHERS_OF_THREADS
+            or _profiler_enabled()):
+        return None
+    results: Any = _answer(kind, torch.get_num_threads(), tensors)
+    if type(results) is int:
+        _abi.check(results)
+    return results  # type: ignore[no-any-return]
 
 
-# The same without an object in between, where this PyTorch has it.
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
+def sized(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    """A maker of such a tensor, for `shorten`."""
+    return shape, {"dtype": dtype, "device": device}
+
+
+def shorten(question: Question, call: Call, first: Tensor, makers: Sequence[Any]) -> None:
+    """Lets C answer from now on, with tensors on the device of the first. A result's maker is the place of the tensor
+    that it is like, or what `sized` gives, or None for a result that is None. The call has no seed."""
+    device = workspace = None
+    if not call.on_cpu:
+        device = first.get_device()
+        if call.workspace_size:
+            workspace = sized((call.workspace_size,), torch.uint8, first.device)
+    question.quick = (question.idle, device, workspace, *makers)
 
 
 def run(question: Question, call: Call, seen: Look, results: Sequence[Tensor], seed: tuple[int, int]) -> None:

@@ -40,7 +40,9 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]
     """q, k and v in autocast's type, and an operator's other arguments by their names."""
     given: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
-    if options:
+    if len(options) == 1 and options.get("causal") is True:  # the usual ones, as `sort` gives them
+        given["causal"] = 1
+    elif options:
         given, tensors, seeds = sort(options)
         if "dropout" in given and given["dropout"] > 0 and "seed" not in seeds and "rng" not in tensors:
             tensors["rng"] = torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=q.device)

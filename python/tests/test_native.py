@@ -115,15 +115,154 @@ def test_changes_no_bit(monkeypatch, name, dtype, transposed, device):
     if device == "cuda" and dtype == torch.float64:
         pytest.skip("GPUs have no kernels for f64")
     ran = []
-    run = _torch_calls._run_native
+    run, answer = _torch_calls._run_native, _torch_calls._answer
+
+    def answered(*arguments):
+        found = answer(*arguments)
+        ran.extend([1] * (found is not None))
+        return found
+
     monkeypatch.setattr(_torch_calls, "_run_native", lambda *arguments: ran.append(1) or run(*arguments))
+    monkeypatch.setattr(_torch_calls, "_answer", answered)
     ours = [results(name, device, dtype, transposed) for _ in range(2)]  # planned, and found
     assert len(ran) == 2 * 3
     monkeypatch.setattr(_torch_calls, "_describe", lambda *tensors: None)
+    monkeypatch.setattr(_torch_calls, "_answer", None)
     others = results(name, device, dtype, transposed)
     assert len(ran) == 2 * 3
     for x in ours:
         assert len(x) == len(others) and all(torch.equal(a, b) for a, b in zip(x, others))
+
+
+def answered_question(*inputs):
+    """The question of a call that was made, which C answers from now on."""
+    tessera.torch.attention(*inputs)
+    return next(reversed(_call.questions.kept.values()))
+
+
+@needed
+@pytest.mark.parametrize("value_dim", [8, 16])
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (1,), (2, 0)], ids=str)
+def test_questions_of_before_are_answered_in_c(monkeypatch, wanted, heads_first, value_dim):
+    """Both passes, with their gradients in their places, of their shapes, contiguous."""
+    _call.questions.kept.clear()
+    q, k = tensors(1, 24, 2, 8, count=2)
+    v, d_o = tensors(1, 24, 2, value_dim, count=2)
+    inputs = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() if heads_first else x
+              for x in (q, k, v)]
+
+    def gradients():
+        return torch.autograd.grad(tessera.torch.attention(*inputs, causal=True), [inputs[n] for n in wanted], d_o)
+
+    expected = gradients()
+    used = [question.last_use for question in _call.questions.kept.values()]
+    monkeypatch.setattr(_torch_calls, "_run_native", None)
+    monkeypatch.setattr(_torch_calls, "_look_slowly", None)
+    found = gradients()
+    assert all(torch.equal(a, b) and a.is_contiguous() for a, b in zip(found, expected))
+    assert len(used) == 2 and all(question.last_use > max(used) for question in _call.questions.kept.values())
+    assert all(len(question.idle) == 1 for question in _call.questions.kept.values())
+    monkeypatch.setattr(_torch_calls, "_answer", None)
+    with pytest.raises(TypeError):
+        gradients()
+
+
+@needed
+def test_modes_of_functions_see_makers_and_leave_no_trace():
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), keywords=None):
+            keywords = keywords or {}
+            if function is torch.empty:
+                seen.append(function)
+                keywords["dtype"] = torch.float64
+            return function(*arguments, **keywords)
+
+    seen = []
+    q, k, v = (t.detach() for t in tensors(1, 24, 2, 8))
+    expected = tessera.torch.attention(q, k, v, return_lse=True)
+    with Mode():
+        tessera.torch.attention(q, k, v)
+    found = tessera.torch.attention(q, k, v, return_lse=True)
+    assert len(seen) == 1 and all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, expected))
+
+
+@needed
+def test_what_c_does_not_answer():
+    q, k, v = (t.detach() for t in tensors(1, 24, 2, 8))
+    question = answered_question(q, k, v)
+    kind, _, threads = next(reversed(_call.questions.kept))
+    answer = _torch_calls._answer
+    assert type(answer(kind, threads, (q, k, v))) is tuple
+    for other in (((True,), threads, (q, k, v)), (kind, threads + 1, (q, k, v)), (kind, threads, (q, k)),
+                  (kind, threads, (q, k, ODD["negated"]())), (kind, threads, (q,) * 41)):
+        assert answer(*other) is None
+    call = question.idle.pop()
+    assert answer(kind, threads, (q, k, v)) is None  # it is another thread's
+    question.idle.append(call)
+    question.quick, quick = None, question.quick
+    assert answer(kind, threads, (q, k, v)) is None
+    question.quick = quick
+    for wrong in ((kind, threads), (kind, threads, q), ([], threads, (q, k, v))):
+        with pytest.raises((RuntimeError, TypeError, SystemError)):
+            answer(*wrong)
+
+
+@needed
+def test_failures_of_answers(monkeypatch):
+    """All are told, and the call is there for the next."""
+    q, k, v = (t.detach() for t in tensors(1, 24, 2, 8))
+    expected = tessera.torch.attention(q, k, v)
+    question = answered_question(q, k, v)
+    call, quick = question.idle[0], question.quick
+
+    def fails(error, match):
+        with pytest.raises(error, match=match):
+            tessera.torch.attention(q, k, v)
+        assert question.idle == [call]
+
+    for makers, error, match in (((0,), RuntimeError, "another number of tensors"),
+                                 ((0, 0, 0), RuntimeError, "another number of tensors"),
+                                 ((0, 7), RuntimeError, "is not there"),
+                                 ((0, ((1,), {"dtype": 5})), TypeError, "dtype"),
+                                 ((0, "text"), RuntimeError, "is not there")):
+        question.quick = (*quick[:3], *makers)
+        fails(error, match)
+    question.quick = quick
+    call._options.softcap = 3.0
+    fails(ValueError, "plan: was made for")
+    call._options.softcap = 0.0
+    assert torch.equal(tessera.torch.attention(q, k, v), expected)
+
+
+@needed
+def test_streams_and_workspaces(monkeypatch):
+    """As on a GPU: the stream is asked for, and a workspace is made and given back."""
+    asked = []
+
+    def stream(device):
+        asked.append(device)
+        return 0 if device == 3 else device
+
+    makers = torch.empty_like, torch.empty, stream, _call.questions.kept, _call.questions.clock
+    q, k, v = (t.detach() for t in tensors(1, 24, 2, 8))
+    expected = tessera.torch.attention(q, k, v)
+    question = answered_question(q, k, v)
+    call, (idle, device, workspace, *results) = question.idle[0], question.quick
+    assert (device, workspace) == (None, None)
+    try:
+        _native.load(torch.Tensor, *makers)
+        room = _torch_calls.sized((max(call.workspace_size, 64),), torch.uint8, q.device)
+        for size in (None, room):
+            question.quick = (idle, 3, size, *results)
+            assert torch.equal(tessera.torch.attention(q, k, v), expected)
+            assert bool(call._execution.workspace) == (size is not None)
+        question.quick = (idle, "no stream", room, *results)
+        with pytest.raises(TypeError):
+            tessera.torch.attention(q, k, v)
+        assert asked == [3, 3, "no stream"] and question.idle == [call]
+    finally:
+        _native.load(torch.Tensor, torch.empty_like, torch.empty, _torch_calls._raw_stream, *makers[3:])
 
 
 LAYOUTS = {
