@@ -40,9 +40,8 @@ struct OnePassConfig {
   // A tile's sum of dQ is added to in the order of its blocks of keys; otherwise in whatever order they come, so that
   // bits change from run to run.
   bool ordered = true;
-  // Whose turn it is, if ordered. 0: every warp passes its own on at every tile. Else one warp does it for the whole
-  // block, at so many neighbouring tiles at once.
-  int turn_tiles = 0;
+  // If so, one warp passes the whole block's turns on, at so many neighbouring tiles at once.
+  int turn_tiles = 1;
 
   constexpr bool operator==(const OnePassConfig&) const = default;
 };
@@ -51,8 +50,6 @@ constexpr int warps_of(const OnePassConfig& c) { return c.paired ? 2 * c.warps :
 constexpr int threads_of(const OnePassConfig& c) { return 32 * warps_of(c); }
 constexpr int keys_of(const OnePassConfig& c) { return 16 * c.row_tiles * c.warps; }
 constexpr int most_turn_tiles = 2;
-// How many count the blocks that have added to a tile.
-constexpr int counts_of(const OnePassConfig& c) { return !c.ordered ? 0 : c.turn_tiles > 0 ? 1 : warps_of(c); }
 constexpr QuerySums sums_of(const OnePassConfig& c) {
   return {.D = c.D, .queries = c.block_queries, .warps = warps_of(c)};
 }
@@ -96,7 +93,7 @@ struct PrepareConfig {
 
 struct FinishConfig {
   int D = 64, queries = 32, warps = 4;  // as in QuerySums
-  int counts = 4;                       // of a tile: one for each warp, or one; 0: sums begin with 0
+  bool ordered = true;                  // as in OnePassConfig; else sums begin with 0
   Element dQ = Element::bf16;
 
   constexpr QuerySums sums() const { return {D, queries, warps}; }

@@ -43,12 +43,13 @@ std::string prepare_unit_text(const PrepareConfig& c) {
 }
 
 std::string finish_unit_text(const FinishConfig& c) {
-  return gpu::UnitText{.file = "mma/kernel/finish.cuh",
-                       .function = "tessera::mma::finish<config>",
-                       .parameters = "tessera::mma::FinishParams",
-                       .config = text("tessera::mma::FinishConfig config{.D = ", c.D, ", .queries = ", c.queries,
-                                      ", .warps = ", c.warps, ", .counts = ", c.counts, ", .dQ = ", spelled(c.dQ), "}"),
-                       .launch_bounds = text(32 * c.warps)}
+  return gpu::UnitText{
+      .file = "mma/kernel/finish.cuh",
+      .function = "tessera::mma::finish<config>",
+      .parameters = "tessera::mma::FinishParams",
+      .config = text("tessera::mma::FinishConfig config{.D = ", c.D, ", .queries = ", c.queries, ", .warps = ", c.warps,
+                     ", .ordered = ", spelled(c.ordered), ", .dQ = ", spelled(c.dQ), "}"),
+      .launch_bounds = text(32 * c.warps)}
       .str();
 }
 
@@ -91,10 +92,14 @@ std::int64_t heads_at_once(const Problem& p, const OnePassConfig& c, const cuda:
   constexpr std::int64_t few_when_causal = 16;
   const std::int64_t cached = gpu::heads_in_cache(target, p.Nq * (2 * (p.D + p.Dv) + 4 * c.D));
   const std::int64_t resident = std::int64_t{target.multiprocessors} * c.blocks_per_sm;
-  const std::int64_t in_turn =
-      ceil_div(resident * std::max(c.turn_tiles, 1), ceil_div(p.Nq, std::int64_t{c.block_queries}));
+  const std::int64_t in_turn = ceil_div(resident * c.turn_tiles, ceil_div(p.Nq, std::int64_t{c.block_queries}));
   return std::max({cached, in_turn, p.options.causal ? few_when_causal : std::int64_t{1}});
 }
+
+// Two tiles at once halve the fences, but blocks of a head then follow each other two tiles apart: under a mask, which
+// gives them different numbers of tiles, that costs more than it saves unless sequences are long (docs/experiments.md,
+// "Turns passed on by blocks"). No bit shows it.
+int best_turn_tiles(const Options& o) { return o.causal || o.window_left >= 0 || o.window_right >= 0 ? 1 : 2; }
 
 Plan plan_of(const Problem& p, const OnePassConfig& c, const cuda::Target& target) {
   Plan plan{.config = c};
@@ -104,7 +109,7 @@ Plan plan_of(const Problem& p, const OnePassConfig& c, const cuda::Target& targe
   plan.section = section_of(heads, heads_at_once(p, c, target));
   plan.tiles_per_head = gpu::block_count(p.packed, p.Nq, c.block_queries, p.B);
   plan.tiles = product({p.Hq, plan.tiles_per_head});
-  const std::int64_t counts = 1 + product({plan.tiles, counts_of(c)});
+  const std::int64_t counts = 1 + (c.ordered ? plan.tiles : 0);
   plan.sums_at = rounded_up(product({counts, sizeof(UInt32)}), 16);
   plan.own_bytes = sum({plan.sums_at, product({plan.tiles, sums_of(c).tile_numbers(), sizeof(float)})});
   plan.zero_bytes = c.ordered ? plan.sums_at : plan.own_bytes;
@@ -137,9 +142,9 @@ Step main_step(const Problem& p, const Plan& plan) {
             .threads = threads_of(c),
             .shared_bytes = layout_of(c).bytes,
             .tiles = text("tiles of ", keys_of(c), " keys x ", c.block_queries, " queries, dQ summed ",
-                          !c.ordered         ? "as it comes"
-                          : c.turn_tiles > 0 ? text("in order, turns passed on by blocks for ", c.turn_tiles, " tiles")
-                                             : "in order")};
+                          !c.ordered          ? "as it comes"
+                          : c.turn_tiles == 1 ? "in order, tile by tile"
+                                              : text("in order, ", c.turn_tiles, " tiles at a time"))};
   step.gives<OnePassParams>([plan, D = p.D, Dv = p.Dv](const Given& given) {
     const gpu::BackwardParams& call = given.backward();
     const auto stride = [&](const gpu::TokenRef& t) {
@@ -164,7 +169,7 @@ Step finish_step(const Problem& p, const Plan& plan) {
   const FinishConfig c{.D = sums.D,
                        .queries = sums.queries,
                        .warps = sums.warps,
-                       .counts = counts_of(plan.config),
+                       .ordered = plan.config.ordered,
                        .dQ = gpu::element_of(*p.dq)};
   Step step{.name = "mma_finish",
             .unit = finish_unit_text(c),
@@ -187,7 +192,7 @@ std::string one_pass_unit_text(const OnePassConfig& c) {
       .str();
 }
 
-Steps one_pass_steps(const Problem& p, const cuda::Target& target, int turn_tiles) {
+Steps one_pass_steps(const Problem& p, const cuda::Target& target, std::optional<int> turn_tiles) {
   if (p.pass != Pass::backward) return Steps::refused("pass is forward; this kernel is for the backward pass");
   const TileClass* of = class_of(target);
   std::string reason = refusal(p, target, of);
@@ -197,8 +202,7 @@ Steps one_pass_steps(const Problem& p, const cuda::Target& target, int turn_tile
   if (!tile)
     return Steps::refused(
         text("D is ", p.D, " and Dv is ", p.Dv, "; one pass has no tile for them in the class of ", of->name));
-  constexpr int plain_loads = 2;  // copies of so many bytes are, and leave no registers for turns of blocks
-  if (tile->ordered && tile->copy_bytes > plain_loads) tile->turn_tiles = turn_tiles;
+  if (tile->ordered) tile->turn_tiles = turn_tiles.value_or(best_turn_tiles(p.options));
   const Plan plan = plan_of(p, *tile, target);
   constexpr std::int64_t most_tiles = std::numeric_limits<Int32>::max();
   if (std::max(plan.blocks, plan.tiles) > most_tiles)

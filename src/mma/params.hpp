@@ -40,7 +40,7 @@ struct BackwardParams {
 // h tiles_per_head + t.
 struct OnePassMemory {
   float* sums;     // of dQ; mma/one_pass_config.hpp, QuerySums
-  UInt32* counts;  // of the blocks of keys that have added to each tile, or to each warp's part of it
+  UInt32* counts;  // of the blocks of keys that have added to each tile, if in order
   UInt32* taken;   // of the blocks of keys that somebody works on, or has
   Int32 tiles_per_head;
 };

@@ -3,6 +3,7 @@
 // of its own. Included by src/mma and the tests; docs/gpu_kernels.md, "mma".
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "gpu/step.hpp"
@@ -16,7 +17,7 @@ std::string refusal(const Problem& problem, const cuda::Target& target, const Ti
 // Heads that are worked on at the same time, of so many: a power of two that divides them, at most `most`.
 int section_of(std::int64_t heads, std::int64_t most);
 
-// `mma_one_pass`, and its variants that pass turns on by blocks, for so many tiles at once.
-gpu::Steps one_pass_steps(const Problem& problem, const cuda::Target& target, int turn_tiles = 0);
+// `mma_one_pass`. Turns are passed on for so many tiles at once; nothing: as the planner finds best.
+gpu::Steps one_pass_steps(const Problem& problem, const cuda::Target& target, std::optional<int> turn_tiles = {});
 
 }  // namespace tessera::mma

@@ -229,11 +229,6 @@ std::string forward_unit_text(const Config& c) {
       .str();
 }
 
-template <int turn_tiles>
-static Steps one_pass(const Problem& p, const cuda::Target& target) {
-  return one_pass_steps(p, target, turn_tiles);
-}
-
 std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient, gpu::AddSteps few_rows) {
   constexpr const char* by_name =
       "this kernel has not passed all of its tests on a GPU yet; a call gets it if it asks for it by name";
@@ -244,11 +239,10 @@ std::vector<gpu::Algorithm> algorithms(gpu::AddSteps bias_gradient, gpu::AddStep
   const auto backward = [bias_gradient](const Problem& p, const cuda::Target& target) {
     return backward_steps(p, target, bias_gradient);
   };
+  const auto one_pass = [](const Problem& p, const cuda::Target& target) { return one_pass_steps(p, target); };
   return {{.name = "mma_mixed", .family = "mma", .plan = mixed, .by_name = by_name, .caches = gpu::Caches::keys},
           {.name = "mma", .family = "mma", .plan = forward, .by_name = by_name, .caches = gpu::Caches::keys},
-          {.name = "mma_one_pass", .family = "mma", .plan = one_pass<0>, .by_name = by_name},
-          {.name = "mma_one_pass_block", .family = "mma", .plan = one_pass<1>, .by_name = by_name},
-          {.name = "mma_one_pass_two", .family = "mma", .plan = one_pass<2>, .by_name = by_name},
+          {.name = "mma_one_pass", .family = "mma", .plan = one_pass, .by_name = by_name},
           {.name = "mma_two_pass", .family = "mma", .plan = backward, .by_name = by_name}};
 }
 

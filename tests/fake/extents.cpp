@@ -254,20 +254,20 @@ void Addressed::mma_backward(const mma::BackwardParams& p) {
 }
 
 void Addressed::mma_sums(const mma::OnePassMemory& memory, const gpu::BackwardParams& p, const mma::QuerySums& sums,
-                         int counts) {
+                         bool ordered) {
   backward(p);
   const std::int64_t per_head = tiles_of(p.x, sums.queries);
   if (memory.tiles_per_head != per_head) fault(text(memory.tiles_per_head, " tiles per head; there are ", per_head));
   const std::int64_t tiles = p.x.Hq * per_head;
   part("sums", memory.sums, 4 * tiles * sums.tile_numbers());
-  if (counts > 0) part("counts", memory.counts, 4 * tiles * counts);
+  if (ordered) part("counts", memory.counts, 4 * tiles);
   part("taken", memory.taken, sizeof(UInt32));
 }
 
 void Addressed::mma_one_pass(const mma::OnePassParams& p) {
   const int warps = setting("warps") * (is_set("paired") ? 2 : 1);
-  const int counts = !is_set("ordered") ? 0 : setting("turn_tiles") > 0 ? 1 : warps;
-  mma_sums(p.memory, p.call, {.D = setting("D"), .queries = setting("block_queries"), .warps = warps}, counts);
+  mma_sums(p.memory, p.call, {.D = setting("D"), .queries = setting("block_queries"), .warps = warps},
+           is_set("ordered"));
   mma_grid(p, p.blocks_per_head, p.call.x.Hk);
   for (const char* counted : {"taken", "counts"}) begins_at_zero(counted);
   if (!is_set("ordered")) begins_at_zero("sums");
@@ -380,7 +380,7 @@ void Addressed::check(const fake::Launch& given) {
   if (type == "tessera::mma::OnePassParams") return mma_one_pass(params_of<mma::OnePassParams>(given));
   if (type == "tessera::mma::FinishParams") {
     const auto p = params_of<mma::FinishParams>(given);
-    return mma_sums(p.memory, p.call, {setting("D"), setting("queries"), setting("warps")}, setting("counts"));
+    return mma_sums(p.memory, p.call, {setting("D"), setting("queries"), setting("warps")}, is_set("ordered"));
   }
   if (type == "tessera::decode::Params") return decode(params_of<decode::Params>(given));
   if (type == "tessera::sm90::ForwardParams") return hopper_forward(params_of<sm90::ForwardParams>(given));

@@ -96,7 +96,8 @@ class Addressed {
   void mma_backward(const mma::BackwardParams& p);
   template <class Params>
   void mma_grid(const Params& p, std::int64_t tiles_per_head, std::int64_t heads_of_rows);
-  void mma_sums(const mma::OnePassMemory& memory, const gpu::BackwardParams& p, const mma::QuerySums& sums, int counts);
+  void mma_sums(const mma::OnePassMemory& memory, const gpu::BackwardParams& p, const mma::QuerySums& sums,
+                bool ordered);
   void mma_one_pass(const mma::OnePassParams& p);
   void pool(const char* name, const gpu::TokenRef& ref, const gpu::PageTable& table, const Tensor& of,
             const Tensor& of_table);

@@ -195,10 +195,10 @@ extern "C" __global__ void compare(const unsigned* a, const unsigned* b, unsigne
   const cuda::LoadedKernel* kernel = cuda::find_kernel(compare_text, "compare", gpu.id);
 };
 
-// Of the backward pass, if the case has one; else of the forward pass. `repeats`: the kernel that makes the repetitions
-// of a backward pass, if it is another one.
+// Of the backward pass, if the case has one; else of the forward pass. `repeats`: the options with which a backward
+// pass is repeated, if they are others.
 inline void expect_same_bits_each_time(const Case& spec, const std::string& kernel = hopper_kernel,
-                                       const char* repeats = nullptr) {
+                                       const Options* repeats = nullptr) {
   SCOPED_TRACE(describe(spec));
   CaseData data = build(spec);
   OnGpu on(data, kernel);
@@ -215,7 +215,7 @@ inline void expect_same_bits_each_time(const Case& spec, const std::string& kern
   } else {
     remember("o", data.o, on.placed.outputs().o), remember("lse", data.lse, on.placed.outputs().lse);
   }
-  if (repeats) on.plan_backward(repeats);
+  if (repeats) on.plan_backward(*repeats);
   for (int run = repetitions(); run > 0; --run) {
     for (const auto& result : results) result->forget();
     if (spec.backward)

@@ -137,13 +137,13 @@ class OnGpu {
     placed.upload();
   }
 
-  // From here on the backward pass is another kernel's.
-  void plan_backward(const char* other) {
-    Execution asked = execution;
-    asked.kernel = other;
-    backward_plan.emplace(Plan::backward(placed.inputs(), placed.saved(), placed.gradients(), data.options(), asked));
+  // From here on the backward pass has other options.
+  void plan_backward(const Options& other) {
+    data.spec.options = other;
+    backward_plan.emplace(
+        Plan::backward(placed.inputs(), placed.saved(), placed.gradients(), data.options(), execution));
     if (backward_plan->workspace_size() > execution.workspace_bytes)
-      throw std::logic_error("another kernel needs a larger workspace");
+      throw std::logic_error("other options need a larger workspace");
   }
 
   void forward() const { forward_plan.run(placed.inputs(), placed.outputs(), data.options(), execution); }

@@ -12,6 +12,8 @@
 #include "core/kernel.hpp"
 #include "cuda/device.hpp"
 #include "mma/algorithms.hpp"
+#include "mma/one_pass_config.hpp"
+#include "mma/plan.hpp"
 #include "tests/emulated/backward_cases.hpp"
 #include "tests/emulated/cases.hpp"
 
@@ -96,15 +98,15 @@ inline gpu::Steps steps_of(const Problem& problem, const char* architecture) {
   return steps_of(problem, architecture, problem.pass == Pass::forward ? "mma" : "mma_two_pass");
 }
 
-inline constexpr const char* one_pass_variants[] = {"mma_one_pass_block", "mma_one_pass_two"};
-
-// The cases of the backward pass that one pass takes. Classes and variants take turns; those that tiles decide about
-// run in each. In order, and some as it comes, too.
+// The cases of the backward pass that one pass takes. Classes take turns; cases that tiles decide about run in each. In
+// order, and some as it comes, too.
 struct OnePassCase {
   emulated::BackwardCase c;
   const char* architecture;
-  std::vector<const char*> variants;  // of `mma_one_pass`, which are compared with it
 };
+inline gpu::Steps one_pass_steps_of(const Problem& problem, const char* architecture, int turn_tiles) {
+  return one_pass_steps(problem, cuda::target_named(architecture), turn_tiles);
+}
 inline Problem backward_problem(cases::CaseData& data) {
   return check_backward(data.inputs(), data.saved(), data.gradients(), data.options(), {});
 }
@@ -123,17 +125,13 @@ inline std::vector<OnePassCase> one_pass_cases() {
     const bool narrow = c.spec.D <= 128 && c.spec.dim_v() <= 128;
     const bool everywhere = c.spec.name == "Full";
     for (std::size_t n = 0; n < (everywhere ? std::size(classes) : 1); ++n) {
-      OnePassCase one{c, classes[turn++ % std::size(classes)], {}};
+      OnePassCase one{c, classes[turn++ % std::size(classes)]};
       const bool turing = one.architecture == std::string("sm_75");
       if (turing && narrow) one.c.spec.type = Type::f16;
       if (turing && !narrow) one.architecture = "sm_89";
-      if (everywhere || c.spec.name == "GroupsOfHeads")
-        one.variants.assign(std::begin(one_pass_variants), std::end(one_pass_variants));
-      else
-        one.variants = {one_pass_variants[turn / std::size(classes) % std::size(one_pass_variants)]};
       out.push_back(one);
       if (c.spec.name != "Causal" && c.spec.name != "UsedLengths") continue;
-      one.c.spec.options.deterministic = false, one.variants.clear();
+      one.c.spec.options.deterministic = false;
       out.push_back(one);
     }
   }

@@ -2,6 +2,7 @@
 // The `mma` one-pass backward kernel's own text, run on the host (tests/emulated) with what comes before and after it,
 // against float64; and the order of additions to dQ. Links tessera_cases; its include path puts tests/emulated before
 // src.
+#include <functional>
 #include <map>
 
 #include "tests/emulated/backward.hpp"
@@ -20,20 +21,20 @@ alignas(1024) unsigned char memory[emulated::Machine::memory_bytes];
 namespace tessera::mma {
 namespace {
 
-void run_backward(cases::CaseData& data, const char* architecture, const char* kernel = "mma_one_pass") {
+void run_backward(cases::CaseData& data, const char* architecture, int turn_tiles) {
   const Problem problem = backward_problem(data);
-  const gpu::Steps steps = steps_of(problem, architecture, kernel);
+  const gpu::Steps steps = one_pass_steps_of(problem, architecture, turn_tiles);
   ASSERT_EQ(steps.reason, "");
   emulated::run_steps(steps, problem, emulated::backward_call(data), mma_one_pass_units, memory);
 }
 
-// The variants differ in who passes turns on, and when, not in a bit.
-void expect_same_bits_of_variants(const OnePassCase& c, const cases::CaseData& expected) {
-  for (const char* kernel : c.variants) {
-    SCOPED_TRACE(kernel);
+// How many turns are passed on at once decides about no bit.
+void expect_same_bits_of_more_turns(const OnePassCase& c, const cases::CaseData& expected) {
+  for (int n = 2; n <= most_turn_tiles; ++n) {
+    SCOPED_TRACE(n);
     cases::CaseData data = cases::build(c.c.spec);
     forward(data.inputs(), data.outputs(), data.options(), {});
-    run_backward(data, c.architecture, kernel);
+    run_backward(data, c.architecture, n);
     test::expect_same_outputs(expected, data);
   }
 }
@@ -47,8 +48,8 @@ TEST_P(MmaOnePass, AgreesWithTheReference) {
     SCOPED_TRACE(c.architecture);
     emulated::check(c.c, [&](cases::CaseData& data) {
       forward(data.inputs(), data.outputs(), data.options(), {});
-      run_backward(data, c.architecture);
-      expect_same_bits_of_variants(c, data);
+      run_backward(data, c.architecture, 1);
+      if (c.c.spec.options.deterministic) expect_same_bits_of_more_turns(c, data);
     });
     if (HasFailure()) return;
     ++ran;
@@ -64,28 +65,33 @@ INSTANTIATE_TEST_SUITE_P(Groups, MmaOnePass,
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(MmaOnePassLengths, SenselessOnesTouchNoOtherSequences) {
-  for (const char* kernel : {"mma_one_pass", one_pass_variants[0], one_pass_variants[1]})
+  for (int n = 1; n <= most_turn_tiles; ++n)
     test::check_senseless_lengths(test::senseless_base(64, Type::bf16, true), true,
-                                  [&](cases::CaseData& data) { run_backward(data, "sm_90a", kernel); });
+                                  [&](cases::CaseData& data) { run_backward(data, "sm_90a", n); });
 }
 
-// In any order there are no turns, and rows that come by plain loads leave no registers for them.
-TEST(MmaOnePassVariants, DifferInTurnsAlone) {
-  const auto unit_of = [](bool deterministic, int alignment, const char* kernel) {
-    cases::CaseData data = cases::build({.name = "turns", .Nq = 70, .Nk = 70, .D = 128, .type = Type::bf16});
-    Problem problem = backward_problem(data);
-    problem.options.deterministic = deterministic, problem.alignment = alignment;
-    return steps_of(problem, "sm_90a", kernel).list[1].unit;
+// Two at once where no mask is, not even one that hides nothing. In any order there are no turns.
+TEST(MmaOnePassPlans, ChooseHowManyTurnsArePassedOnAtOnce) {
+  cases::CaseData data = cases::build({.name = "turns", .Nq = 70, .Nk = 70, .D = 128, .type = Type::bf16});
+  const auto chosen = [&](auto change, std::optional<int> asked = {}) {
+    Problem p = backward_problem(data);
+    change(p);
+    const std::string unit = one_pass_steps(p, cuda::target_named("sm_90a"), asked).list[1].unit;
+    const std::string setting = ".turn_tiles = ";
+    return std::stoi(unit.substr(unit.find(setting) + setting.size()));
   };
-  for (int n = 1; n <= most_turn_tiles; ++n) {
-    const char* variant = one_pass_variants[n - 1];
-    std::string expected = unit_of(true, 16, "mma_one_pass");
-    const std::string none = "turn_tiles = 0";
-    expected.replace(expected.find(none), none.size(), "turn_tiles = " + std::to_string(n));
-    EXPECT_EQ(unit_of(true, 16, variant), expected);
-    EXPECT_EQ(unit_of(true, 2, variant), unit_of(true, 2, "mma_one_pass"));
-    EXPECT_EQ(unit_of(false, 16, variant), unit_of(false, 16, "mma_one_pass"));
+  const auto nothing = [](Problem&) {};
+  EXPECT_EQ(chosen(nothing), 2);
+  EXPECT_EQ(chosen(nothing, 1), 1);
+  const std::function<void(Problem&)> masks[] = {[](Problem& p) { p.options.causal = true; },
+                                                 [](Problem& p) { p.options.window_left = 1000; },
+                                                 [](Problem& p) { p.options.window_right = 1000; }};
+  for (const auto& mask : masks) {
+    EXPECT_EQ(chosen(mask), 1);
+    EXPECT_EQ(chosen(mask, 2), 2);
   }
+  EXPECT_EQ(chosen([](Problem& p) { p.options.deterministic = false; }), 1);
+  EXPECT_EQ(chosen([](Problem& p) { p.options.deterministic = false; }, 2), 1);
 }
 
 // --- the order of additions to a tile's sum, without the arithmetic
@@ -107,7 +113,7 @@ int random_section(const gpu::Question& x, std::mt19937& random) {
   return section;
 }
 
-// A turn is passed on a tile later than it was had, or when the tiles of a group have been added to.
+// Turns are passed on when the tiles of a group have been added to.
 class MmaOnePassTurns : public testing::TestWithParam<int> {};
 
 TEST_P(MmaOnePassTurns, ComeForAnyNumberOfResidentBlocks) {
@@ -128,7 +134,7 @@ TEST_P(MmaOnePassTurns, ComeForAnyNumberOfResidentBlocks) {
         if (w.begin >= w.end) return visits;
         for (OnePassWork::Place at = w.first_place(); w.exists(at); at = w.after(at))
           visits.push_back({w.tile_number(memory, at), turn_at<turns_config>(w, at.n),
-                            turn_tiles > 0 ? w.tile_number(memory, at) - at.n % turn_tiles : -1});
+                            w.tile_number(memory, at) - at.n % turn_tiles});
         return visits;
       };
       const Int64 blocks = x.Hk * gpu::block_count(x.cu_seqlens_k.data, x.Nk, keys_of(turns_config), x.B);
@@ -141,7 +147,7 @@ TEST_P(MmaOnePassTurns, ComeForAnyNumberOfResidentBlocks) {
   EXPECT_GT(waits, 1000);  // else the order was never in question
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MmaOnePassTurns, testing::Range(0, most_turn_tiles + 1));
+INSTANTIATE_TEST_SUITE_P(All, MmaOnePassTurns, testing::Range(1, most_turn_tiles + 1));
 
 TEST(MmaOnePassBlocks, AreTakenOnceAndThoseOfAHeadInOrder) {
   std::mt19937 random(12);

@@ -417,8 +417,8 @@ TEST(Plans, OfOnePassHaveThreeLaunches) {
     EXPECT_EQ(steps.list[1].blocks, 3 * 2 * 6);
     EXPECT_EQ(steps.list[2].name, "mma_finish");
     EXPECT_EQ(steps.list[2].blocks, 3 * 6 * 32);
-    // A count for each of four warps of every tile of dQ, one of the works that are taken, and the sums.
-    const std::int64_t tiles = 3 * 6 * 32, counts = deterministic ? 1 + 4 * tiles : 1;
+    // A count for every tile of dQ, one of the works that are taken, and the sums.
+    const std::int64_t tiles = 3 * 6 * 32, counts = deterministic ? 1 + tiles : 1;
     EXPECT_EQ(steps.own_bytes, round_up(4 * counts, 16) + tiles * 32 * 64 * 4);
   }
 }

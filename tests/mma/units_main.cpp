@@ -66,10 +66,8 @@ int main(int argc, char** argv) {
   }
   for (const mma::OnePassCase& c : mma::one_pass_cases()) {
     cases::CaseData data = cases::build(c.c.spec);
-    std::vector<const char*> kernels = c.variants;
-    kernels.push_back("mma_one_pass");
-    for (const char* kernel : kernels)
-      for (const gpu::Step& step : mma::steps_of(mma::backward_problem(data), c.architecture, kernel).list)
+    for (int n = 1; n <= mma::most_turn_tiles; ++n)
+      for (const gpu::Step& step : mma::one_pass_steps_of(mma::backward_problem(data), c.architecture, n).list)
         units_of_one_pass.insert(step.unit);
   }
   // Of test::LongRows: rows that are aligned, of head dims that are not.

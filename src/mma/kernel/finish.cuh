@@ -21,8 +21,7 @@ __device__ void finish(const FinishParams& p) {
   const Int64 tile = place.h * Int64(p.memory.tiles_per_head) +
                      gpu::first_block(p.call.x.cu_seqlens_q, place.b, config.queries, p.call.x.Nq) +
                      place.first / config.queries;
-  const Int64 counted_at = config.counts == config.warps ? tile * config.warps + warp : tile;
-  const bool summed = config.counts == 0 || p.memory.counts[counted_at] > 0;
+  const bool summed = !config.ordered || p.memory.counts[tile] > 0;
   const float* from = p.memory.sums + tile * sums.tile_numbers() + warp * sums.part_numbers();
   float dQ[R][values];
 #pragma unroll

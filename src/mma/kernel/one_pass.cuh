@@ -19,6 +19,7 @@ enum class Part { all, P, dS };
 template <OnePassConfig config, Part part>
 struct OnePass {
   static constexpr int R = config.row_tiles, queries = config.block_queries, keys = keys_of(config);
+  static constexpr bool plain_loads = config.copy_bytes == 2;  // instead of cp.async; they need registers
   static constexpr bool makes_P = part != Part::dS, makes_dS = part != Part::P;
   static constexpr OnePassLayout layout = layout_of(config);
   using Place = OnePassWork::Place;
@@ -37,7 +38,6 @@ struct OnePass {
   const int own_byte = first_row * gpu::panel_row_bytes + lane_byte(a_row(lane), a_column(lane));
   const int along_byte = lane_byte(b_row(lane), b_column(lane)), over_byte = lane_byte(t_row(lane), t_column(lane));
   float dK[R][makes_dS ? config.D / 2 : 1] = {}, dV[R][makes_P ? config.Dv / 2 : 1] = {};
-  Int32 added = -1;  // by_warp: number of the tile that this warp has added to and not yet counted at; below 0: none
 
   __device__ OnePass(const OnePassParams& p, OnePassWork& w, unsigned char* shared) : p(p), w(w), shared(shared) {}
 
@@ -75,10 +75,16 @@ struct OnePass {
     source() = {first_chunk(p.call.x.q), first_chunk(p.call.d_o),
                 at.head * p.call.row_head + w.b * p.call.row_batch + token + thread};
   }
+  // Plain loads chunk after chunk: all at once would be in registers at once.
+  template <class Copy>
+  __device__ static void issue(Copy copy) {
+#pragma unroll plain_loads ? 1 : Copy::parts
+    for (int n = 0; n < Copy::parts; ++n) copy.issue(n);
+  }
   __device__ void copy_Q(Place at, int stage) const {
     Source& from = source();
     const int valid = w.columns - at.n * queries, column = recomputed(threadIdx.x);
-    TileCopy<config, queries, config.D>(Q(stage), from.Q, p.Q.advance, valid, p.D, column).issue_all();
+    issue(TileCopy<config, queries, config.D>(Q(stage), from.Q, p.Q.advance, valid, p.D, column));
     from.Q -= p.Q.back;
     if (column >= queries) return;
     copy_number<config>(numbers(stage) + 4 * column, p.call.lse2 + from.number, column < valid);
@@ -88,8 +94,7 @@ struct OnePass {
   __device__ void copy_dO(Place at, int stage) const {
     Source& from = source();
     const int valid = w.columns - at.n * queries;
-    TileCopy<config, queries, config.Dv>(dO(stage), from.dO, p.dO.advance, valid, p.Dv, recomputed(threadIdx.x))
-        .issue_all();
+    issue(TileCopy<config, queries, config.Dv>(dO(stage), from.dO, p.dO.advance, valid, p.Dv, recomputed(threadIdx.x)));
     from.dO -= p.dO.back;
   }
   // Finds the tile after that in work, and prefetches what has a stage to go to.
@@ -246,7 +251,7 @@ struct OnePass {
       exponentiate(S, stage);
       if constexpr (config.paired) hand_over(S);
       pack(S, operand);
-      multiply_over_rows<config>(dV, operand, dO(stage) + over_byte);
+      multiply_over_rows<config>(dV, operand, dO(plain_loads ? recomputed(stage) : stage) + over_byte);
     }
     if constexpr (makes_dS) {
       Scores dP;
@@ -261,23 +266,13 @@ struct OnePass {
   // --- dQ
 
   static constexpr int turn_tiles = config.turn_tiles;
-  static_assert(turn_tiles >= 0 && turn_tiles <= most_turn_tiles);
-  static constexpr bool by_warp = config.ordered && turn_tiles == 0, by_block = config.ordered && turn_tiles > 0;
+  static_assert(turn_tiles >= 1 && turn_tiles <= most_turn_tiles);
   using Turn = OnePassWork::Turn;
 
-  __device__ UInt32* count_of(Int32 tile) const {
-    if constexpr (by_block) return p.memory.counts + tile;
-    return p.memory.counts + (Int64(tile) * warps_of(config) + int(threadIdx.x) / 32);
-  }
+  __device__ UInt32* count_of(Int32 tile) const { return p.memory.counts + tile; }
 
-  // The turn at the tile before is over: this warp's additions to it have long arrived, so the fence waits for nothing.
-  __device__ void pass_turn_on() {
-    if constexpr (by_warp)
-      if (added >= 0 && lane == 0) count_one_more(count_of(added));
-  }
-
-  // The same by one warp for all of its block, at the first of turn_tiles neighbours, of which its lanes have one each:
-  // the turns at the neighbours before are over, and whose are these? What the other warps have added lies behind a
+  // By one warp for all of its block, at the first of turn_tiles neighbours, of which its lanes have one each: the
+  // turns at the neighbours before are over, and whose are these? What the other warps have added lies behind a
   // barrier, and what they are going to add follows one, so a single fence speaks for all of them. Where two warps
   // share keys it is one that makes P: such a one has time left at the barrier, which the others reach later.
   __device__ void pass_turns_on(Place at) const {
@@ -314,24 +309,18 @@ struct OnePass {
   }
 
   // This warp's part of dQ = dS^T K, over all keys of the block, to the sums. In order: when all blocks of earlier keys
-  // have added to it; the first of them only stores. `seen`, by_warp: what lane 0 saw of the count before.
-  __device__ void add_dQ(Place at, UInt32 seen) {
+  // have added to it; the first of them only stores.
+  __device__ void add_dQ(Place at) const {
     constexpr QuerySums sums = sums_of(config);
     float dQ[QuerySums::row_tiles][sums.columns() / 2];
-    const int own = recomputed(lane), warp = (by_block ? recomputed(threadIdx.x) : int(threadIdx.x)) / 32;
+    const int own = recomputed(lane), warp = (config.ordered ? recomputed(threadIdx.x) : int(threadIdx.x)) / 32;
     const int row = sums.first_row(warp), column = sums.first_column(warp);
     multiply_turned<config, keys, dS_rows(keys, queries), queries>(
         dQ, memory + layout.dS + dS_byte(keys, queries, b_row(own), b_column(own) + row),
         memory + layout.K + gpu::tile_byte(keys, t_row(own), t_column(own) + column));
     const Int32 tile = w.tile_number(p.memory, at);
     bool stores = false;
-    if constexpr (by_warp) {
-      const UInt32 turn = turn_at<config>(w, at.n);
-      if (lane == 0 && seen != turn) wait_for_count(count_of(tile), turn);
-      __syncwarp();
-      stores = turn == 0;
-    }
-    if constexpr (by_block) {
+    if constexpr (config.ordered) {
       const Turn turn = w.turns[at.n % turn_tiles];
       if (turn == Turn::waits) {
         if (lane == 0) wait_for_count(count_of(tile), turn_at<config>(w, at.n));
@@ -350,10 +339,6 @@ struct OnePass {
       put([&](float* at, const float* x) { store_sums(at, lane, x); });
     else
       put([&](float* at, const float* x) { add_sums(at, lane, x); });
-    if constexpr (by_warp) {
-      __syncwarp();  // what all lanes have added is counted by one
-      added = tile;
-    }
   }
 
   // --- the loop over tiles of queries, of all heads of the group
@@ -378,24 +363,17 @@ struct OnePass {
       }
       begin_next(now, stage);
       add_scores(w.places[now].n, stage);
-      // The fence of the turn that is passed on makes visible what was written before the count that was seen. In the
-      // first tile there is none, and no look either.
-      UInt32 seen = ~UInt32(0);
-      if constexpr (by_warp)
-        if (lane == 0 && added >= 0) seen = look_at_count(count_of(w.tile_number(p.memory, w.places[now])));
-      pass_turn_on();
-      if constexpr (by_block) pass_turns_on(w.places[now]);
+      if constexpr (config.ordered) pass_turns_on(w.places[now]);
       __syncthreads();  // dS of all keys is here
       if (const Place next = w.places[1 - now]; config.q_stages * config.o_stages < 4 && w.exists(next)) {
         if constexpr (config.q_stages == 1) copy_Q(next, 0);
         if constexpr (config.o_stages == 1) copy_dO(next, 0);
       }
       commit_copies();
-      add_dQ(w.places[recomputed(now)], seen);
+      add_dQ(w.places[recomputed(now)]);
       now ^= 1;
     } while (w.exists(w.places[recomputed(now)]));
-    pass_turn_on();
-    if constexpr (by_block) __syncthreads();  // all additions of the block
+    if constexpr (config.ordered) __syncthreads();  // all additions of the block
   }
 
   template <Element element, int values>
@@ -419,7 +397,7 @@ struct OnePass {
     sum();
     if constexpr (makes_dS) write<config.dK>(dK, p.call.dk, p.D, p.call.x.scale);
     if constexpr (makes_P) write<config.dV>(dV, p.call.dv, p.Dv, 1);
-    if constexpr (by_block) pass_last_turns_on();
+    if constexpr (config.ordered) pass_last_turns_on();
   }
 };
 

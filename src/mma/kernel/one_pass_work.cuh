@@ -23,7 +23,7 @@ struct OnePassWork : BackwardWork {
   __device__ bool exists(Place at) const { return at.head < head + heads; }
   Place places[2];  // the tile in work, and the next
 
-  // Where config.turn_tiles > 0: of tile n of a head at n % turn_tiles, what its additions have to do.
+  // If config.ordered: of tile n of a head at n % turn_tiles, what its additions have to do.
   enum class Turn : UInt16 { stores, adds, waits };
   Turn turns[most_turn_tiles];
 

@@ -51,10 +51,7 @@ __device__ inline void wait_for_count(const UInt32* count, UInt32 value) {
   do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
   while (now != value);
 }
-// "fence", "red": counts one more, after everything that this thread has seen written. And each of the two alone.
-__device__ inline void count_one_more(UInt32* count) {
-  asm volatile("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
-}
+// "fence", then "red": counts one more, after everything that this thread has seen written.
 __device__ inline void fence_counts() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ inline void count_behind_fence(UInt32* count) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");

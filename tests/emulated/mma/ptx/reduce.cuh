@@ -22,7 +22,6 @@ inline void load_sums(const float* part, int lane, float* x) {
 
 inline UInt32 look_at_count(const UInt32* count) { return Machine::here().look_at_count(count); }
 inline void wait_for_count(const UInt32* count, UInt32 value) { Machine::here().wait_for_count(count, value); }
-inline void count_one_more(UInt32* count) { Machine::here().count_one_more(count); }
 inline void fence_counts() { Machine::here().fence(false); }
 inline void count_behind_fence(UInt32* count) { Machine::here().count_behind_fence(count); }
 
