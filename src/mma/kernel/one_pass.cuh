@@ -6,6 +6,7 @@
 #pragma once
 
 #include "gpu/kernel/accumulator.cuh"
+#include "gpu/kernel/barrier.cuh"
 #include "mma/kernel/one_pass_work.cuh"
 #include "mma/ptx/reduce.cuh"
 #include "mma/tile/copy.cuh"
@@ -343,6 +344,9 @@ struct OnePass {
 
   // --- the loop over tiles of queries, of all heads of the group
 
+  // Warps that make P and warps that make dS meet, each at a place of its own.
+  __device__ static void sync_block() { gpu::sync_threads(0, threads_of(config)); }
+
   __device__ void sum() {
     if (w.begin >= w.end) return;
     copy_keys();
@@ -356,15 +360,15 @@ struct OnePass {
       const int stage = config.q_stages == 2 ? now : 0;
       wait_copies<0>();
       // This tile has arrived, and all warps are done with the one before.
-      if (__syncthreads_or(copied_a_blind_query(stage))) {
+      if (gpu::sync_threads_or(0, threads_of(config), copied_a_blind_query(stage))) {
         clear_blind_queries<config.D>(Q(stage), stage);
         clear_blind_queries<config.Dv>(dO(stage), stage);
-        __syncthreads();
+        sync_block();
       }
       begin_next(now, stage);
       add_scores(w.places[now].n, stage);
       if constexpr (config.ordered) pass_turns_on(w.places[now]);
-      __syncthreads();  // dS of all keys is here
+      sync_block();  // dS of all keys is here
       if (const Place next = w.places[1 - now]; config.q_stages * config.o_stages < 4 && w.exists(next)) {
         if constexpr (config.q_stages == 1) copy_Q(next, 0);
         if constexpr (config.o_stages == 1) copy_dO(next, 0);
@@ -373,7 +377,7 @@ struct OnePass {
       add_dQ(w.places[recomputed(now)]);
       now ^= 1;
     } while (w.exists(w.places[recomputed(now)]));
-    if constexpr (config.ordered) __syncthreads();  // all additions of the block
+    if constexpr (config.ordered) sync_block();  // all additions of the block
   }
 
   template <Element element, int values>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers in shared memory (mbarrier), named barriers, and the registers that roles hand to each other. Thin: one
-// function, one instruction of the PTX ISA, whose section each comment names. Device code.
+// Barriers in shared memory (mbarrier), and the registers that roles hand to each other. Thin: one function, one
+// instruction of the PTX ISA, whose section each comment names. Device code.
 #pragma once
 
+#include "gpu/kernel/barrier.cuh"
 #include "gpu/kernel/launch.cuh"
 #include "math/types.hpp"
 
@@ -55,16 +56,11 @@ struct Barrier {
 // "fence.mbarrier_init": the asynchronous copies see barriers as initialised.
 __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// "bar.sync" on one of the 15 named barriers, by `threads` threads.
-__device__ inline void sync_threads(int name, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
 // Says to tests that look for races whether what is read from here on is used: what is not may be anything. No
 // instruction.
 __device__ inline void judge_races(bool) {}
 
-using gpu::start_kernel_after, gpu::wait_for_kernel_before;
+using gpu::start_kernel_after, gpu::sync_threads, gpu::wait_for_kernel_before;
 
 // "setmaxnreg".
 template <int registers>

@@ -3,6 +3,7 @@
 // ended the phase of parity 1.
 #pragma once
 
+#include "gpu/kernel/barrier.cuh"
 #include "gpu/kernel/launch.cuh"
 #include "tests/emulated/machine.hpp"
 
@@ -29,9 +30,8 @@ struct Barrier {
 };
 
 inline void publish_barriers() {}
-inline void sync_threads(int name, int threads) { Machine::here().meet_in_order(name, threads, threadIdx.x % threads); }
 inline void judge_races(bool judged) { Machine::here().judge_races(judged); }
-using gpu::start_kernel_after, gpu::wait_for_kernel_before;
+using gpu::start_kernel_after, gpu::sync_threads, gpu::wait_for_kernel_before;
 template <int registers>
 void give_registers() {}
 template <int registers>
