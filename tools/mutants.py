@@ -19,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build-mutants"
 TREE, BUILD = WORK / "tree", WORK / "build"
-COPIED = ["CMakeLists.txt", "cmake", "include", "src", "cases", "tests", "cli", "bench", "examples"]
+COPIED = ["CMakeLists.txt", "cmake", "include", "src", "cases", "tests", "cli", "bench", "examples",
+          "python/native"]
 JOBS = str(os.cpu_count() or 1)
 TEST_SECONDS = 300
 SKIPPED = 77  # the status of a program whose tests are all skipped: tests/support/main.hpp
