@@ -12,7 +12,8 @@
 namespace tessera::vulkan {
 namespace {
 
-constexpr std::uint32_t widest_grid = 65535;  // workgroups along one dimension that every device takes
+constexpr std::uint32_t widest_grid = 65535;            // workgroups along one dimension that every device takes
+constexpr std::uint32_t nvidia = 0x10de, amd = 0x1002;  // as PCI numbers vendors
 constexpr std::size_t staging_bytes = std::size_t{16} << 20;
 
 bool takes_compute(const InstanceFunctions& f, VkPhysicalDevice physical, std::uint32_t family, std::uint32_t& count) {
@@ -63,6 +64,8 @@ Facts facts_of(const InstanceFunctions& f, VkPhysicalDevice physical) {
   if (facts.missing.empty()) facts.matrices = matrix_facts(f, physical);
   const VkPhysicalDeviceLimits& limits = properties.properties.limits;
   facts.matrices.gpu = properties.properties.deviceType != VK_PHYSICAL_DEVICE_TYPE_CPU;
+  const std::uint32_t vendor = properties.properties.vendorID;
+  facts.matrices.many_registers = facts.matrices.gpu && (vendor == nvidia || vendor == amd);
   const auto held = [](std::uint32_t limit) { return static_cast<std::int32_t>(std::min(limit, 1U << 20)); };
   facts.matrices.invocations = held(std::min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]));
   facts.matrices.shared_bytes = held(limits.maxComputeSharedMemorySize);

@@ -29,7 +29,8 @@ struct MatrixFacts {
   std::int32_t lanes = 0;  // of a subgroup
   bool lockstep = false;   // llvmpipe: see strip_barrier in kernel/matrix.glsl
   // For vk_tiled's tiles: what a workgroup may have there. Not known: what many devices have, until a plan runs.
-  bool gpu = false;  // no processor: many invocations are in flight
+  bool gpu = false;             // no processor: many invocations are in flight
+  bool many_registers = false;  // an invocation may have some 250 of them: GPUs of NVIDIA's and AMD's
   std::int32_t invocations = 1024, shared_bytes = 65536;
   bool operator==(const MatrixFacts&) const = default;
 };

@@ -216,8 +216,8 @@ TileChoice tile_for(const Problem& p, const MatrixFacts& facts) {
                                facts.shared_bytes)};
     return {t, ""};
   }
-  const bool few_dims = std::max(p.D, p.Dv) <= chunk && p.q_type == Type::f32;
-  if (facts.gpu && p.pass == Pass::forward && few_dims && fits(tall_tile)) return {tall_tile, ""};
+  // Sums of more dims and eight rows are too many even there.
+  if (facts.many_registers && std::max(p.D, p.Dv) <= 2 * chunk && fits(tall_tile)) return {tall_tile, ""};
   return {facts.gpu && fits(wide_tile) ? wide_tile : small_tile, ""};
 }
 

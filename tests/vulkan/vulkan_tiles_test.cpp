@@ -147,9 +147,10 @@ Problem problem(std::int64_t dims, Pass pass, Type type = Type::f32) {
   return p;
 }
 
-vulkan::MatrixFacts device(bool gpu, std::int32_t invocations, std::int32_t shared_bytes) {
+vulkan::MatrixFacts device(bool gpu, std::int32_t invocations, std::int32_t shared_bytes, bool many_registers = false) {
   vulkan::MatrixFacts facts;
-  facts.gpu = gpu, facts.invocations = invocations, facts.shared_bytes = shared_bytes;
+  facts.gpu = gpu, facts.many_registers = many_registers, facts.invocations = invocations,
+  facts.shared_bytes = shared_bytes;
   return facts;
 }
 
@@ -157,11 +158,17 @@ TEST(TilesOfDevices, HaveRoomThere) {
   const auto choice = [](std::int64_t dims, Pass pass, const vulkan::MatrixFacts& facts) {
     return vulkan::tile_for(problem(dims, pass), facts).shape;
   };
+  const vulkan::MatrixFacts rich = device(true, 1024, 49152, true);
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    EXPECT_EQ(choice(64, pass, rich), tall_tile);
+    EXPECT_EQ(choice(128, pass, rich), tall_tile);
+    EXPECT_EQ(choice(129, pass, rich), wide_tile);
+    EXPECT_EQ(vulkan::tile_for(problem(64, pass, Type::f16), rich).shape, tall_tile);
+    EXPECT_EQ(choice(64, pass, device(true, 1024, 32768, true)), wide_tile);
+  }
   const vulkan::MatrixFacts large = device(true, 1024, 49152);
-  EXPECT_EQ(choice(64, Pass::forward, large), tall_tile);
-  EXPECT_EQ(choice(65, Pass::forward, large), wide_tile);
+  EXPECT_EQ(choice(64, Pass::forward, large), wide_tile);
   EXPECT_EQ(choice(64, Pass::backward, large), wide_tile);
-  EXPECT_EQ(vulkan::tile_for(problem(64, Pass::forward, Type::f16), large).shape, wide_tile);
   const vulkan::MatrixFacts middle = device(true, 256, 32768);
   EXPECT_EQ(choice(64, Pass::forward, middle), wide_tile);
   EXPECT_EQ(choice(256, Pass::backward, middle), wide_tile);
