@@ -68,9 +68,22 @@ std::string common_refusal(const Problem& p) {
   return "";
 }
 
-Constants tile_constants(const TileShape& t, std::int32_t v_chunks, std::int32_t qk_chunks, bool keys) {
-  return {v_chunks, qk_chunks, keys, t.threads(), t.row_threads, t.column_threads, t.own, t.depth, t.patch, t.quads()};
-}
+// Kernels of GPUs are made for what a problem is known to have: operands that are read ahead, and no options. That of
+// processors, which are slow to compile, is one for all.
+struct TileUse {
+  TileUse(const Problem& p, const TileShape& shape) : t(shape) {
+    const ScoreOptions on = p.score_options();
+    options = t == small_tile || on.softcap || on.alibi || on.bias || on.mask || on.dropout;
+    const bool f32 = p.q_type == Type::f32 && (p.pass == Pass::forward || p.d_o == Type::f32);
+    plain = t != small_tile && f32 && p.D % 4 == 0 && p.Dv % 4 == 0 && p.alignment == 16;
+  }
+  Constants constants(std::int32_t v_chunks, std::int32_t qk_chunks, bool keys) const {
+    return {v_chunks, qk_chunks, keys,    t.threads(), t.row_threads, t.column_threads,
+            t.own,    t.depth,   t.patch, t.quads(),   plain,         options};
+  }
+  TileShape t;
+  bool options, plain;
+};
 
 // What every backward pass begins with: rows that no sequence uses become 0, delta and LSE are prepared.
 void add_start(Steps& steps, const Problem& p) {
@@ -87,7 +100,7 @@ void add_end(Steps& steps, const Problem& p, const TileShape& shape) {
     const double others = (bias[0] == 1 ? static_cast<double>(p.B) : 1) *
                           (bias[1] == 1 ? static_cast<double>(p.Hq) : 1) *
                           (bias[2] == 1 ? tiles_of(p.longest_q()) : 1) * (bias[3] == 1 ? tiles_of(p.longest_k()) : 1);
-    add(steps, {"bias_gradient", shader("bias_gradient"), tile_constants(shape, 0, 0, 0),
+    add(steps, {"bias_gradient", shader("bias_gradient"), TileUse(p, shape).constants(0, 0, false),
                 product({bias[0], bias[1], ceil_div(bias[2], shape.rows()), ceil_div(bias[3], shape.columns())}),
                 others * (product_rounds(p.D) + product_rounds(p.Dv) + dropout_rounds(p) + 40) + 1100});
   }
@@ -228,20 +241,21 @@ Steps plan_tiled(const Problem& p, const MatrixFacts& facts) {
   if (steps.reason.empty()) steps.reason = reason;
   if (!steps.reason.empty()) return steps;
   steps.note = text("tiles of ", shape.rows(), " x ", shape.columns(), ", ", shape.threads(), " invocations");
+  const TileUse use(p, shape);
   const double scores = product_rounds(p.D) + dropout_rounds(p) + 40;
   if (p.pass == Pass::forward) {
-    add(steps, {"forward", shader("forward"), tile_constants(shape, chunks(p.Dv), 0, false),
-                gpu::query_blocks(p, shape.rows()), tiles_of(p.longest_k()) * (scores + sum_rounds(p.Dv))});
+    add(steps, {"forward", shader("forward"), use.constants(chunks(p.Dv), 0, false), gpu::query_blocks(p, shape.rows()),
+                tiles_of(p.longest_k()) * (scores + sum_rounds(p.Dv))});
     return steps;
   }
   add_start(steps, p);
   const double pairs = scores + product_rounds(p.Dv);
   if (p.dq)
-    add(steps, {"backward of queries", shader("backward"), tile_constants(shape, 0, chunks(p.D), false),
+    add(steps, {"backward of queries", shader("backward"), use.constants(0, chunks(p.D), false),
                 gpu::query_blocks(p, shape.rows()), tiles_of(p.longest_k()) * (pairs + sum_rounds(p.D))});
   const double queries = tiles_of(p.longest_q()) * static_cast<double>(p.heads_per_kv());
   const auto keys = [&](const char* name, std::int32_t v, std::int32_t k) {
-    add(steps, {name, shader("backward"), tile_constants(shape, v, k, true), gpu::key_blocks(p, shape.rows()),
+    add(steps, {name, shader("backward"), use.constants(v, k, true), gpu::key_blocks(p, shape.rows()),
                 queries * (pairs + sum_rounds(p.D) + sum_rounds(p.Dv))});
   };
   // Where sums of dK and of dV, beside S and dP, do not fit into an invocation's registers, they are made apart. With

@@ -44,6 +44,7 @@ ADD_PRODUCT(add_qk, QK_SIZE)
 
 void main() {
   const int D = given.launch.D, Dv = given.launch.Dv;
+  const int kind = PLAIN ? 0 : given.kind.q, d_o_kind = PLAIN ? 0 : given.kind.d_o;
   Place place;
   const int64_t blocks = given.launch.blocks;
   if (KEYS ? !key_place(given.p.x, blocks, ROWS, place) : !query_place(given.p.x, blocks, ROWS, place)) return;
@@ -58,23 +59,23 @@ void main() {
   const Range others = KEYS ? visible_queries(s.mask, own) : visible_keys(s.mask, own);
   const int64_t first = others.begin / COLS * COLS, length = KEYS ? s.nq : s.nk;
   if (!KEYS) load_query_numbers(given.p, s, place.b, place.h, row0);
-  Rows qk_own = rows_at(given.p.x.q, place.b, s.q_begin + row0, place.h, s.nq - row0, D, given.kind.q, false);
-  Rows v_own = rows_at(given.p.d_o, place.b, s.q_begin + row0, place.h, s.nq - row0, Dv, given.kind.d_o, false);
+  Rows qk_own = rows_at(given.p.x.q, place.b, s.q_begin + row0, place.h, s.nq - row0, D, kind, false);
+  Rows v_own = rows_at(given.p.d_o, place.b, s.q_begin + row0, place.h, s.nq - row0, Dv, d_o_kind, false);
   if (KEYS) {
-    qk_own = rows_at(given.p.x.k, place.b, s.k_begin + row0, place.kv, s.nk - row0, D, given.kind.q, false);
-    v_own = rows_at(given.p.x.v, place.b, s.k_begin + row0, place.kv, s.nk - row0, Dv, given.kind.q, false);
+    qk_own = rows_at(given.p.x.k, place.b, s.k_begin + row0, place.kv, s.nk - row0, D, kind, false);
+    v_own = rows_at(given.p.x.v, place.b, s.k_begin + row0, place.kv, s.nk - row0, Dv, kind, false);
   }
   const int heads = KEYS ? given.p.x.Hq / given.p.x.Hk : 1;
   for (int g = 0; g < heads; ++g) {
     const int h = place.h + g;
-    const HeadScores head = head_scores(given.p.x, given.launch, place.b, h, given.kind.bias);
+    const HeadScores head = head_of(given.p.x, given.launch, place.b, h, given.kind.bias);
     const bool has_options = head.options.softcap || head.options.alibi || head.options.bias || head.options.mask ||
                              head.options.dropout;
-    Rows qk_others = rows_at(given.p.x.k, place.b, s.k_begin + first, place.kv, s.nk - first, D, given.kind.q, false);
-    Rows v_others = rows_at(given.p.x.v, place.b, s.k_begin + first, place.kv, s.nk - first, Dv, given.kind.q, false);
+    Rows qk_others = rows_at(given.p.x.k, place.b, s.k_begin + first, place.kv, s.nk - first, D, kind, false);
+    Rows v_others = rows_at(given.p.x.v, place.b, s.k_begin + first, place.kv, s.nk - first, Dv, kind, false);
     if (KEYS) {
-      qk_others = rows_at(given.p.x.q, place.b, s.q_begin + first, h, s.nq - first, D, given.kind.q, true);
-      v_others = rows_at(given.p.d_o, place.b, s.q_begin + first, h, s.nq - first, Dv, given.kind.d_o, true);
+      qk_others = rows_at(given.p.x.q, place.b, s.q_begin + first, h, s.nq - first, D, kind, true);
+      v_others = rows_at(given.p.d_o, place.b, s.q_begin + first, h, s.nq - first, Dv, d_o_kind, true);
       read_numbers(given.p, s, place.b, h, first);
     }
     read_rows(qk_own, 0, 0);

@@ -41,12 +41,12 @@ void put_shares(inout float share[OWN]) {
 }
 
 void main() {
-  const int D = given.launch.D, Dv = given.launch.Dv, kind = given.kind.q;
+  const int D = given.launch.D, Dv = given.launch.Dv, kind = PLAIN ? 0 : given.kind.q;
   Place place;
   if (!query_place(given.p.x, given.launch.blocks, ROWS, place)) return;
   const DeviceSequence s = place.s;
   const int64_t i0 = place.first;
-  const HeadScores head = head_scores(given.p.x, given.launch, place.b, place.h, given.kind.bias);
+  const HeadScores head = head_of(given.p.x, given.launch, place.b, place.h, given.kind.bias);
   const Rows queries = rows_at(given.p.x.q, place.b, s.q_begin + i0, place.h, s.nq - i0, D, kind, false);
   const Range own = Range(i0, lesser(i0 + ROWS, s.nq));
   const bool has_options = head.options.softcap || head.options.alibi || head.options.bias || head.options.mask;
@@ -80,11 +80,11 @@ void main() {
       multiply(D - d0, S);
     }
     advance(key_rows, s.nk - j0 - COLS);
-    barrier();
 
     if (!has_options && tile_class(s.mask, own, Range(j0, j0 + COLS)) == TileClass_full) {
       [[unroll]] for (int n = 0; n < SCORES; ++n) S[n] *= head.numbers.factor;
     } else {
+      barrier();  // everybody is done with the operands, whose place weights take
       [[unroll]] for (int n = 0; n < SCORES; ++n) TILE_WORD(own_place(n)) = S[n];
       apply_options(head, s, i0, j0);
       [[unroll]] for (int n = 0; n < SCORES; ++n) S[n] = TILE_WORD(own_place(n));
@@ -93,17 +93,19 @@ void main() {
     [[unroll]] for (int r = 0; r < OWN; ++r)
       share[r] = max(max(S[r * 4], S[r * 4 + 1]), max(S[r * 4 + 2], S[r * 4 + 3]));
     put_shares(share);
-    barrier();
+    barrier();  // shares are there, and everybody is done with the operands
     [[unroll]] for (int r = 0; r < OWN; ++r) {
       vec4 tops = vec4(m[r]);
       [[unroll]] for (int n = 0; n < COLUMN_THREADS / 4; ++n)
         tops = max(tops, values[own_row(r) * (COLUMN_THREADS / 4) + n]);
-      const float top = max(max(tops.x, tops.y), max(tops.z, tops.w)), alpha = exp2_of(m[r] - top);
+      const float top = max(max(tops.x, tops.y), max(tops.z, tops.w));
+      const float base = top <= hidden ? 0.0 : top;  // so that what is hidden is 0, also where all is
+      const float alpha = exp2_of(m[r] - base);
       m[r] = top;
       float sum = 0.0;
       [[unroll]] for (int c = 0; c < 4; ++c) {
         const int n = r * 4 + c;
-        S[n] = S[n] <= hidden ? 0.0 : exp2_of(S[n] - top);
+        S[n] = exp2_of(S[n] - base);
         sum += S[n];
       }
       l[r] *= alpha, lost[r] *= alpha;

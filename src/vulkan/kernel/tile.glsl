@@ -12,6 +12,8 @@ layout(constant_id = 6) const int OWN = 4;     // 4 or 8
 layout(constant_id = 7) const int DEPTH = 64;  // dims of rows and columns at a time: 64, or 32, which takes less memory
 layout(constant_id = 8) const int PATCH = 8;   // 32 neighbours have a patch of the tile, so many of them side by side
 layout(constant_id = 9) const int TILE_QUADS = 1088;
+layout(constant_id = 10) const bool PLAIN = false;   // operands are known to be f32 in whole quads of 16 bytes
+layout(constant_id = 11) const bool OPTIONS = true;  // scores may have options
 const int THREADS = ROW_THREADS * COLUMN_THREADS, ROWS = OWN * ROW_THREADS, COLS = 4 * COLUMN_THREADS;
 const int CHUNK = 64, VALUES = 32;  // values at a time: so many columns, 64 dims
 
@@ -28,24 +30,36 @@ shared vec4 values[VALUES * CHUNK_PITCH];
 
 #include "operands.glsl"
 
+// A GPU's tile, as against that of processors, whose caches read ahead themselves and whose registers are memory.
+const bool EARLY = THREADS > 64;
+
+// In a GPU's patch that is 8 wide neighbours alternate between two rows: NVIDIA's read 16 bytes for 16 invocations at
+// once where either every first or every second neighbour wants the same ones.
+const int LANE_ROWS = EARLY && PATCH == 8 ? 2 : 1;
 int row_thread() {
-  return invocation() / 32 / (COLUMN_THREADS / PATCH) * (32 / PATCH) + invocation() % 32 / PATCH;
+  const int lane = invocation() % 32;
+  return invocation() / 32 / (COLUMN_THREADS / PATCH) * (32 / PATCH) + lane / (PATCH * LANE_ROWS) * LANE_ROWS +
+         lane % LANE_ROWS;
 }
-int column_thread() { return invocation() / 32 % (COLUMN_THREADS / PATCH) * PATCH + invocation() % PATCH; }
-int own_row(int r) { return row_thread() * OWN + r; }
+int column_thread() {
+  return invocation() / 32 % (COLUMN_THREADS / PATCH) * PATCH + invocation() % 32 / LANE_ROWS % PATCH;
+}
+// Four rows next to each other, and four far away: so those of neighbours begin in different banks.
+int own_row(int r) { return (r / 4 * ROW_THREADS + row_thread()) * 4 + r % 4; }
 int own_column(int c) { return column_thread() + COLUMN_THREADS * c; }
 int own_quad(int n) { return column_thread() + COLUMN_THREADS * n; }
 
-// --- operands: f32 in whole quads is read early, while what was before is multiplied; all else when it is needed, and
-// everything in the tile of processors, whose caches do as much and whose registers are memory
-
-const bool EARLY = THREADS > 64;
-bool is_plain(Rows rows) {
-  return EARLY && rows.kind == 0 && (rows.width & 3) == 0 && ((rows.first | uint64_t(rows.distance)) & 15ul) == 0ul;
+HeadScores head_of(Question x, Launch launch, int b, int h, int bias_kind) {
+  HeadScores head = head_scores(x, launch, b, h, bias_kind);
+  if (!OPTIONS) head.options = ScoreOptions(false, false, false, false, false);
+  return head;
 }
-vec4 plain_quad(Rows rows, int row, int d) {
-  if (row >= rows.count || d >= rows.width) return vec4(0);
-  return uintBitsToFloat(FourWords(rows.first + uint64_t(row * rows.distance) + uint64_t(d * 4)).words);
+
+// --- operands: f32 in whole quads is read early, while what was before is multiplied; all else when it is needed
+
+bool is_plain(Rows rows) {
+  if (PLAIN || !EARLY) return EARLY;
+  return rows.kind == 0 && (rows.width & 3) == 0 && ((rows.first | uint64_t(rows.distance)) & 15ul) == 0ul;
 }
 vec4 quad_of(Rows rows, int row, int d) {
   if (!counts(rows, row)) return vec4(0);
@@ -57,20 +71,26 @@ const int VALUE_AHEAD = VALUES * CHUNK_QUADS / THREADS;
 const int SCORE_AHEAD = ROW_AHEAD + COLUMN_AHEAD;
 vec4 ahead[SCORE_AHEAD > VALUE_AHEAD ? SCORE_AHEAD : VALUE_AHEAD];
 
-// Which queries are blind is known when operands arrive, not when they are read.
-#define OPERAND(read, put_plain, COUNT, WIDE, FIRST, array, AT, ROW_PITCH)                 \
-  void read(Rows rows, int row0, int d0) {                                                 \
-    if (is_plain(rows)) [[unroll]] for (int n = 0; n < COUNT; ++n) {                       \
-      const int at = invocation() + n * THREADS;                                           \
-      ahead[FIRST + n] = plain_quad(rows, row0 + at / WIDE, d0 + at % WIDE * 4);           \
-    }                                                                                      \
-  }                                                                                        \
-  void put_plain(Rows rows, int row0) {                                                    \
-    [[unroll]] for (int n = 0; n < COUNT; ++n) {                                           \
-      const int at = invocation() + n * THREADS;                                           \
-      array[AT + at / WIDE * ROW_PITCH + at % WIDE] =                                      \
-          rows.queries && !counts(rows, row0 + at / WIDE) ? vec4(0) : ahead[FIRST + n];    \
-    }                                                                                      \
+// Which queries are blind is known when operands arrive, not when they are read. An invocation's quads are as many
+// rows apart as all invocations fill.
+#define OPERAND(read, put_plain, COUNT, WIDE, FIRST, array, AT, ROW_PITCH)                               \
+  void read(Rows rows, int row0, int d0) {                                                               \
+    if (!is_plain(rows)) return;                                                                         \
+    const int row = row0 + invocation() / WIDE, d = d0 + invocation() % WIDE * 4, step = THREADS / WIDE; \
+    const int left = d < rows.width ? rows.count - row : 0;                                              \
+    const uint64_t at = rows.first + uint64_t(row * rows.distance) + uint64_t(d * 4);                    \
+    const uint64_t further = uint64_t(step * rows.distance);                                             \
+    [[unroll]] for (int n = 0; n < COUNT; ++n) {                                                         \
+      ahead[FIRST + n] = vec4(0);                                                                        \
+      if (n * step < left) ahead[FIRST + n] = uintBitsToFloat(FourWords(at + n * further).words);        \
+    }                                                                                                    \
+  }                                                                                                      \
+  void put_plain(Rows rows, int row0) {                                                                  \
+    const int row = invocation() / WIDE, first = AT + row * ROW_PITCH + invocation() % WIDE;             \
+    const int step = THREADS / WIDE;                                                                     \
+    [[unroll]] for (int n = 0; n < COUNT; ++n)                                                           \
+      array[first + n * step * ROW_PITCH] =                                                              \
+          rows.queries && query_lse[row0 + row + n * step] >= blind ? vec4(0) : ahead[FIRST + n];        \
   }
 OPERAND(read_rows, put_plain_rows, ROW_AHEAD, DEPTH_QUADS, 0, tile, 0, PITCH)
 OPERAND(read_columns, put_plain_columns, COLUMN_AHEAD, DEPTH_QUADS, ROW_AHEAD, tile, COLUMNS_AT, PITCH)
@@ -111,50 +131,54 @@ void advance(inout Rows rows, int64_t left) {
 
 // --- products
 
+// What a turn of the innermost loops takes, as text: enough to hide a load, few enough to stay in an instruction cache.
+const int TURN_QUADS = EARLY ? 2 : 1, TURN_VALUES = EARLY ? 8 : 1;
 const int SCORES = OWN * 4;  // number n of an invocation is in row n / 4 and column n % 4 of its own
 
-// S += rows . columns^T of what lies there, the invocation's part. Sums of 16 terms first, which round less.
+// S += rows . columns^T of what lies there, the invocation's part. Sums of as many terms first, which round less.
+// Beyond `width` there are zeros.
 void multiply(int width, inout float S[SCORES]) {
   const int end = min(DEPTH_QUADS, (width + 3) / 4);
-  for (int q1 = 0; q1 < end; q1 += 4) {
-    float sum[SCORES];
-    [[unroll]] for (int n = 0; n < SCORES; ++n) sum[n] = 0.0;
-    for (int q = q1; q < q1 + 4; ++q) {
-      vec4 a[OWN];
-      [[unroll]] for (int r = 0; r < OWN; ++r) a[r] = tile[own_row(r) * PITCH + q];
-      [[unroll]] for (int c = 0; c < 4; ++c) {  // a column at a time: fewer registers
-        const vec4 b = tile[COLUMNS_AT + own_column(c) * PITCH + q];
+  float sum[SCORES];
+  [[unroll]] for (int n = 0; n < SCORES; ++n) sum[n] = 0.0;
+  [[dont_unroll]] for (int q0 = 0; q0 < end; q0 += TURN_QUADS)
+    [[unroll]] for (int q = 0; q < TURN_QUADS; ++q) {
+      vec4 b[4];
+      [[unroll]] for (int c = 0; c < 4; ++c) b[c] = tile[COLUMNS_AT + own_column(c) * PITCH + q0 + q];
+      [[unroll]] for (int r = 0; r < OWN; ++r) {  // a row at a time: fewer registers
+        const vec4 a = tile[own_row(r) * PITCH + q0 + q];
         [[unroll]] for (int d = 0; d < 4; ++d)
-          [[unroll]] for (int r = 0; r < OWN; ++r) sum[r * 4 + c] = fma(a[r][d], b[d], sum[r * 4 + c]);
+          [[unroll]] for (int c = 0; c < 4; ++c) sum[r * 4 + c] = fma(a[d], b[c][d], sum[r * 4 + c]);
       }
     }
-    [[unroll]] for (int n = 0; n < SCORES; ++n) S[n] += sum[n];
-  }
+  [[unroll]] for (int n = 0; n < SCORES; ++n) S[n] += sum[n];
 }
 
-// Where the invocation's weights of its column c begin, OWN rows of them.
-int own_weights(int c) { return WEIGHTS_AT + own_column(c) * WEIGHT_PITCH + row_thread() * (OWN / 4); }
-int own_place(int n) { return own_weights(n % 4) * 4 + n / 4; }  // of number n, a word
+// Where the invocation's weights of its column c lie: those of four rows, and of the r-th row on.
+int own_weights(int c, int r) {
+  return WEIGHTS_AT + own_column(c) * WEIGHT_PITCH + r / 4 * ROW_THREADS + row_thread();
+}
+int own_place(int n) { return own_weights(n % 4, n / 4) * 4 + n / 4 % 4; }  // of number n, a word
 
 // Everybody must be done with what was in the tile.
 void put_weights(float S[SCORES]) {
   [[unroll]] for (int c = 0; c < 4; ++c)
     [[unroll]] for (int r = 0; r < OWN; r += 4)
-      tile[own_weights(c) + r / 4] = vec4(S[r * 4 + c], S[r * 4 + 4 + c], S[r * 4 + 8 + c], S[r * 4 + 12 + c]);
+      tile[own_weights(c, r)] = vec4(S[r * 4 + c], S[r * 4 + 4 + c], S[r * 4 + 8 + c], S[r * 4 + 12 + c]);
 }
 
 const int SUMS = OWN * OWN_QUADS * 4;  // of a chunk: rows, quads of dims
 
-// sum += weights . values of what lies there, whose first column is `column0` of the tile. Sums of 16 terms first,
+// sum += weights . values of what lies there, whose first column is `column0` of the tile. Sums of 32 terms first,
 // which round less: equal terms, of a broadcast V, all round the same way.
 void add_weighted(int column0, inout float sum[SUMS]) {
-  for (int j1 = 0; j1 < VALUES; j1 += 16) {
-    float part[SUMS];
-    [[unroll]] for (int n = 0; n < SUMS; ++n) part[n] = 0.0;
-    for (int j = j1; j < j1 + 16; ++j) {
+  float part[SUMS];
+  [[unroll]] for (int n = 0; n < SUMS; ++n) part[n] = 0.0;
+  [[dont_unroll]] for (int j0 = 0; j0 < VALUES; j0 += TURN_VALUES)
+    [[unroll]] for (int j = j0; j < j0 + TURN_VALUES; ++j) {
       vec4 a[OWN / 4];
       [[unroll]] for (int r = 0; r < OWN / 4; ++r)
-        a[r] = tile[WEIGHTS_AT + (column0 + j) * WEIGHT_PITCH + row_thread() * (OWN / 4) + r];
+        a[r] = tile[WEIGHTS_AT + (column0 + j) * WEIGHT_PITCH + r * ROW_THREADS + row_thread()];
       [[unroll]] for (int n = 0; n < OWN_QUADS; ++n) {
         const vec4 b = values[j * CHUNK_PITCH + own_quad(n)];
         [[unroll]] for (int r = 0; r < OWN; ++r)
@@ -164,8 +188,7 @@ void add_weighted(int column0, inout float sum[SUMS]) {
           }
       }
     }
-    [[unroll]] for (int n = 0; n < SUMS; ++n) sum[n] += part[n];
-  }
+  [[unroll]] for (int n = 0; n < SUMS; ++n) sum[n] += part[n];
 }
 
 // A chunk of an output, times a factor, to the rows that exist. It goes through shared memory, so that neighbours write
