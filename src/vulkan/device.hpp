@@ -27,7 +27,7 @@ struct Shader {
   std::span<const std::uint32_t> code;
   bool full_subgroups = false;  // every one of its subgroups must have all invocations
 };
-using Constants = std::array<std::int32_t, 12>;
+using Constants = std::array<std::int32_t, 13>;
 
 // One dispatch: its parameter block, copied, and how many workgroups.
 struct Dispatch {

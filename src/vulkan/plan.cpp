@@ -117,6 +117,7 @@ void add_end(Steps& steps, const Problem& p, const TileShape& shape) {
 
 // Rows of a subgroup, and subgroups of a workgroup; as in kernel/matrix.glsl and the kernels of vk_matrix.
 constexpr std::int64_t strip = 16, subgroups = 8, matrix_rows = strip * subgroups;
+constexpr std::int32_t wide_matrix_bytes = 38 * 1024;  // of shared memory: what tiles of 64 columns take
 const MatrixStandIn* stood_in = nullptr;
 
 std::string matrix_refusal(const Problem& p, const MatrixFacts& facts) {
@@ -130,7 +131,8 @@ std::string matrix_refusal(const Problem& p, const MatrixFacts& facts) {
 
 // What of a device's matrices a problem uses.
 struct MatrixUse {
-  MatrixUse(const Problem& p, const MatrixFacts& facts) : p(p), lanes(facts.lanes), lockstep(facts.lockstep) {
+  MatrixUse(const Problem& p, const MatrixFacts& facts) :
+      p(p), lanes(facts.lanes), shared_bytes(facts.shared_bytes), lockstep(facts.lockstep) {
     const bool f16 = p.q_type == Type::f16;
     operands = f16 ? 1 : 2;
     shape = f16 ? facts.f16.shape : facts.bf16.shape;
@@ -149,11 +151,19 @@ struct MatrixUse {
     return strip * (2 * rows + 4 * sums) <= 20480;
   }
 
+  // Tiles of 64 columns, not 32: where shared memory has room for them, registers for an invocation's scores beside
+  // sums, and a workgroup an invocation for each column.
+  bool is_wide() const {
+    const std::int64_t most = p.pass == Pass::forward ? 2 * chunk : chunk;
+    return shared_bytes >= wide_matrix_bytes && lanes * subgroups >= 64 && std::max(p.D, p.Dv) <= most;
+  }
+
   Constants constants(bool keys, bool sums_v, bool sums_qk) const {
     const bool kept = !stood_in && keeps_rows(sums_v, sums_qk);
     return {chunks(p.Dv), chunks(p.D), keys,     static_cast<std::int32_t>(subgroups) * lanes,
             shape.m,      shape.n,     shape.k,  kept,
-            sums_v,       sums_qk,     lockstep, operands};
+            sums_v,       sums_qk,     lockstep, operands,
+            is_wide()};
   }
 
   // Of loops over one tile: loads, and an invocation's own scores, each several times.
@@ -164,7 +174,7 @@ struct MatrixUse {
   }
 
   const Problem& p;
-  std::int32_t lanes;
+  std::int32_t lanes, shared_bytes;
   bool lockstep;
   std::int32_t operands;  // their kind
   MatrixShape shape;

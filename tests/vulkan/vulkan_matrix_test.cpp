@@ -114,7 +114,7 @@ TEST(MatrixPlans, SayWhatTheyUseAndRefuse) {
   const vulkan::Steps steps = plan_matrix(p, facts);
   ASSERT_EQ(steps.list.size(), 1U) << steps.reason;
   EXPECT_EQ(steps.list[0].blocks, 2);
-  EXPECT_EQ(steps.list[0].constants, (vulkan::Constants{1, 1, 0, 256, 16, 16, 16, 1, 0, 1, 0, 1}));
+  EXPECT_EQ(steps.list[0].constants, (vulkan::Constants{1, 1, 0, 256, 16, 16, 16, 1, 0, 1, 0, 1, 1}));
   EXPECT_EQ(steps.note, "matrices of 16x16x16, subgroups of 32");
   p.D = p.Dv = 256;
   EXPECT_EQ(plan_matrix(p, facts).list.at(0).constants[7], 0) << "Q of 256 dims is kept beside O";

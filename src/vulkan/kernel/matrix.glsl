@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of vk_matrix: 32 columns, and 16 rows for each subgroup, a strip. Columns lie in shared memory for all, two
-// turns of them, so that one barrier a turn is enough. A strip's numbers are its subgroup's alone: which invocation has
-// which element of a cooperative matrix is nobody's to know, so scores go through shared memory. 28 KiB of it. Included
-// by the kernels of vk_matrix. docs/vulkan.md, "vk_matrix".
+// Tiles of vk_matrix: 32 or 64 columns, and 16 rows for each subgroup, a strip. Columns lie in shared memory for all,
+// two turns of them, so that one barrier a turn is enough. A strip's numbers are its subgroup's alone: which invocation
+// has which element of a cooperative matrix is nobody's to know, so scores go through shared memory. 28 or 37 KiB.
+// Included by the kernels of vk_matrix. docs/vulkan.md, "vk_matrix".
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #extension GL_KHR_shader_subgroup_vote : require
@@ -12,8 +12,10 @@ layout(constant_id = 5) const int N = 16;
 layout(constant_id = 6) const int K = 16;
 layout(constant_id = 10) const bool LOCKSTEP = false;  // a subgroup's invocations run as one: llvmpipe
 layout(constant_id = 11) const int OPERANDS = 1;  // their kind: 1 f16, 2 bf16
+layout(constant_id = 12) const bool WIDE_TILE = false;  // 64 columns
 const int THREADS = int(gl_WorkGroupSize.x), SUBGROUPS = 8, LANES = THREADS / SUBGROUPS;
-const int STRIP = 16, ROWS = STRIP * SUBGROUPS, COLS = 32, CHUNK = 64;
+const int STRIP = 16, ROWS = STRIP * SUBGROUPS, COLS = WIDE_TILE ? 64 : 32, CHUNK = 64;
+const int HALF = 32, HALVES = COLS / HALF;  // scores go through shared memory so many columns at a time
 
 // Of a row in shared memory, in words: 64 elements of 16 bits or 32 of f32, and 16 bytes that keep rows in other banks.
 // Four words are one element, so that all know that matrices begin at multiples of 16 bytes.
@@ -34,7 +36,7 @@ shared uvec4 strips[ROWS * PITCH / 4];  // an area of every subgroup
 
 // Matrices of a strip: above each other, and along scores, along a chunk of dims, along the columns as depth.
 const int BANDS = STRIP / M, ACROSS = COLS / N, DEPTH = CHUNK / K, WIDE = CHUNK / N, DEEP = COLS / K;
-const int SCORES = BANDS * ACROSS, WEIGHTS = BANDS * DEEP;
+const int SCORES = BANDS * ACROSS, WEIGHTS = BANDS * DEEP, HALF_ACROSS = HALF / N;
 // Of the invocations of a strip: how many share a row, and the rows of each.
 const int LANES_PER_ROW = LANES > STRIP ? LANES / STRIP : 1, OWN_ROWS = LANES > STRIP ? 1 : STRIP / LANES;
 
@@ -111,12 +113,17 @@ void stage_strip(Rows rows, int d0, int first) {
 
 // --- an invocation's own numbers of a strip
 
-// Quads that it has in each of its rows, next to each other, and where in `strips` those of its r-th row begin; likewise
-// of weights, of 16 bits, which take half the room.
-const int QUADS = COLS / 4 / LANES_PER_ROW;
-int own_key(int e) { return lane() % LANES_PER_ROW * QUADS * 4 + e; }
-int own_quads(int r) { return ((area() + own_row(r) * PITCH) >> 2) + lane() % LANES_PER_ROW * QUADS; }
-int own_weights(int r) { return ((area() + own_row(r) * PITCH) >> 2) + lane() % LANES_PER_ROW * (QUADS / 2); }
+// Quads that it has in each of its rows, in each half next to each other, and where in `strips` those of its r-th row
+// begin; likewise of weights, of 16 bits, which take half the room.
+const int HALF_QUADS = HALF / 4 / LANES_PER_ROW, QUADS = HALVES * HALF_QUADS;
+int own_key(int e) {
+  return e / (HALF_QUADS * 4) * HALF + lane() % LANES_PER_ROW * HALF_QUADS * 4 + e % (HALF_QUADS * 4);
+}
+int own_quads(int r) { return ((area() + own_row(r) * PITCH) >> 2) + lane() % LANES_PER_ROW * HALF_QUADS; }
+int own_weights(int r, int quad) {
+  return ((area() + own_row(r) * PITCH) >> 2) + quad / HALF_QUADS * (HALF / 8) +
+         (lane() % LANES_PER_ROW * HALF_QUADS + quad % HALF_QUADS) / 2;
+}
 
 // As narrowed(), but in all its cases by selection.
 uint bits_of(float x) {
@@ -161,11 +168,12 @@ uvec2 four_bits(vec4 x) {
     }                                                                                                                \
   }
 
-// An area of the strip takes its scores, row after row.
-void store_scores(inout SumMatrix S[SCORES], int first) {
+// An area of the strip takes half of its scores, row after row.
+void store_scores(inout SumMatrix S[SCORES], int half_tile, int first) {
   strip_barrier();
-  UNROLLED for (int n = 0; n < SCORES; ++n)
-    STORE_SUM(S[n], first + n / ACROSS * M * PITCH + n % ACROSS * N);
+  UNROLLED for (int n = 0; n < BANDS * HALF_ACROSS; ++n)
+    STORE_SUM(S[n / HALF_ACROSS * ACROSS + half_tile * HALF_ACROSS + n % HALF_ACROSS],
+              first + n / HALF_ACROSS * M * PITCH + n % HALF_ACROSS * N);
   strip_barrier();
 }
 
@@ -175,8 +183,8 @@ void load_weights(int first, inout LeftMatrix weights[WEIGHTS]) {
     LOAD_LEFT(weights[n], first + n / DEEP * M * PITCH + n % DEEP * (K / 2));
 }
 
-// Chunk c of sums += weights . columns. Sums of 32 terms first, which round less: equal terms, of a broadcast V, all
-// round the same way.
+// Chunk c of sums += weights . columns. Sums of a tile's terms first, which round less: equal terms, of a broadcast V,
+// all round the same way.
 #define ADD_WEIGHTED(name, COUNT)                                                                                    \
   void name(inout LeftMatrix weights[WEIGHTS], int at, int c, inout SumMatrix sums[COUNT]) {                         \
     UNROLLED for (int n = 0; n < WIDE; ++n) {                                                                        \
@@ -215,10 +223,11 @@ void store_half(Rows rows, int d0, bool accumulate) {
   void name(Rows rows, inout SumMatrix sums[COUNT], bool accumulate) {                                               \
     UNROLLED for (int half_chunk = 0; half_chunk < 2 * CHUNKS; ++half_chunk) {                                       \
       strip_barrier();                                                                                               \
-      UNROLLED for (int n = 0; n < SCORES; ++n)                                                                      \
-        STORE_SUM(sums[(half_chunk / 2 * BANDS + n / ACROSS) * WIDE + half_chunk % 2 * ACROSS + n % ACROSS],         \
-                  area() + n / ACROSS * M * PITCH + n % ACROSS * N);                                                \
+      UNROLLED for (int n = 0; n < BANDS * HALF_ACROSS; ++n)                                                         \
+        STORE_SUM(sums[(half_chunk / 2 * BANDS + n / HALF_ACROSS) * WIDE + half_chunk % 2 * HALF_ACROSS +            \
+                       n % HALF_ACROSS],                                                                             \
+                  area() + n / HALF_ACROSS * M * PITCH + n % HALF_ACROSS * N);                                       \
       strip_barrier();                                                                                               \
-      store_half(rows, half_chunk * COLS, accumulate);                                                               \
+      store_half(rows, half_chunk * HALF, accumulate);                                                               \
     }                                                                                                                \
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward pass of vk_matrix, one text for both sides: a workgroup has 128 queries of a head and sums dQ over its keys,
-// or 128 keys of a KV head and sums dK and dV over the queries of its heads; the other side comes 32 at a time. Products
-// by cooperative matrices, P and dS rounded to the inputs' type. No atomics on sums: the order is fixed.
+// or 128 keys of a KV head and sums dK and dV over the queries of its heads; the other side comes 32 or 64 at a time.
+// Products by cooperative matrices, P and dS rounded to the inputs' type. No atomics on sums: the order is fixed.
 // Implements docs/algorithm.md, "Backward, tile by tile"; docs/vulkan.md, "vk_matrix".
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -26,11 +26,16 @@ ADD_WEIGHTED(add_qk, QK_SUMS)
 STORE_SUMS(store_v, V_WIDE, V_SUMS)
 STORE_SUMS(store_qk, QK_WIDE, QK_SUMS)
 
-const int GRADIENTS = 16;  // where a row of the area has dS, behind 32 weights of 16 bits
 const int OWN = OWN_ROWS * QUADS;
 
-void read_own(inout vec4 x[OWN]) {
-  UNROLLED for (int n = 0; n < OWN; ++n) x[n] = uintBitsToFloat(strips[own_quads(n / QUADS) + n % QUADS]);
+// The strip's scores, half after half, to the invocation's own.
+void take_scores(inout SumMatrix S[SCORES], inout vec4 x[OWN]) {
+  UNROLLED for (int n = 0; n < HALVES; ++n) {
+    store_scores(S, n, area());
+    UNROLLED for (int r = 0; r < OWN_ROWS; ++r)
+      UNROLLED for (int q = 0; q < HALF_QUADS; ++q)
+        x[r * QUADS + n * HALF_QUADS + q] = uintBitsToFloat(strips[own_quads(r) + q]);
+  }
 }
 
 // From S and dP to P and dS: of a tile that all queries see, without options.
@@ -59,14 +64,13 @@ void gradients(BackwardParams p, DeviceSequence s, HeadScores head, int64_t i0, 
   UNROLLED for (int n = 0; n < OWN * 4; ++n) x[n / 4][n % 4] = S[n], y[n / 4][n % 4] = dP[n];
 }
 
-void put_gradients(inout vec4 x[OWN], inout vec4 y[OWN]) {
-  strip_barrier();  // they take the place of scores that others have read
-  UNROLLED for (int n = 0; n < OWN; n += 2) {
-    const int at = own_weights(n / QUADS) + n % QUADS / 2;
-    strips[at] = uvec4(four_bits(x[n]), four_bits(x[n + 1]));
-    if (SUM_QK) strips[at + GRADIENTS / 4] = uvec4(four_bits(y[n]), four_bits(y[n + 1]));
-  }
+// P or dS as a left operand.
+void make_weights(inout vec4 x[OWN], inout LeftMatrix weights[WEIGHTS]) {
+  strip_barrier();  // they take the place of what others have read
+  UNROLLED for (int n = 0; n < OWN; n += 2)
+    strips[own_weights(n / QUADS, n % QUADS)] = uvec4(four_bits(x[n]), four_bits(x[n + 1]));
   strip_barrier();
+  load_weights(area(), weights);
 }
 
 void put_factor(float factor) {
@@ -146,10 +150,7 @@ void main() {
           barrier();
           if (!idle) multiply_qk(qk_own, c, qk_at, area(), qk_rows, S);
         }
-      if (!idle) {
-        store_scores(S, area());
-        read_own(x);
-      }
+      if (!idle) take_scores(S, x);
       if (SUM_QK) {
         UNROLLED for (int n = 0; n < SCORES; ++n) S[n] = ZERO_SUM;
         UNROLLED for (int c = 0; c < V_CHUNKS; ++c)
@@ -162,10 +163,7 @@ void main() {
             barrier();
             if (!idle) multiply_v(v_own, c, v_at, area(), v_rows, S);
           }
-        if (!idle) {
-          store_scores(S, area());
-          read_own(y);
-        }
+        if (!idle) take_scores(S, y);
       }
       LeftMatrix weights[WEIGHTS];
       if (!idle) {
@@ -173,10 +171,9 @@ void main() {
           plain_gradients(head.numbers.factor, x, y);
         else
           gradients(given.p, s, head, i0, j0, x, y);
-        put_gradients(x, y);
       }
       if (SUM_V) {
-        if (!idle) load_weights(area(), weights);
+        if (!idle) make_weights(x, weights);
         UNROLLED for (int c = 0; c < V_WIDE; ++c)
           if (c * CHUNK < Dv) {
             int at = v_at;
@@ -191,7 +188,7 @@ void main() {
           }
       }
       if (SUM_QK) {
-        if (!idle) load_weights(area() + GRADIENTS, weights);
+        if (!idle) make_weights(y, weights);
         UNROLLED for (int c = 0; c < QK_WIDE; ++c)
           if (c * CHUNK < D) {
             int at = qk_at;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward pass of vk_matrix: a workgroup has 128 queries of one head, a subgroup 16 of them, and goes through its keys 32
-// at a time with a running maximum and a compensated sum (online softmax). Products by cooperative matrices.
+// or 64 at a time with a running maximum and a compensated sum (online softmax). Products by cooperative matrices.
 // Implements docs/algorithm.md, "Online softmax"; docs/vulkan.md, "vk_matrix".
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -20,8 +20,7 @@ ROW_OPERAND(load_query_chunk, load_queries, multiply_chunk, D_CHUNKS, QUERIES)
 ADD_WEIGHTED(add_weighted, OUTPUTS)
 STORE_SUMS(store_sums, V_CHUNKS, OUTPUTS)
 
-// In a row of the area: 32 scores; then 32 weights of 16 bits, and once for each column of a matrix its alpha.
-const int ALPHA = 16;
+const int OWN = OWN_ROWS * QUADS;  // quads of scores
 
 // Bits of a weight: not negative, and finite but for NaN, which the row's sum keeps. As narrowed(), without its cases.
 uint weight_bits(float x) {
@@ -35,24 +34,33 @@ uvec2 four_weights(vec4 x) {
   return uvec2(weight_bits(x.x) | (weight_bits(x.y) << 16), weight_bits(x.z) | (weight_bits(x.w) << 16));
 }
 
-// The loops over options and dropout go through the invocation's own words of shared memory: one copy of the text.
-void apply_options(HeadScores head, DeviceSequence s, TileBand band, int64_t i0, int64_t j0) {
-  for (int n = 0; n < OWN_ROWS * QUADS * 4; ++n) {
-    const int r = n / (QUADS * 4), e = n % (QUADS * 4), at = own_quads(r) * 4 + e;
-    const int query = strip_row() + own_row(r), key = own_key(e);
+// The loops over options and dropout go through the invocation's own words of shared memory, half a tile at a time: one
+// copy of the text.
+void apply_options(HeadScores head, DeviceSequence s, TileBand band, int half_tile, int64_t i0, int64_t j0) {
+  for (int n = 0; n < OWN_ROWS * HALF_QUADS * 4; ++n) {
+    const int r = n / (HALF_QUADS * 4), e = n % (HALF_QUADS * 4), at = own_quads(r) * 4 + e;
+    const int query = strip_row() + own_row(r), key = own_key(half_tile * HALF_QUADS * 4 + e);
     float score = lowest, unused = 0.0;
     if (sees(band, query, key))
       score = score_of(given.p.x, s, head, uintBitsToFloat(STRIP_WORD(at)), i0 + query, j0 + key, unused);
     STRIP_WORD(at) = floatBitsToUint(score);
   }
 }
-void apply_dropout(HeadScores head, int r, int64_t i0, int64_t j0) {
-  for (int e = 0; e < QUADS * 4; ++e) {
-    const int at = own_quads(r) * 4 + e, key = own_key(e);
-    const float kept_weight = uintBitsToFloat(STRIP_WORD(at)) *
-                              keep_of(given.p.x, head, i0 + strip_row() + own_row(r), j0 + key);
+void apply_dropout(HeadScores head, int half_tile, int64_t i0, int64_t j0) {
+  for (int n = 0; n < OWN_ROWS * HALF_QUADS * 4; ++n) {
+    const int r = n / (HALF_QUADS * 4), e = n % (HALF_QUADS * 4), at = own_quads(r) * 4 + e;
+    const float kept_weight =
+        uintBitsToFloat(STRIP_WORD(at)) * keep_of(given.p.x, head, i0 + strip_row() + own_row(r),
+                                                  j0 + own_key(half_tile * HALF_QUADS * 4 + e));
     STRIP_WORD(at) = floatBitsToUint(OPERANDS == 1 ? min(kept_weight, 65504.0) : kept_weight);
   }
+}
+// Where quad q of the r-th own row is among the invocation's, and in shared memory, in its half.
+#define OWN_AT(r, half_tile, q) (r) * QUADS + (half_tile) * HALF_QUADS + (q)
+void read_own(int half_tile, inout vec4 x[OWN]) {
+  UNROLLED for (int r = 0; r < OWN_ROWS; ++r)
+    UNROLLED for (int q = 0; q < HALF_QUADS; ++q)
+      x[OWN_AT(r, half_tile, q)] = uintBitsToFloat(strips[own_quads(r) + q]);
 }
 
 void main() {
@@ -97,55 +105,63 @@ void main() {
 
     LeftMatrix weights[WEIGHTS];
     if (!idle) {
-      store_scores(S, area());
       const bool simple = visible == TileClass_full && !has_options;
-      if (!simple) apply_options(head, s, band_of(s, i0, j0), i0, j0);
+      vec4 x[OWN];
+      UNROLLED for (int n = 0; n < HALVES; ++n) {
+        store_scores(S, n, area());
+        if (!simple) apply_options(head, s, band_of(s, i0, j0), n, i0, j0);
+        read_own(n, x);
+      }
       const float factor = simple ? head.numbers.factor : 1.0;
       float alpha[OWN_ROWS];
       bool stays = true;  // no maximum of these rows is new
       UNROLLED for (int r = 0; r < OWN_ROWS; ++r) {
-        const int at = own_quads(r);
-        vec4 x[QUADS];
         vec4 tops = vec4(lowest);
-        UNROLLED for (int q = 0; q < QUADS; ++q) x[q] = uintBitsToFloat(strips[at + q]) * factor, tops = max(tops, x[q]);
+        UNROLLED for (int q = r * QUADS; q < (r + 1) * QUADS; ++q) x[q] *= factor, tops = max(tops, x[q]);
         float top = max(max(tops.x, tops.y), max(tops.z, tops.w));
         UNROLLED for (int n = 1; n < LANES_PER_ROW; n *= 2) top = max(top, subgroupShuffleXor(top, n));
         top = top > m[r] + slack ? top : m[r];
-        alpha[r] = exp2_of(m[r] - top);
+        const float base = top <= hidden ? 0.0 : top;  // so that what is hidden is 0, also where all is
+        alpha[r] = exp2_of(m[r] - base);
+        stays = stays && m[r] == top;
         m[r] = top;
-        stays = stays && alpha[r] == 1.0;
         vec4 sum4 = vec4(0);
-        UNROLLED for (int q = 0; q < QUADS; ++q) {
-          UNROLLED for (int e = 0; e < 4; ++e) x[q][e] = x[q][e] <= hidden ? 0.0 : exp2_of(x[q][e] - top);
+        UNROLLED for (int q = r * QUADS; q < (r + 1) * QUADS; ++q) {
+          UNROLLED for (int e = 0; e < 4; ++e) x[q][e] = exp2_of(x[q][e] - base);
           sum4 += x[q];
         }
         float sum = (sum4.x + sum4.y) + (sum4.z + sum4.w);
         UNROLLED for (int n = 1; n < LANES_PER_ROW; n *= 2) sum += subgroupShuffleXor(sum, n);
         l[r] *= alpha[r], lost[r] *= alpha[r];
         add_compensated(l[r], lost[r], sum);
-        if (head.options.dropout) {
-          UNROLLED for (int q = 0; q < QUADS; ++q) strips[at + q] = floatBitsToUint(x[q]);
-          apply_dropout(head, r, i0, j0);
-          UNROLLED for (int q = 0; q < QUADS; ++q) x[q] = uintBitsToFloat(strips[at + q]);
-        }
-        strip_barrier();  // weights take the place of scores that others have read
-        UNROLLED for (int q = 0; q < QUADS; q += 2)
-          strips[own_weights(r) + q / 2] = uvec4(four_weights(x[q]), four_weights(x[q + 1]));
       }
-      const bool all_stay = subgroupAll(stays);
-      if (!all_stay)
+      if (head.options.dropout)
+        UNROLLED for (int n = 0; n < HALVES; ++n) {
+          UNROLLED for (int r = 0; r < OWN_ROWS; ++r)
+            UNROLLED for (int q = 0; q < HALF_QUADS; ++q)
+              strips[own_quads(r) + q] = floatBitsToUint(x[OWN_AT(r, n, q)]);
+          apply_dropout(head, n, i0, j0);
+          read_own(n, x);
+        }
+      strip_barrier();  // alphas and weights take the place of scores that others have read
+      if (!subgroupAll(stays)) {
+        // Each row's alpha, once for each column of a matrix.
         UNROLLED for (int r = 0; r < OWN_ROWS; ++r)
           for (int n = lane() % LANES_PER_ROW; n < N; n += LANES_PER_ROW)
-            STRIP_WORD(area() + own_row(r) * PITCH + ALPHA + n) = floatBitsToUint(alpha[r]);
-      strip_barrier();
-      if (!all_stay)
+            STRIP_WORD(area() + own_row(r) * PITCH + n) = floatBitsToUint(alpha[r]);
+        strip_barrier();
         UNROLLED for (int b = 0; b < BANDS; ++b) {
           SumMatrix alphas;
-          LOAD_SUM(alphas, area() + b * M * PITCH + ALPHA);
+          LOAD_SUM(alphas, area() + b * M * PITCH);
           UNROLLED for (int c = 0; c < V_CHUNKS; ++c)
             UNROLLED for (int n = 0; n < WIDE; ++n)
               sums[(c * BANDS + b) * WIDE + n] = SCALED(sums[(c * BANDS + b) * WIDE + n], alphas);
         }
+        strip_barrier();
+      }
+      UNROLLED for (int n = 0; n < OWN; n += 2)
+        strips[own_weights(n / QUADS, n % QUADS)] = uvec4(four_weights(x[n]), four_weights(x[n + 1]));
+      strip_barrier();
       load_weights(area(), weights);
     }
     UNROLLED for (int c = 0; c < V_CHUNKS; ++c)
