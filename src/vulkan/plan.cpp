@@ -75,14 +75,28 @@ struct TileUse {
     const ScoreOptions on = p.score_options();
     options = t == small_tile || on.softcap || on.alibi || on.bias || on.mask || on.dropout;
     const bool f32 = p.q_type == Type::f32 && (p.pass == Pass::forward || p.d_o == Type::f32);
+    // An invocation's products of 8 x 8 read fewer quads than those of 8 x 4.
+    if (t.own == 8 && t.column_threads == 16 && p.D > chunk && p.Dv > chunk) values = 2;
     plain = t != small_tile && f32 && p.D % 4 == 0 && p.Dv % 4 == 0 && p.alignment == 16;
   }
   Constants constants(std::int32_t v_chunks, std::int32_t qk_chunks, bool keys) const {
-    return {v_chunks, qk_chunks, keys,    t.threads(), t.row_threads, t.column_threads,
-            t.own,    t.depth,   t.patch, t.quads(),   plain,         options};
+    return {(v_chunks + values - 1) / values,
+            (qk_chunks + values - 1) / values,
+            keys,
+            t.threads(),
+            t.row_threads,
+            t.column_threads,
+            t.own,
+            t.depth,
+            t.patch,
+            t.quads(),
+            plain,
+            options,
+            values * TileShape::chunk};
   }
   TileShape t;
   bool options, plain;
+  std::int32_t values = 1;  // chunks that sums are made of at a time
 };
 
 // What every backward pass begins with: rows that no sequence uses become 0, delta and LSE are prepared.

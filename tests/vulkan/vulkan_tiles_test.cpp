@@ -177,7 +177,7 @@ TEST(TilesOfDevices, HaveRoomThere) {
   const vulkan::Steps steps = plan_tiled(problem(64, Pass::backward), large);
   ASSERT_EQ(steps.list.size(), 3U);
   EXPECT_EQ(steps.list[1].blocks, 8) << "64 queries a workgroup";
-  EXPECT_EQ(steps.list[2].constants, (vulkan::Constants{1, 1, 1, 256, 16, 16, 4, 32, 16, wide_tile.quads(), 1, 0}));
+  EXPECT_EQ(steps.list[2].constants, (vulkan::Constants{1, 1, 1, 256, 16, 16, 4, 32, 16, wide_tile.quads(), 1, 0, 64}));
   EXPECT_EQ(plan_tiled(problem(128, Pass::backward), large).list.size(), 3U);
   EXPECT_EQ(plan_tiled(problem(129, Pass::backward), large).list.size(), 4U) << "dK and dV apart";
   const vulkan::MatrixFacts processor;
@@ -205,7 +205,7 @@ TEST(TilesOfDevices, ByNameTheyAreCheckedToo) {
   const TakenTile taken(eight_rows);
   const vulkan::Steps steps = plan_tiled(p, middle);
   ASSERT_EQ(steps.list.size(), 4U) << steps.reason;
-  EXPECT_EQ(steps.list[1].constants, (vulkan::Constants{0, 2, 0, 128, 8, 16, 8, 32, 8, 1152, 1, 0}));
+  EXPECT_EQ(steps.list[1].constants, (vulkan::Constants{0, 1, 0, 128, 8, 16, 8, 32, 8, 1152, 1, 0, 128}));
   EXPECT_EQ(steps.list[2].name, "backward of keys: dV") << "eight rows of both sums are too many for registers";
   EXPECT_EQ(steps.note, "tiles of 64 x 64, 128 invocations");
 }

@@ -7,7 +7,7 @@
 #include "tile.glsl"
 #include "tile_pair.glsl"
 
-layout(constant_id = 0) const int V_CHUNKS = 1;   // of dV, 64 dims each; 0: no dV, nor for queries
+layout(constant_id = 0) const int V_CHUNKS = 1;   // of dV, CHUNK dims each; 0: no dV, nor for queries
 layout(constant_id = 1) const int QK_CHUNKS = 1;  // of dQ or dK; 0: neither
 layout(constant_id = 2) const bool KEYS = false;  // rows are keys
 const bool SUM_V = V_CHUNKS > 0, SUM_QK = QK_CHUNKS > 0;
@@ -21,7 +21,9 @@ const int V_SIZE = V_CHUNKS > 0 ? V_CHUNKS : 1, QK_SIZE = QK_CHUNKS > 0 ? QK_CHU
     barrier(); /* everybody is done with the tile */                                                               \
     put_weights(weights);                                                                                          \
     [[unroll]] for (int c = 0; c < CHUNKS; ++c)                                                                    \
-      if (c * CHUNK < columns.width)                                                                               \
+      if (c * CHUNK < columns.width) {                                                                             \
+        float part[SUMS];                                                                                          \
+        [[unroll]] for (int n = 0; n < SUMS; ++n) part[n] = 0.0;                                                   \
         for (int column0 = 0; column0 < COLS; column0 += VALUES) {                                                 \
           if (c + column0 > 0) barrier();                                                                          \
           put_values(columns, column0, c * CHUNK);                                                                 \
@@ -36,8 +38,10 @@ const int V_SIZE = V_CHUNKS > 0 ? V_CHUNKS : 1, QK_SIZE = QK_CHUNKS > 0 ? QK_CHU
             read_columns(next_columns, 0, 0);                                                                      \
           }                                                                                                        \
           barrier();                                                                                               \
-          add_weighted(column0, sums[c]);                                                                          \
+          add_weighted(column0, part);                                                                             \
         }                                                                                                          \
+        [[unroll]] for (int n = 0; n < SUMS; ++n) sums[c][n] += part[n];                                           \
+      }                                                                                                            \
   }
 ADD_PRODUCT(add_v, V_SIZE)
 ADD_PRODUCT(add_qk, QK_SIZE)

@@ -7,7 +7,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "tile.glsl"
 
-layout(constant_id = 0) const int V_CHUNKS = 1;  // of Dv, 64 each
+layout(constant_id = 0) const int V_CHUNKS = 1;  // of Dv, CHUNK each
 // What a row's invocations have of its maximum and its sum lies in the place of values.
 #define VALUE_WORD(at) values[(at) >> 2][(at) & 3]
 
@@ -117,7 +117,9 @@ void main() {
     if (head.options.dropout) apply_dropout(head, i0, j0);
 
     [[unroll]] for (int c = 0; c < V_CHUNKS; ++c)
-      if (c * CHUNK < Dv)
+      if (c * CHUNK < Dv) {
+        float part[SUMS];
+        [[unroll]] for (int n = 0; n < SUMS; ++n) part[n] = 0.0;
         for (int key0 = 0; key0 < COLS; key0 += VALUES) {
           barrier();
           put_values(value_rows, key0, c * CHUNK);
@@ -130,8 +132,10 @@ void main() {
             read_columns(key_rows, 0, 0);
           }
           barrier();
-          add_weighted(key0, sums[c]);
+          add_weighted(key0, part);
         }
+        [[unroll]] for (int n = 0; n < SUMS; ++n) sums[c][n] += part[n];
+      }
     advance(value_rows, s.nk - j0 - COLS);
   }
 

@@ -14,8 +14,9 @@ layout(constant_id = 8) const int PATCH = 8;   // 32 neighbours have a patch of 
 layout(constant_id = 9) const int TILE_QUADS = 1088;
 layout(constant_id = 10) const bool PLAIN = false;   // operands are known to be f32 in whole quads of 16 bytes
 layout(constant_id = 11) const bool OPTIONS = true;  // scores may have options
+layout(constant_id = 12) const int CHUNK = 64;       // dims of sums and values at a time: 64 or 128
+const int VALUES = 2048 / CHUNK;                     // columns of values at a time
 const int THREADS = ROW_THREADS * COLUMN_THREADS, ROWS = OWN * ROW_THREADS, COLS = 4 * COLUMN_THREADS;
-const int CHUNK = 64, VALUES = 32;  // values at a time: so many columns, 64 dims
 
 // Operands are [row][dim] in quads of dims; rows begin in different banks. Weights are [column][row] in quads of rows.
 const int DEPTH_QUADS = DEPTH / 4, PITCH = DEPTH_QUADS + 1, CHUNK_QUADS = CHUNK / 4, CHUNK_PITCH = CHUNK_QUADS + 1;
@@ -25,7 +26,7 @@ const int WEIGHT_PITCH = ROWS / 4 + 1, OWN_QUADS = CHUNK_QUADS / COLUMN_THREADS;
 const bool STAY = PITCH >= WEIGHT_PITCH;
 const int COLUMNS_AT = ROWS * PITCH, WEIGHTS_AT = STAY ? COLUMNS_AT : 0;
 shared vec4 tile[TILE_QUADS];
-shared vec4 values[VALUES * CHUNK_PITCH];
+shared vec4 values[32 * 17];
 #define TILE_WORD(at) tile[(at) >> 2][(at) & 3]
 
 #include "operands.glsl"
@@ -169,18 +170,16 @@ void put_weights(float S[SCORES]) {
 
 const int SUMS = OWN * OWN_QUADS * 4;  // of a chunk: rows, quads of dims
 
-// sum += weights . values of what lies there, whose first column is `column0` of the tile. Sums of 32 terms first,
+// part += weights . values of what lies there, whose first column is `column0` of the tile. A tile has its own sums,
 // which round less: equal terms, of a broadcast V, all round the same way.
-void add_weighted(int column0, inout float sum[SUMS]) {
-  float part[SUMS];
-  [[unroll]] for (int n = 0; n < SUMS; ++n) part[n] = 0.0;
+void add_weighted(int column0, inout float part[SUMS]) {
   [[dont_unroll]] for (int j0 = 0; j0 < VALUES; j0 += TURN_VALUES)
-    [[unroll]] for (int j = j0; j < j0 + TURN_VALUES; ++j) {
+    [[unroll]] for (int j = 0; j < TURN_VALUES; ++j) {
       vec4 a[OWN / 4];
       [[unroll]] for (int r = 0; r < OWN / 4; ++r)
-        a[r] = tile[WEIGHTS_AT + (column0 + j) * WEIGHT_PITCH + r * ROW_THREADS + row_thread()];
+        a[r] = tile[WEIGHTS_AT + (column0 + j0 + j) * WEIGHT_PITCH + r * ROW_THREADS + row_thread()];
       [[unroll]] for (int n = 0; n < OWN_QUADS; ++n) {
-        const vec4 b = values[j * CHUNK_PITCH + own_quad(n)];
+        const vec4 b = values[(j0 + j) * CHUNK_PITCH + own_quad(n)];
         [[unroll]] for (int r = 0; r < OWN; ++r)
           [[unroll]] for (int d = 0; d < 4; ++d) {
             const int at = (r * OWN_QUADS + n) * 4 + d;
@@ -188,25 +187,28 @@ void add_weighted(int column0, inout float sum[SUMS]) {
           }
       }
     }
-  [[unroll]] for (int n = 0; n < SUMS; ++n) sum[n] += part[n];
 }
 
-// A chunk of an output, times a factor, to the rows that exist. It goes through shared memory, so that neighbours write
-// neighbours.
+// A chunk of an output, times a factor, to the rows that exist. It goes through shared memory, 64 dims at a time, so
+// that neighbours write neighbours.
+const int OUT_DIMS = 64, OUT_PITCH = OUT_DIMS / 4 + 1, OUT_QUADS = OUT_DIMS / 4 / COLUMN_THREADS;
 void store_sums(Rows rows, int d0, float sum[SUMS], float factor, bool accumulate) {
-  barrier();
-  [[unroll]] for (int r = 0; r < OWN; ++r)
-    [[unroll]] for (int n = 0; n < OWN_QUADS; ++n) {
-      const int at = (r * OWN_QUADS + n) * 4;
-      tile[own_row(r) * CHUNK_PITCH + own_quad(n)] = vec4(sum[at], sum[at + 1], sum[at + 2], sum[at + 3]) * factor;
+  [[unroll]] for (int n0 = 0; n0 < OWN_QUADS; n0 += OUT_QUADS) {
+    const int first_d = d0 + n0 * COLUMN_THREADS * 4;
+    barrier();
+    [[unroll]] for (int r = 0; r < OWN; ++r)
+      [[unroll]] for (int n = 0; n < OUT_QUADS; ++n) {
+        const int at = (r * OWN_QUADS + n0 + n) * 4;
+        tile[own_row(r) * OUT_PITCH + own_quad(n)] = vec4(sum[at], sum[at + 1], sum[at + 2], sum[at + 3]) * factor;
+      }
+    barrier();
+    for (int n = invocation(); n < ROWS * OUT_DIMS / 4; n += THREADS) {
+      const int row = n / (OUT_DIMS / 4), d = n % (OUT_DIMS / 4) * 4;
+      if (row >= rows.count) break;
+      const uint64_t first = rows.first + uint64_t(row * rows.distance);
+      vec4 x = tile[row * OUT_PITCH + d / 4];
+      if (accumulate) x += quad_at(first, first_d + d, rows.width, rows.kind);
+      put_quad(first, first_d + d, rows.width, rows.kind, x);
     }
-  barrier();
-  for (int n = invocation(); n < ROWS * CHUNK_QUADS; n += THREADS) {
-    const int row = n / CHUNK_QUADS, d = n % CHUNK_QUADS * 4;
-    if (row >= rows.count) break;
-    const uint64_t first = rows.first + uint64_t(row * rows.distance);
-    vec4 x = tile[row * CHUNK_PITCH + d / 4];
-    if (accumulate) x += quad_at(first, d0 + d, rows.width, rows.kind);
-    put_quad(first, d0 + d, rows.width, rows.kind, x);
   }
 }
