@@ -45,6 +45,7 @@ enum class FunctionAttribute : int {
   local_size_bytes = 3,
   num_regs = 4,
   max_dynamic_shared_size_bytes = 8,
+  non_portable_cluster_size_allowed = 14,
 };
 
 // CUlaunchAttribute: an id, padding to 8 bytes, and a value of 64 bytes.

@@ -36,6 +36,12 @@ void LoadedKernel::allow_shared(unsigned bytes) const {
         "cuKernelSetAttribute");
 }
 
+void LoadedKernel::allow_large_clusters() const {
+  check(driver().kernel_set_attribute(FunctionAttribute::non_portable_cluster_size_allowed, 1, kernel,
+                                      properties(device).handle),
+        "cuKernelSetAttribute");
+}
+
 void LoadedKernel::launch(const Launch& launch, void** params) const {
   LaunchAttribute attributes[2] = {};
   unsigned count = 0;

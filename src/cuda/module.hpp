@@ -10,6 +10,8 @@
 
 namespace tessera::cuda {
 
+inline constexpr int portable_cluster = 8;  // blocks
+
 struct Dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
@@ -33,6 +35,8 @@ class LoadedKernel {
 
   // Opts in to this much dynamic shared memory per block.
   void allow_shared(unsigned bytes) const;
+  // And to clusters of more blocks than every GPU with clusters takes.
+  void allow_large_clusters() const;
 
   int registers() const { return register_count; }
   int local_bytes() const { return local_size; }

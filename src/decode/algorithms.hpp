@@ -13,8 +13,8 @@
 
 namespace tessera::decode {
 
-// `decode`; and behind it, so that a call gets it by name alone, `decode_direct`: the same bits, by blocks that find
-// their work items themselves, where these are few.
+// `decode_direct`, where work items are few enough for blocks to find them themselves; then `decode_queue`: the same
+// bits.
 std::vector<gpu::Algorithm> algorithms();
 
 // For caches that the kernels of other families for many rows do not take, so they come behind those: `decode_many`,

@@ -91,6 +91,7 @@ struct Params {
   Groups groups;
   Int32 taken_queries;  // of a sequence; those with more are another launch's
   Int32 workers;        // blocks that run at the same time
+  bool plain;           // every row sees every key of its sequence, and none has a place: nobody asks masks
 };
 
 // --- the choice of the level

@@ -25,12 +25,12 @@ constexpr ScheduleConfig schedule_config{};
 std::string config_text(const Config& c) {
   return text("tessera::decode::Config config{.D = ", c.D, ", .Dv = ", c.Dv, ", .element = ", spelled(c.element),
               ", .q = ", spelled(c.q), ", .k = ", spelled(c.k), ", .v = ", spelled(c.v), ", .o = ", spelled(c.o),
-              ", .rows = ", c.rows, ", .tile_keys = ", c.tile_keys, ", .stages = ", c.stages, ", .levels = ", c.levels,
-              ", .blocks_per_sm = ", c.blocks_per_sm, ", .warps = ", c.warps, ", .direct = ", spelled(c.direct),
-              ", .whole = ", spelled(c.whole), ", .paged = ", spelled(c.paged), ", .scaled = ", spelled(c.scaled),
-              ", .k_groups = ", c.k_groups, ", .v_groups = ", c.v_groups, ", .qv = ", spelled(c.qv),
-              ", .draft = ", spelled(c.draft), ", .halves_S = ", spelled(c.halves_S),
-              ", .options = ", spelled(c.options), "}");
+              ", .rows = ", c.rows, ", .tile_keys = ", c.tile_keys, ", .parts = ", c.parts, ", .stages = ", c.stages,
+              ", .levels = ", c.levels, ", .blocks_per_sm = ", c.blocks_per_sm, ", .warps = ", c.warps,
+              ", .direct = ", spelled(c.direct), ", .cluster = ", c.cluster, ", .whole = ", spelled(c.whole),
+              ", .paged = ", spelled(c.paged), ", .scaled = ", spelled(c.scaled), ", .k_groups = ", c.k_groups,
+              ", .v_groups = ", c.v_groups, ", .qv = ", spelled(c.qv), ", .draft = ", spelled(c.draft),
+              ", .halves_S = ", spelled(c.halves_S), ", .options = ", spelled(c.options), "}");
 }
 
 std::string schedule_unit_text() {
@@ -91,15 +91,43 @@ std::string refusal(const Problem& p, const cuda::Target& target) {
   return "";
 }
 
-// Without a queue every block looks at all groups, by a warp; and where there are more than multiprocessors for two
-// each, the schedule's balance is worth more than its time.
+// Groups of rows of all KV heads: without a queue each has a cluster, or blocks that find each other.
+std::int64_t group_count(const Problem& p, const Config& c) { return product({p.Hk, groups_of(p, c.rows).count}); }
+
+std::int64_t leaf_count(const Problem& p) { return std::max<std::int64_t>(1, ceil_div(p.longest_k(), leaf_keys)); }
+
+// Blocks of a cluster, as many as there are leaves and as run at the same time. A cluster's multiprocessors are
+// neighbours, of which there are 14 to 18 in a group that no cluster leaves: larger ones leave some over.
+int cluster_of(const Problem& p, const cuda::Target& target, const Config& c) {
+  constexpr int most = 16;  // on a datacenter GPU from Hopper on
+  const std::int64_t clusters = group_count(p, c), room = std::int64_t{target.multiprocessors} * c.blocks_per_sm;
+  const auto fits = [&](int blocks) {
+    return blocks <= 2 ? product({clusters, blocks}) <= room : product({4, clusters, blocks}) <= 3 * room;
+  };
+  int blocks = 1;
+  while (blocks < most && blocks < leaf_count(p) && fits(2 * blocks)) blocks *= 2;
+  return blocks;
+}
+
+// Without a queue no block makes up for another that has more to do. Where every block looks at all groups, a warp
+// does.
 std::string direct_refusal(const Problem& p, const cuda::Target& target, const Config& c) {
+  constexpr std::int64_t long_sequence = 8192;
   const CountedGroups groups = groups_of(p, c.rows);
   if (groups.block_queries > 0) return "tiles of rows are numbered by packed tokens; without a queue, by sequences";
-  if (groups.count <= most_direct_groups && product({2, p.Hk, groups.count}) <= target.multiprocessors) return "";
-  return text("B is ", p.B, ", Nq is ", p.longest_q(), " and Hk is ", p.Hk, ": ", groups.count,
-              " tiles of rows; without a queue this kernel takes at most ", most_direct_groups,
-              ", and at most half as many times Hk as there are multiprocessors, ", target.multiprocessors);
+  const std::string those =
+      text("B is ", p.B, ", Nq is ", p.longest_q(), " and Hk is ", p.Hk, ": ", groups.count, " tiles of rows");
+  const std::int64_t most = c.cluster > 0 && c.parts == 2 ? target.multiprocessors : target.multiprocessors / 2;
+  if (group_count(p, c) > most)
+    return text(those, ", times Hk ", group_count(p, c), "; without a queue this kernel takes at most ", most);
+  if (c.cluster == 0 && groups.count > most_direct_groups)
+    return text(those, "; without a queue or clusters this kernel takes at most ", most_direct_groups);
+  if (c.cluster > 0 && p.longest_k() > long_sequence &&
+      product({4, group_count(p, c), c.cluster}) < 3 * std::int64_t{target.multiprocessors})
+    return text(those, " in clusters of ", c.cluster, "; for more than ", long_sequence,
+                " keys this kernel takes as many as leave less than a quarter of ", target.multiprocessors,
+                " multiprocessors idle");
+  return "";
 }
 
 // As many rows as the problem has, in 8, 16, 32 or 64; fewer if shared memory demands it, or registers: beyond 128 dims
@@ -123,7 +151,7 @@ bool fit(Config& c, int shared_bytes) {
   constexpr int reserved = 1024;  // of every block
   for (const int blocks : {4, 2, 1}) {
     const int room = (shared_bytes + reserved) / blocks - reserved;
-    if (blocks == 4 && (c.rows > 8 || c.qv || c.direct)) continue;
+    if (blocks == 4 && (c.rows > 8 || c.qv || (c.direct && c.cluster == 0) || c.warps == 8)) continue;
     for (const int stages : {4, 3, 2}) {
       if (blocks == 4 && stages == 2 && !(eight_bits(c.k) && eight_bits(c.v))) continue;
       c.blocks_per_sm = blocks, c.stages = stages, c.levels = 1;
@@ -135,6 +163,51 @@ bool fit(Config& c, int shared_bytes) {
     }
   }
   return false;
+}
+
+// Two tiles at once, by twice as many warps: half as many barriers, for a multiprocessor's only block.
+bool widen(Config& c, int shared_bytes) {
+  if (c.tile_keys != 64 || c.D > 128 || c.Dv != 128 || c.qv || (c.scaled && c.draft)) return false;
+  c.warps = 8, c.tile_keys = 128, c.parts = 2;
+  return fit(c, shared_bytes);
+}
+
+// With a queue: blocks hide less of each other's beginnings and ends than small ones do, so only for long sequences.
+std::optional<Config> tile_with_queue(Config c, const Problem& p, int shared_bytes) {
+  constexpr std::int64_t long_sequence = 16384;
+  if (Config wide = c; p.longest_k() >= long_sequence && !eight_bits(c.k) && !eight_bits(c.v))
+    if (widen(wide, shared_bytes)) return wide;
+  if (!fit(c, shared_bytes)) return {};
+  return c;
+}
+
+// Without: a cluster of wide blocks, if that leaves few multiprocessors idle, or leaves are as few, and where finding
+// pages hides behind other blocks' work. Else one of small blocks, of which a multiprocessor has room for two. Where it
+// has not, and where GPUs have no clusters, blocks that find each other.
+std::optional<Config> tile_without_queue(Config c, const Problem& p, const cuda::Target& target) {
+  const bool bytes = eight_bits(c.k) || eight_bits(c.v), clusters = target.major == 9 || target.major == 10;
+  const auto clustered = [&](Config& c) { c.cluster = cluster_of(p, target, c); };
+  const std::int64_t groups = group_count(p, c), multiprocessors = target.multiprocessors;
+  if (Config wide = c; !bytes && (!clusters || !c.paged || 4 * groups < multiprocessors)) {
+    wide.cluster = clusters ? 2 : 0;  // its room counts
+    if (widen(wide, target.shared_bytes)) {
+      if (!clusters) return wide;
+      clustered(wide);
+      if (wide.cluster >= leaf_count(p) || product({4, groups, wide.cluster}) >= 3 * multiprocessors) return wide;
+    }
+  }
+  // Few blocks have a multiprocessor each: more warps hide the latency that other blocks would.
+  const bool many_warps = c.rows == 8 && c.Dv == 128 && !c.qv && !(c.scaled && c.draft);
+  c.warps = many_warps && !(clusters && bytes) ? 8 : 4;
+  c.cluster = clusters ? 2 : 0;
+  if (!fit(c, target.shared_bytes)) return {};
+  if (clusters && c.blocks_per_sm > 1) {
+    clustered(c);
+    return c;
+  }
+  c.cluster = 0, c.warps = many_warps ? 8 : 4;
+  if (!fit(c, target.shared_bytes)) return {};
+  return c;
 }
 
 std::string no_tile(const cuda::Target& target) {
@@ -184,13 +257,19 @@ Params params_of(const Problem& p, const Problem& taken, const cuda::Target& tar
              .groups = {static_cast<Int32>(groups.count), static_cast<Int32>(groups.block_queries),
                         static_cast<Int32>(groups.block_tiles)},
              .taken_queries = static_cast<Int32>(taken.longest_q()),
-             .workers = target.multiprocessors * c.blocks_per_sm};
+             .workers = target.multiprocessors * c.blocks_per_sm,
+             .plain = false};
   if (p.pages) out.call.x.k = gpu::page_ref(in.k), out.call.x.v = gpu::page_ref(in.v);
+  const gpu::Question& x = out.call.x;
+  const bool last_row = p.longest_q() <= 1 && x.alignment == 0 && x.row0 == x.col0;  // below it there is no diagonal
+  out.plain = x.window_left < 0 && x.window_right < 0 && (!x.causal || last_row) && !x.slopes && !out.draft.tree &&
+              !out.draft.positions;
   return out;
 }
 
 void add_launches(Steps& steps, const Problem& p, const Problem& taken, const cuda::Target& target, const Config& c) {
   const Carved carved = carve(taken, target, c, nullptr);
+  const char* way = c.cluster > 0 ? ", no schedule" : c.direct ? ", no queue" : "";
   const std::int64_t own_at = rounded_up(steps.own_bytes, 16);  // behind what is other launches'
   steps.own_bytes = sum({own_at, carved.bytes});
   const auto params = [=](const Given& given) { return params_of(p, taken, target, c, own_at, given); };
@@ -205,11 +284,11 @@ void add_launches(Steps& steps, const Problem& p, const Problem& taken, const cu
               .blocks = carved.blocks,
               .threads = c.threads(),
               .shared_bytes = layout_of(c).bytes,
-              .programmatic = target.major >= 9,
-              .tiles = text("tiles of ", c.rows, " rows x ", c.tile_keys, " keys",
-                            c.direct ? text(", ", c.warps, " warps, no queue") : "")};
+              .programmatic = target.major >= 9 && c.cluster == 0,
+              .cluster = std::max(c.cluster, 1),
+              .tiles = text("tiles of ", c.rows, " rows x ", c.tile_keys, " keys, ", c.warps, " warps", way)};
   attend.gives<Params>(params);
-  steps.add(std::move(schedule));
+  if (c.cluster == 0) steps.add(std::move(schedule));
   steps.add(std::move(attend));
 }
 
@@ -281,27 +360,27 @@ std::optional<Config> tile_of(const Problem& p, const cuda::Target& target, bool
   c.draft = p.tree_words > 0 || p.positions;
   c.halves_S = p.q_type == Type::f16 && (p.D > 128 || (p.qv && p.Dv > 128));
   c.options = gpu::score_config(p);
-  // Without a queue, registers do not hold 64 rows. Few blocks have a multiprocessor each: of the usual shape, more
-  // warps hide the latency that other blocks would.
-  for (c.rows = std::min(rows_wanted(p), direct ? 32 : most_rows); c.rows >= 8; c.rows /= 2) {
-    c.warps = direct && c.rows == 8 && c.Dv == 128 && !c.qv && !(c.scaled && c.draft) ? 8 : 4;
-    if (fit(c, target.shared_bytes)) return c;
-  }
+  // Without a queue, registers do not hold 64 rows.
+  for (c.rows = std::min(rows_wanted(p), direct ? 32 : most_rows); c.rows >= 8; c.rows /= 2)
+    if (auto found = direct ? tile_without_queue(c, p, target) : tile_with_queue(c, p, target.shared_bytes))
+      return found;
   return {};
 }
 
 Carved carve(const Problem& p, const cuda::Target& target, const Config& c, std::byte* base) {
   constexpr std::int64_t most_state_bytes = 9 << 20;  // of partial results, about
-  const std::int64_t leaves = std::max<std::int64_t>(1, ceil_div(p.longest_k(), leaf_keys));
+  const std::int64_t leaves = leaf_count(p);
   const std::int64_t groups = product({p.Hk, groups_of(p, c.rows).count});
   const std::int64_t state = state_floats(c.rows, static_cast<int>(c.Dv)) * std::int64_t{4};
   // Enough for every multiprocessor to have several, and no more than there are leaves.
   const std::int64_t slots =
-      leaves == 1
+      leaves == 1 || c.cluster > 0
           ? 0
           : std::min(product({groups, leaves}),
                      std::max<std::int64_t>(most_state_bytes / state, std::int64_t{4} * target.multiprocessors));
-  const std::int64_t blocks = std::min<std::int64_t>(target.multiprocessors * c.blocks_per_sm, groups + slots);
+  const std::int64_t blocks = c.cluster > 0
+                                  ? groups * c.cluster
+                                  : std::min<std::int64_t>(target.multiprocessors * c.blocks_per_sm, groups + slots);
   // Two neighbours may have no node above them but the root.
   const auto climbs = static_cast<Int32>(ceil_div(levels_above(leaves), family_levels));
   const int stack_levels = std::max(0, levels_above(leaves) - c.levels);
@@ -339,17 +418,19 @@ std::string attend_unit_text(const Config& c) {
 namespace {
 constexpr const char* by_name =
     "this kernel is not the fastest for few keys yet; a call without a cache gets it if it asks for it by name";
-constexpr const char* untried = "no GPU has run this kernel yet; a call gets it if it asks for it by name";
 }  // namespace
 
 std::vector<gpu::Algorithm> algorithms() {
-  return {
-      {.name = "decode", .family = "decode", .plan = few_steps<false>, .by_name = by_name, .caches = gpu::Caches::all},
-      {.name = "decode_direct",
-       .family = "decode",
-       .plan = few_steps<true>,
-       .by_name = untried,
-       .caches = gpu::Caches::all}};
+  return {{.name = "decode_direct",
+           .family = "decode",
+           .plan = few_steps<true>,
+           .by_name = by_name,
+           .caches = gpu::Caches::all},
+          {.name = "decode_queue",
+           .family = "decode",
+           .plan = few_steps<false>,
+           .by_name = by_name,
+           .caches = gpu::Caches::all}};
 }
 
 std::vector<gpu::Algorithm> fallbacks() {

@@ -24,6 +24,7 @@ class GpuPlan : public KernelPlan {
     for (const Step& step : this->steps.list) {
       kernels.push_back(cuda::find_kernel(step.unit, kernel_symbol, problem.device.id));
       if (step.shared_bytes > 0) kernels.back()->allow_shared(static_cast<unsigned>(step.shared_bytes));
+      if (step.cluster > cuda::portable_cluster) kernels.back()->allow_large_clusters();
       lines += lines_of(step.parameter_bytes);
     }
   }
@@ -69,6 +70,7 @@ class GpuPlan : public KernelPlan {
                           .block = {static_cast<unsigned>(step.threads)},
                           .shared_bytes = static_cast<unsigned>(step.shared_bytes),
                           .stream = static_cast<cuda::StreamHandle>(call.execution.stream),
+                          .cluster = {static_cast<unsigned>(step.cluster)},
                           .programmatic = step.programmatic},
                          arguments);
     }

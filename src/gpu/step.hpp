@@ -39,6 +39,7 @@ struct Step {
   int threads = 0;
   int shared_bytes = 0;       // dynamic
   bool programmatic = false;  // may start before the launch before it ends, and waits for it itself
+  int cluster = 1;            // blocks of a cluster
   std::string tiles = "";     // for people: "tiles of 128 queries x 128 keys"
 
   // The parameter block; without one of its own a kernel is given the common parameters of the pass.

@@ -310,10 +310,15 @@ inline cuda::Target target_of(const char* architecture, int multiprocessors) {
   return target;
 }
 
-// By `decode_direct`; by `decode`, or by `decode_many`.
+// Groups of rows of all KV heads, where tiles have 8: a cluster for each.
+inline std::int64_t most_clusters(const Problem& problem) {
+  return problem.Hk * problem.B * ceil_div(rows_of(problem), 8);
+}
+
+// By `decode_direct`; by `decode_queue`, or by `decode_many`.
 inline gpu::Steps steps_of(const Problem& problem, const cuda::Target& target, bool direct = false) {
-  if (direct) return algorithms().back().plan(problem, target);
-  return (rows_of(problem) > most_rows ? fallbacks() : algorithms()).front().plan(problem, target);
+  if (direct) return algorithms().front().plan(problem, target);
+  return (rows_of(problem) > most_rows ? fallbacks() : algorithms()).back().plan(problem, target);
 }
 
 // --- what invariance is tested on

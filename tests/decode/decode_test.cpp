@@ -184,7 +184,7 @@ Problem problem(std::int64_t Nq, std::int64_t group, api::HeadDims dims, Type ty
 }
 
 gpu::Steps planned(const Problem& p, const char* architecture = "sm_90a") {
-  return algorithms().front().plan(p, cuda::target_named(architecture));
+  return algorithms().back().plan(p, cuda::target_named(architecture));
 }
 gpu::Steps planned_many(const Problem& p, const char* architecture = "sm_90a") {
   return fallbacks().front().plan(p, cuda::target_named(architecture));
@@ -197,7 +197,8 @@ TEST(Tiles, FitAndHaveKeysByHeadDimsAlone) {
     const cuda::Target target = cuda::target_named(architecture);
     for (const std::int64_t D : {8, 64, 72, 128, 192, 256})
       for (const std::int64_t Dv : {8, 64, 128, 256}) {
-        const int keys = tile_of(problem(1, 1, {D, Dv}), target)->tile_keys;
+        const auto keys_of = [](const Config& c) { return c.tile_keys / c.parts; };  // they decide about bits
+        const int keys = keys_of(*tile_of(problem(1, 1, {D, Dv}), target));
         for (const Type type : {Type::f16, Type::bf16})
           for (const std::int64_t rows : {1, 8, 9, 31, 33, 64})
             for (const int change : {0, 1, 2, 3}) {
@@ -207,7 +208,10 @@ TEST(Tiles, FitAndHaveKeysByHeadDimsAlone) {
               if (change == 3) p.B = 1, p.Nk = 1 << 20;
               const std::optional<Config> c = tile_of(p, target);
               ASSERT_TRUE(c) << architecture << " " << D << " " << Dv << " " << rows;
-              EXPECT_EQ(c->tile_keys, keys);
+              const std::optional<Config> direct = tile_of(p, target, true);
+              ASSERT_TRUE(direct) << architecture << " " << D << " " << Dv << " " << rows;
+              EXPECT_EQ(keys_of(*c), keys);
+              EXPECT_EQ(keys_of(*direct), keys);
               EXPECT_EQ(leaf_keys % c->tile_keys, 0);
               EXPECT_TRUE(c->D >= D && c->Dv >= Dv && c->stages >= 2 && c->levels >= 1);
               constexpr int reserved = 1024;
@@ -282,32 +286,44 @@ TEST(Plans, AreTwoLaunches) {
   EXPECT_TRUE(planned(none).list.empty());
 }
 
-// `decode_direct`: the same two launches, without a queue.
+// `decode_direct`: the same launches without a queue; where GPUs have clusters, one.
 TEST(Plans, HaveNoQueueWhereWorkItemsAreFew) {
   const auto direct = [](const Problem& p, const char* architecture = "sm_90a") {
-    return algorithms().back().plan(p, cuda::target_named(architecture));
+    return algorithms().front().plan(p, cuda::target_named(architecture));
   };
   const auto expect_tiles = [&](const Problem& p, const char* wanted, int threads) {
     const gpu::Steps steps = direct(p);
     ASSERT_EQ(steps.reason, "");
-    ASSERT_EQ(steps.list.size(), 2U);
+    ASSERT_EQ(steps.list.size(), 1U);
     EXPECT_EQ(steps.list.back().tiles, wanted);
     EXPECT_EQ(steps.list.back().threads, threads);
-    EXPECT_LT(steps.own_bytes, planned(p).own_bytes);
+    EXPECT_EQ(steps.list.back().blocks % steps.list.back().cluster, 0);
     EXPECT_EQ(planned(p).list.back().tiles.find("queue"), std::string::npos);
   };
   Problem p = problem(1, 4, {128, 128});
   p.B = 8, p.Hk = 8, p.Hq = 32;
-  expect_tiles(p, "tiles of 8 rows x 64 keys, 8 warps, no queue", 256);
-  EXPECT_EQ(
-      direct(p, "sm_86").reason,
-      "B is 8, Nq is 1 and Hk is 8: 8 tiles of rows; without a queue this kernel takes at most 32, and at most half "
-      "as many times Hk as there are multiprocessors, 84");
-  p.B = 9;
+  expect_tiles(p, "tiles of 8 rows x 128 keys, 8 warps, no schedule", 256);
+  p.B = 5;
+  EXPECT_EQ(direct(p, "sm_86").list.back().tiles, "tiles of 8 rows x 64 keys, 8 warps, no queue");
+  p.B = 8;
+  p.Nk = 8193;
+  EXPECT_EQ(direct(p).list.back().cluster, 2);
+  EXPECT_EQ(direct(p).list.back().tiles, "tiles of 8 rows x 128 keys, 8 warps, no schedule");
+  p.B = 1;  // 16 wide blocks of a cluster would not find room at the same time
+  EXPECT_EQ(direct(p).list.back().cluster, 16);
+  EXPECT_EQ(direct(p).list.back().tiles, "tiles of 8 rows x 64 keys, 8 warps, no schedule");
+  p.B = 6;
+  EXPECT_EQ(direct(p, "sm_86").reason,
+            "B is 6, Nq is 1 and Hk is 8: 6 tiles of rows, times Hk 48; without a queue this kernel takes at most 42");
+  p.B = 17;
+  EXPECT_EQ(direct(p).reason,
+            "B is 17, Nq is 1 and Hk is 8: 17 tiles of rows, times Hk 136; without a queue this kernel takes at most "
+            "132");
+  p.B = 16, p.k_type = p.v_type = Type::e4m3;
   EXPECT_NE(direct(p).reason, "");
-  expect_tiles(problem(1, 4, {128, 64}), "tiles of 8 rows x 64 keys, 4 warps, no queue", 128);
-  expect_tiles(problem(4, 4, {64, 128}), "tiles of 16 rows x 64 keys, 4 warps, no queue", 128);
-  expect_tiles(problem(16, 4, {64, 64}), "tiles of 32 rows x 64 keys, 4 warps, no queue", 128);
+  expect_tiles(problem(1, 4, {128, 64}), "tiles of 8 rows x 64 keys, 4 warps, no schedule", 128);
+  expect_tiles(problem(4, 4, {64, 128}), "tiles of 16 rows x 64 keys, 4 warps, no schedule", 128);
+  expect_tiles(problem(16, 4, {64, 64}), "tiles of 32 rows x 64 keys, 4 warps, no schedule", 128);
   p = problem(16, 4, {256, 256});  // two tiles for a sequence of 16 queries, six by tokens
   p.packed = true, p.B = 4, p.options.max_seqlen_q = 16;
   EXPECT_EQ(direct(p).reason, "tiles of rows are numbered by packed tokens; without a queue, by sequences");

@@ -9,8 +9,8 @@
 
 namespace tessera::decode {
 
-// Cases without a queue, on as few multiprocessors as that takes, so that blocks have several items, and on many: the
-// bits are those of a queue, which agree with the reference.
+// Cases without a queue, on as few multiprocessors as that takes, so that blocks have several items or clusters are
+// small, and on many: the bits are those of a queue, which agree with the reference.
 template <std::size_t memory_bytes>
 void check_direct(const std::vector<DecodeCase>& all, const Units& units, unsigned char (&memory)[memory_bytes]) {
   ASSERT_FALSE(all.empty());
@@ -27,8 +27,12 @@ void check_direct(const std::vector<DecodeCase>& all, const Units& units, unsign
          {cases::compare("o", queued.o, expected.o), cases::compare_lse(queued.lse, expected.lse)})
       EXPECT_TRUE(report.ok) << report.name << " " << report.detail;
     const Problem problem = problem_of(call_of(queued));
-    const std::int64_t few = 2 * problem.Hk * problem.B * ceil_div(rows_of(problem), 8);
-    for (const int multiprocessors : {static_cast<int>(few), 132}) {
+    const int few = static_cast<int>(most_clusters(problem));
+    for (const int multiprocessors : {few, 2 * few, 4 * few, 132}) {
+      // So few are enough for blocks of many keys alone.
+      const bool refused = !steps_of(problem, target_of(c.architecture, multiprocessors), true).reason.empty();
+      EXPECT_TRUE(!refused || multiprocessors == few);
+      if (refused) continue;
       SCOPED_TRACE(multiprocessors);
       const cases::CaseData data =
           ran({.architecture = c.architecture, .multiprocessors = multiprocessors, .direct = true});

@@ -12,15 +12,25 @@ namespace {
 
 using Units = std::set<std::string>;
 
-// Multiprocessors decide about no unit.
+// Multiprocessors decide about clusters alone.
 bool add(Units& units, const cases::Case& spec, const char* architecture, bool paged, bool direct = false) {
   const cases::CaseData data = cases::build(spec);
   Problem problem = check_forward(data.inputs(), data.outputs(), data.options(), {});
   if (paged) problem.pages = Pages{.count = 9, .v_count = 9, .size = 16, .entries = 9};
-  const gpu::Steps steps = decode::steps_of(problem, cuda::target_named(architecture), direct);
-  if (!steps.reason.empty()) std::cerr << cases::describe(spec) << ": " << steps.reason << "\n";
-  for (const gpu::Step& step : steps.list) units.insert(step.unit);
-  return steps.reason.empty();
+  std::vector<int> multiprocessors{cuda::target_named(architecture).multiprocessors};
+  if (direct)
+    for (int blocks = 1; blocks <= 32; blocks *= 2)
+      multiprocessors.push_back(static_cast<int>(decode::most_clusters(problem)) * blocks);
+  for (const bool roomy : {false, true})  // a table may have room for more than is used
+    for (const int count : multiprocessors) {
+      if (roomy && paged && direct) problem.Nk = 5 * decode::leaf_keys;
+      const gpu::Steps steps = decode::steps_of(problem, decode::target_of(architecture, count), direct);
+      for (const gpu::Step& step : steps.list) units.insert(step.unit);
+      if (steps.reason.empty() || count != multiprocessors.front()) continue;  // few are too few for some
+      std::cerr << cases::describe(spec) << ": " << steps.reason << "\n";
+      return false;
+    }
+  return true;
 }
 
 }  // namespace

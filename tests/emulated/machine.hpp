@@ -34,11 +34,13 @@ class Machine {
     producers = static_cast<std::size_t>(producer_threads);
     block_bytes = std::exchange(shared_bytes, memory_bytes);
     if constexpr (looks_for_races) races.begin_launch(blocks, programmatic);
-    std::vector<Block*> there, unused;
+    std::vector<Block*>& there = present;
+    std::vector<Block*> unused;
+    there.clear(), cluster_meetings.clear();
     for (const auto& one : pool) unused.push_back(one.get());
     block = nullptr;
     for (int next = 0; next < blocks || !there.empty();) {
-      while (next < blocks && there.size() < resident) {
+      while (next < blocks && there.size() < std::max(resident, static_cast<std::size_t>(cluster))) {
         if (unused.empty()) pool.push_back(std::make_unique<Block>()), unused.push_back(pool.back().get());
         there.push_back(unused.back()), unused.pop_back();
         begin(*there.back(), next++);
@@ -88,6 +90,26 @@ class Machine {
     return values;
   }
   void meet_in_order(int name, int size, int number) { meet(name, size, number, 0, Order::memory); }
+
+  // All threads of the cluster's blocks. What they bring is in order: races across blocks' shared memory are not looked
+  // for.
+  void sync_cluster() {
+    Meeting& m = cluster_meetings[block->number / cluster];
+    const int round = m.round;
+    ++progress;
+    if (++m.inside == cluster * block_threads) m.inside = 0, ++m.round;
+    wait_until([&] { return m.round != round; });
+  }
+  // What lies in another block's shared memory, as it left it there: it must not have ended.
+  void load_from_block(void* to, UInt32 rank, UInt32 address, std::size_t bytes) {
+    require_own(address, bytes);
+    const int number = block->number / cluster * cluster + static_cast<int>(rank);
+    if (number == block->number) return load(to, address, bytes);
+    for (const Block* b : present)
+      if (b->number == number && rank < static_cast<UInt32>(cluster))
+        return copy_quietly([&] { std::memcpy(to, b->saved.data() + address, bytes); });
+    throw std::runtime_error("a load from a block that is not there");
+  }
   int warp_name() const { return 1000 + threadIdx.x / 32; }
   int warpgroup_name() const { return 2000 + threadIdx.x / 128; }
 
@@ -309,6 +331,7 @@ class Machine {
   std::mt19937 random{1};
   // Blocks that take turns; a kernel's results are the same with any number of them.
   std::size_t resident = looks_for_races ? 3 : 1;
+  int cluster = 1;  // blocks of a cluster of the next launch
 
  private:
   Thread& own() { return block->threads[current]; }
@@ -383,7 +406,7 @@ class Machine {
   // so that any of them may be far ahead.
   bool run_for_a_while() {
     Block& b = *block;
-    for (unsigned rounds = resident > 1 ? 1u << random_turn() % 8 : ~0u; rounds > 0; --rounds) {
+    for (unsigned rounds = resident > 1 || cluster > 1 ? 1u << random_turn() % 8 : ~0u; rounds > 0; --rounds) {
       std::shuffle(b.order.begin(), b.order.end(), random);
       const long before = progress;
       bool running = false;
@@ -427,6 +450,8 @@ class Machine {
   Races races;
   std::vector<std::unique_ptr<Block>> pool;
   Block* block = nullptr;  // that runs
+  std::vector<Block*> present;
+  std::map<int, Meeting> cluster_meetings;  // by cluster
   std::size_t current = 0, producers = 0, block_bytes = memory_bytes;
   bool in_a_fiber = false;
   const std::function<void()>* kernel = nullptr;

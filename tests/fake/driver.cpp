@@ -41,6 +41,9 @@ Status check_launch(const Launch& l) {
     if (l.cluster[d] < 1 || l.grid[d] % l.cluster[d] != 0)
       return refuse(invalid_value, k.function, ": cluster[", d, "] is ", l.cluster[d], " in a grid of ", l.grid[d]);
   }
+  const unsigned blocks = l.cluster[0] * l.cluster[1] * l.cluster[2];
+  if (blocks > (k.large_clusters ? 16 : 8) || (blocks > 1 && gpu(l.device).major < 9))
+    return refuse(invalid_value, k.function, ": clusters of ", blocks, " blocks on ", gpu(l.device).name);
   const unsigned threads = l.block[0] * l.block[1] * l.block[2];
   if (threads > static_cast<unsigned>(k.most_threads))
     return refuse(invalid_value, k.function, ": has ", threads, " threads; it is compiled for ", k.most_threads);
@@ -238,6 +241,10 @@ Status cuKernelSetAttribute(FunctionAttribute attribute, int value, KernelHandle
   ENTER("cuKernelSetAttribute");
   fake::Kernel* kernel = fake::kernel_of(handle);
   if (!kernel || !fake::is_device(device)) return refuse(fake::invalid_handle, "cuKernelSetAttribute");
+  if (attribute == FunctionAttribute::non_portable_cluster_size_allowed && fake::gpu(device).major >= 9) {
+    kernel->large_clusters = value != 0;
+    return fake::success;
+  }
   if (attribute != FunctionAttribute::max_dynamic_shared_size_bytes || value < 0 ||
       value > fake::gpu(device).shared_bytes)
     return refuse(fake::invalid_value, kernel->function, ": ", value, " bytes of shared memory on cuda:", device);

@@ -40,6 +40,7 @@ struct Kernel {
   std::size_t parameter_bytes = 0;
   int most_threads = 1024;
   std::map<int, int> allowed_shared{};  // by device
+  bool large_clusters = false;          // of more than 8 blocks, where the GPU has them
 };
 
 struct Launch {

@@ -253,7 +253,7 @@ TEST_P(GpuServing, StepsThatNobodyWaitsForHaveTheSameBits) {
     }
     wait_for(stream);
   };
-  run_steps(waited, "decode", true);
+  run_steps(waited, "decode_queue", true);
   run_steps(unwaited, GetParam(), false);
   waited.download();
   const std::vector<double> expected = s.o.values(), expected_k = s.k.values();
@@ -267,7 +267,7 @@ TEST_P(GpuServing, StepsThatNobodyWaitsForHaveTheSameBits) {
   EXPECT_EQ(s.k.values(), expected_k);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GpuServing, testing::Values("decode", "decode_direct"));
+INSTANTIATE_TEST_SUITE_P(All, GpuServing, testing::Values("decode_queue", "decode_direct"));
 
 // In float64 on both; exp and log may differ in its last place, which f32 seldom shows.
 TEST_F(GpuAppend, MergeAgreesWithTheCpus) {

@@ -14,7 +14,7 @@
 namespace tessera::test {
 namespace {
 
-constexpr const char *decode_kernel = "decode", *direct_kernel = "decode_direct";
+constexpr const char *decode_kernel = "decode_queue", *direct_kernel = "decode_direct";
 
 class Decode : public Gpu {
  protected:

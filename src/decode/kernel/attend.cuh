@@ -7,6 +7,7 @@
 #pragma once
 
 #include "decode/kernel/softmax.cuh"
+#include "gpu/kernel/arrive.cuh"
 #include "gpu/kernel/launch.cuh"
 #include "gpu/kernel/quad.cuh"
 
@@ -52,7 +53,7 @@ struct Attend : Softmax<config> {
         float sum = state.l[c][e];
 #pragma unroll
         for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-        if (lane < 4 && warp < most_key_warps) shared<float>(layout.sums)[warp * R + State<config>::column(c, e)] = sum;
+        if (lane < 4 && warp < sum_warps) shared<float>(layout.sums)[warp * R + State<config>::column(c, e)] = sum;
       }
     __syncthreads();
 #pragma unroll
@@ -133,7 +134,7 @@ struct Attend : Softmax<config> {
       const bool more = tile + 1 < end, ends_leaf = (tile + 1) % (leaf_keys / T) == 0 || !more;
       if constexpr (ahead) {
         if (more && warp < key_warps) this->multiply_KQ(x.S, (tile + 1) % config.stages);
-        this->multiply_VP(state, stage);
+        this->add_values(stage);
         if (more) this->score_tile(x, tile + 1);
       } else {
         if (warp < key_warps) this->multiply_KQ(x.S, stage);
@@ -141,7 +142,7 @@ struct Attend : Softmax<config> {
         __syncthreads();  // maxima
         this->weigh_tile(x);
         __syncthreads();  // P
-        this->multiply_VP(state, stage);
+        this->add_values(stage);
       }
       if (ends_leaf) end_leaf(leaf++, held);
       if constexpr (ahead) __syncthreads();  // maxima; and all are done with P and with the rows' places
@@ -173,18 +174,17 @@ struct Attend : Softmax<config> {
       if (end - first > 1) {
         state.store(p.memory.states + Int64(slot_of(node)) * numbers);
         __syncthreads();
-        // The barriers before and behind make one thread's fences the block's.
+        // Between barriers, so that one thread arrives for the block.
         if (threadIdx.x == 0) {
           const Int64 count = Int64(climbs) * p.memory.most_slots + slot_of(first);
-          __threadfence();
-          work.last_come = atomicAdd(&p.memory.counts[count], 1u) + 1 == UInt32(end - first);
-          __threadfence();
+          work.last_come = gpu::arrive(p.memory.counts + count) + 1 == UInt32(end - first);
         }
         __syncthreads();
         if (!work.last_come) return false;
         const auto slot = [&](int n) { return slot_of(family_first + n); };
-        merge_family(state, Family<decltype(slot)>{first - family_first, end - family_first, p.memory.states, slot},
-                     shared<float>(layout.weights));
+        const Siblings there{first - family_first, end - family_first};
+        merge_siblings(state, Family<config, decltype(slot)>{there, p.memory.states, slot},
+                       shared<float>(layout.weights));
         __syncthreads();  // of the weights, which the next family needs room for
       }
       nodes = nodes.above(family_levels), node = parent;
@@ -243,45 +243,83 @@ struct Attend : Softmax<config> {
     }
   }
 
-  // One work item; false: there was none. The first is the block's own; those behind come from the queue, and the next
-  // is asked for while this one's copies are on their way. Without a queue, every so-many-th is its own.
-  __device__ bool run() {
+  // --- work items
+
+  // The item with this number, if there is one; and its first copies. The first is the block's own; those behind come
+  // from the queue. Without a queue, every so-many-th is the block's own.
+  __device__ void take(UInt32 number) {
     Work& work = *shared<Work>(layout.work);
     if (warp == 0) {
+      if (lane == 0) work.number = number;
+      __syncwarp();
       if constexpr (config.direct)
         find_work(p, work);
       else
         take_work(p, work);
     }
     __syncthreads();
-    if (!w.exists) return false;
-    const Int32 tile = w.begin / T, end = Int32(ceil_div(w.end, T));
-    const bool has_keys = w.begin < w.end;
-    if (has_keys) begin_copies(tile, end);
-    UInt32 next = 0;  // kept by the first thread: a store to shared memory would wait for it
-    if (threadIdx.x == 0) next = gridDim.x + (config.direct ? work.number : atomicAdd(&p.memory.queue->taken, 1u));
+    if (w.exists && w.begin < w.end) begin_copies(w.begin / T, Int32(ceil_div(w.end, T)));
+  }
+  // A number behind the block's own, by the first thread. It is kept in a register: a store to shared memory would wait
+  // for it.
+  __device__ UInt32 ask_for_next() const {
+    if (threadIdx.x > 0) return 0;
+    return gridDim.x + (config.direct ? w.number : atomicAdd(&p.memory.queue->taken, 1u));
+  }
+
+  // The block's node of a group that its cluster has: nothing waits in memory for anybody.
+  __device__ void run_in_cluster() {
+    constexpr int blocks = config.cluster;
+    if (threadIdx.x == 0) find_node(p, *shared<Work>(layout.work), blocks);
+    __syncthreads();
+    if (!w.exists) return;  // the cluster has no rows
+    const Nodes nodes = w.item.siblings;
+    const bool has_node = w.item.node < nodes.end;
     state.clear();
-    if (has_keys) attend_tiles(tile, end);
-    __syncthreads();                                             // the ring is free
-    if constexpr (config.direct) gpu::wait_for_kernel_before();  // it clears counts
-    if (climb()) write();
-    if (threadIdx.x == 0) work.number = next;
-    __syncthreads();  // all are done with it
-    return true;
+    if (has_node && w.begin < w.end) {
+      const Int32 tile = w.begin / T, end = Int32(ceil_div(w.end, T));
+      begin_copies(tile, end);
+      attend_tiles(tile, end);
+    }
+    __syncthreads();  // the ring is free
+    if constexpr (blocks > 1)
+      if (nodes.count() > 1) {
+        float* const own = shared<float>(layout.sibling);
+        if (has_node) state.store(own);
+        gpu::sync_cluster();
+        const int first = nodes.first % blocks;
+        if (w.item.node == nodes.first)
+          merge_siblings(state, Neighbours<config>{{first, first + nodes.count()}, own}, shared<float>(layout.weights));
+        gpu::sync_cluster();  // nobody ends while it is read
+      }
+    if (w.item.node == nodes.first) write();
+  }
+
+  __device__ void run() {
+    if constexpr (config.cluster > 0) return run_in_cluster();
+    take(blockIdx.x);
+    while (w.exists) {
+      const UInt32 next = ask_for_next();
+      state.clear();
+      if (w.begin < w.end) attend_tiles(w.begin / T, Int32(ceil_div(w.end, T)));
+      __syncthreads();                                             // the ring is free
+      if constexpr (config.direct) gpu::wait_for_kernel_before();  // it clears counts
+      if (climb()) write();
+      if constexpr (config.direct)
+        if (w.number + gridDim.x >= w.items) return;
+      __syncthreads();  // all are done with it
+      take(next);
+    }
   }
 };
 
 template <Config config>
 __device__ void attend(const Params& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  // What a block finds out by itself, and what it multiplies, is older than the kernel before.
+  // What a block finds out by itself, and what it multiplies, is older than the kernel before, if there is one.
   if constexpr (!config.direct) gpu::wait_for_kernel_before();
-  Attend<config> block(p, memory);
-  if (threadIdx.x == 0) block.template shared<Work>(block.layout.work)->number = blockIdx.x;
-  __syncwarp();
-  while (block.run()) {
-  }
-  if constexpr (config.direct) gpu::wait_for_kernel_before();
+  Attend<config>(p, memory).run();
+  if constexpr (config.direct && config.cluster == 0) gpu::wait_for_kernel_before();
 }
 
 }  // namespace tessera::decode

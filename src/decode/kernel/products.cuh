@@ -151,8 +151,11 @@ struct Products : Rows<config> {
     for (int c = 0; c < columns; ++c)
       gpu::load_matrices<true>(b[c], gpu::turned(p_lane, p_turn(c)) + (group * T + j * 32) * R * 2);
   }
-  __device__ void multiply_VP(State<config>& state, int stage) const {
-    if constexpr (eight_bits(config.v)) return multiply_VP_of_bytes(state, stage);
+  // `begin_part` is called before the products of a part of the tile, but for the first.
+  static constexpr int part_keys = T / config.parts;
+  template <class BeginPart>
+  __device__ void multiply_VP(State<config>& state, int stage, BeginPart begin_part) const {
+    if constexpr (eight_bits(config.v)) return multiply_VP_of_bytes(state, stage, begin_part);
     const UInt32 v_lane = this->address(layout.V + stage * layout.v_bytes) +
                           gpu::turned(gpu::lane_byte(v_key(lane), v_dim(lane)), gpu::column_turn(warp)) +
                           gpu::panel_step(T, warp);
@@ -160,6 +163,7 @@ struct Products : Rows<config> {
 #pragma unroll
     for (int n = 0; n < config.v_groups * (T / 32); ++n) {  // 32 keys
       const int j = n / config.v_groups, g = n % config.v_groups;
+      if (n > 0 && n % (config.v_groups * part_keys / 32) == 0) begin_part();
       UInt32 b[columns][4];
       load_P(b, j, g);
 #pragma unroll
@@ -177,13 +181,15 @@ struct Products : Rows<config> {
   }
 
   // The same with values of 8 bits.
-  __device__ void multiply_VP_of_bytes(State<config>& state, int stage) const {
+  template <class BeginPart>
+  __device__ void multiply_VP_of_bytes(State<config>& state, int stage, BeginPart begin_part) const {
     constexpr int tiles = config.dims_at_once() / 64;  // in a value tile
     const UInt32 v_lane =
         this->address(layout.V + stage * layout.v_bytes) + gpu::tile_byte(T, v8_key(lane), warp * gpu::chunk_columns);
 #pragma unroll
     for (int n = 0; n < config.v_groups * (T / 32); ++n) {  // 32 keys
       const int j = n / config.v_groups, g = n % config.v_groups;
+      if (n > 0 && n % (config.v_groups * part_keys / 32) == 0) begin_part();
       UInt32 b[columns][4];
       load_P(b, j, g);
 #pragma unroll

@@ -13,7 +13,7 @@ struct Softmax : Products<config> {
   using Base = Products<config>;
   using Base::layout, Base::R, Base::T, Base::p, Base::w, Base::lane, Base::warp, Base::columns, Base::values;
   using typename Base::Scores;
-  static constexpr int key_warps = T / 16;  // those that multiply S: 16 keys each
+  static constexpr int key_warps = config.key_warps(), part_warps = key_warps / config.parts;
   using ColumnNumbers = float[columns][2];
 
   State<config> state{};
@@ -22,6 +22,18 @@ struct Softmax : Products<config> {
   // on.
   static constexpr int groups = config.v_groups;
   ColumnNumbers v_top[groups];
+
+  // What a new maximum multiplies sums by. Those of a tile's second part wait until the first part's values have been
+  // added.
+  static_assert(config.parts == 1 || (config.parts == 2 && part_warps == sum_warps));
+  struct Change {
+    bool any;
+    ColumnNumbers alpha;
+  };
+  struct Later {
+    Change l, O[config.scaled ? groups : 1];
+  };
+  Later later;
 
   using Base::Base;
   template <class Thing>
@@ -106,9 +118,9 @@ struct Softmax : Products<config> {
         if (lane < 4) shared<float>(layout.maxima)[place + warp * R + State<config>::column(c, e)] = top;
       }
   }
-  static constexpr int value_maxima(int group) { return (1 + group) * most_key_warps * R; }  // behind those of scores
-  // A maximum, what exponents are relative to, and what sums must be multiplied by. True: some of them are changed.
-  __device__ bool raise(ColumnNumbers& top, int place, ColumnNumbers& base, ColumnNumbers& alpha) const {
+  static constexpr int value_maxima(int group) { return (1 + group) * key_warps * R; }  // behind those of scores
+  // A maximum by that of a part of the tile: what exponents are relative to, and what sums must be multiplied by.
+  __device__ void raise(ColumnNumbers& top, int place, int part, ColumnNumbers& base, Change& change) const {
     bool changes = false;
 #pragma unroll
     for (int c = 0; c < columns; ++c)
@@ -116,18 +128,19 @@ struct Softmax : Products<config> {
       for (int e = 0; e < 2; ++e) {
         const float before = top[c][e];
 #pragma unroll
-        for (int n = 0; n < key_warps; ++n)
+        for (int n = part * part_warps; n < (part + 1) * part_warps; ++n)
           top[c][e] = fmaxf(top[c][e], shared<const float>(layout.maxima)[place + n * R + State<config>::column(c, e)]);
         base[c][e] = exponent_base(top[c][e]);
-        alpha[c][e] = gpu::exp2_of(before - base[c][e]);
-        changes = changes || alpha[c][e] != 1;
+        change.alpha[c][e] = gpu::exp2_of(before - base[c][e]);
+        changes = changes || change.alpha[c][e] != 1;
       }
-    return __any_sync(0xffffffffu, changes);
+    change.any = __any_sync(0xffffffffu, changes);
   }
   // P of a warp's 16 keys, in 16 bits, a row for each key; l of what it was before it was rounded. With scales, what is
   // stored is P times the value's scale, relative to v_base: once for each group of dims.
   __device__ void store_P(const Scores& S, const ColumnNumbers& base, const ColumnNumbers& alpha,
                           const ColumnNumbers (&v_base)[groups], const ValueScale (&scale)[groups]) {
+    const bool sums_here = config.parts == 1 || warp < part_warps;
     const int key = 16 * warp + lane / 4;
     const UInt32 p_lane = this->address(layout.P) + p_byte(R, key, lane % 4 * 2);
 #pragma unroll
@@ -136,7 +149,11 @@ struct Softmax : Products<config> {
 #pragma unroll
       for (int e = 0; e < 4; ++e) P[e] = gpu::exp2_of(S[c][e] - base[c][e % 2]);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) state.l[c][e] = fmaf(state.l[c][e], alpha[c][e], P[e] + P[2 + e]);
+      for (int e = 0; e < 2; ++e)
+        if (sums_here)
+          state.l[c][e] = fmaf(state.l[c][e], alpha[c][e], P[e] + P[2 + e]);
+        else
+          later_sum(c, e, warp - part_warps) = P[e] + P[2 + e];
 #pragma unroll
       for (int g = 0; g < groups; ++g)
 #pragma unroll
@@ -170,20 +187,60 @@ struct Softmax : Products<config> {
       }
     }
   }
-  // Behind a barrier: the state's O and l are relative to the new maxima, and P of the tile is there for all warps.
+  // Behind a barrier: the state's O and l are relative to the first part's new maxima, what the second part's change is
+  // known, and P of the tile is there for all warps behind the next barrier.
   __device__ void weigh_tile(const Tile& x) {
-    ColumnNumbers base, alpha, v_base[groups];
-    const bool changes = raise(state.m, 0, base, alpha);
+    ColumnNumbers base, v_base[groups];
+    Change first;
+    const bool in_later_part = config.parts == 2 && warp >= part_warps;
+    const auto raise_all = [&](ColumnNumbers& top, int place, ColumnNumbers& own_base, Change& now, Change& after) {
+      raise(top, place, 0, own_base, now);
+      if constexpr (config.parts == 2) {
+        ColumnNumbers later_base;
+        raise(top, place, 1, later_base, after);
+#pragma unroll
+        for (int c = 0; c < columns; ++c)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (in_later_part) own_base[c][e] = later_base[c][e];
+      }
+    };
+    raise_all(state.m, 0, base, first, later.l);
     if constexpr (config.scaled) {
 #pragma unroll
       for (int g = 0; g < groups; ++g) {
-        ColumnNumbers v_alpha;
-        if (raise(v_top[g], value_maxima(g), v_base[g], v_alpha)) state.scale(v_alpha, g);
+        Change change;
+        raise_all(v_top[g], value_maxima(g), v_base[g], change, later.O[g]);
+        if (change.any) state.scale(change.alpha, g);
       }
     } else {
-      if (changes) state.scale(alpha);
+      if (first.any) state.scale(first.alpha);
     }
-    if (warp < key_warps) store_P(x.S, base, alpha, v_base, x.scale);
+    if (warp < key_warps) store_P(x.S, base, first.alpha, v_base, x.scale);
+  }
+  // Before the second part's values are added.
+  __device__ void begin_later_part() {
+    if constexpr (config.scaled) {
+#pragma unroll
+      for (int g = 0; g < groups; ++g)
+        if (later.O[g].any) state.scale(later.O[g].alpha, g);
+    } else {
+      if (later.l.any) state.scale(later.l.alpha);
+    }
+    if (warp >= sum_warps) return;
+#pragma unroll
+    for (int c = 0; c < columns; ++c)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) state.l[c][e] = fmaf(state.l[c][e], later.l.alpha[c][e], later_sum(c, e, warp));
+  }
+  // Of a lane's two keys of the second part, for the warp that sums l.
+  __device__ float& later_sum(int c, int e, int sum_warp) const {
+    return shared<float>(layout.later_sums)[((sum_warp * columns + c) * 2 + e) * 32 + lane];
+  }
+  __device__ void add_values(int stage) {
+    this->multiply_VP(state, stage, [&] {
+      if constexpr (config.parts == 2) begin_later_part();
+    });
   }
 
   // O of a leaf with scales, relative to m from now on.

@@ -6,6 +6,8 @@
 
 #include "decode/config.hpp"
 #include "decode/tree.hpp"
+#include "gpu/kernel/cluster.cuh"
+#include "gpu/kernel/copy.cuh"
 #include "gpu/kernel/math.cuh"
 #include "math/softmax.hpp"
 
@@ -130,33 +132,59 @@ struct State {
   }
 };
 
-// A family: siblings under one node four levels up, by their place in it. Those outside of [first, end) are empty.
-template <class At>
-struct Family {
+// Siblings whose states one block merges, by their place under the node `levels` higher. Those outside of [first, end)
+// are not there; they stand for a neighbour in loads, which then need no branch: what is not there weighs nothing.
+struct Siblings {
   int first, end;
-  float* states;
-  At slot_of;  // the place of a sibling's state
-
   __device__ bool has(int n) const { return first <= n && n < end; }
-  // The state of a sibling, `numbers` long; of one that is not there a neighbour's, for loads without a branch: what is
-  // not there weighs nothing. Offsets of 32 bits: they are kept, and registers are few.
-  __device__ float* at(int n, int numbers) const {
-    return states + slot_of(n < first ? first : n < end ? n : end - 1) * numbers;
-  }
+  __device__ int there(int n) const { return n < first ? first : n < end ? n : end - 1; }
 };
 
-// Merges a family that other blocks have written, in the order of the tree. `weights`: shared memory, two numbers for
-// each of the 15 merges and each row, then m and l of the rows. All threads of the block. The states are far away, so
-// that many are asked for at once: where registers allow it, all of both parts of a thread. Else eight at a time, and
-// the result takes the place of the first state on its way to registers.
-template <Config config, class At>
-__device__ void merge_family(State<config>& state, const Family<At>& siblings, float* weights) {
+// A family: siblings under one node four levels up, whose states lie in global memory. Offsets of 32 bits: they are
+// kept, and registers are few.
+template <Config config, class SlotOf>
+struct Family : Siblings {
+  static constexpr int size = family;
+  float* states;
+  SlotOf slot_of;  // the place of a sibling's state
+
+  __device__ float* at(int n) const { return states + slot_of(this->there(n)) * state_floats(config.rows, config.Dv); }
+  __device__ float4 part(int n, int v, int c) const { return __ldcg(State<config>::part(at(n), v, c)); }
+  __device__ RowState row(int n, int row) const {
+    return {__ldcg(State<config>::m_at(at(n)) + row), __ldcg(State<config>::l_at(at(n)) + row)};
+  }
+  __device__ float* room() const { return at(this->first); }  // for what has been merged
+};
+
+// The blocks of a cluster, whose states lie at the same place of each one's shared memory. The first one merges.
+template <Config config>
+struct Neighbours : Siblings {
+  static constexpr int size = config.cluster;
+  float* own;
+
+  __device__ UInt32 rank(int n) const { return this->there(n) - this->first; }
+  __device__ float4 part(int n, int v, int c) const {
+    return gpu::load_four_from_block(rank(n), gpu::shared_address(State<config>::part(own, v, c)));
+  }
+  __device__ RowState row(int n, int row) const {
+    return {gpu::load_from_block(rank(n), gpu::shared_address(State<config>::m_at(own) + row)),
+            gpu::load_from_block(rank(n), gpu::shared_address(State<config>::l_at(own) + row))};
+  }
+  __device__ float* room() const { return own; }
+};
+
+// Merges siblings that other blocks have written, in the order of the tree. `weights`: shared memory, two numbers for
+// each of the merges and each row, then m and l of the rows. All threads of the block. The states are far away, so that
+// many are asked for at once: where registers allow it, all of both parts of a thread. Else half of them, and the
+// result takes the place of a state on its way to registers.
+template <Config config, class Group>
+__device__ void merge_siblings(State<config>& state, const Group& siblings, float* weights) {
   using Rows = State<config>;
+  constexpr int family = Group::size;
   constexpr int rows = config.rows, columns = Rows::columns, values = Rows::values, parts = values * columns;
   constexpr int registers = 65536 / (config.threads() * config.blocks_per_sm), of_part = 4 * family;
   constexpr bool all_at_once = parts <= 2 && parts * of_part + 60 <= registers;
   constexpr int at_once = all_at_once ? family : family / 2;
-  const auto at = [&](int n) { return siblings.at(n, state_floats(rows, config.Dv)); };
   float* const result = weights + 2 * (family - 1) * rows;
   // Where the weights of the merge of nodes n and n + step begin.
   const auto weights_of = [&](int n, int step) {
@@ -170,7 +198,7 @@ __device__ void merge_family(State<config>& state, const Family<At>& siblings, f
   using Nodes = float4[at_once];
   const auto load = [&](Nodes& x, int first, int v, int c) {
 #pragma unroll
-    for (int n = 0; n < at_once; ++n) x[n] = __ldcg(Rows::part(at(first + n), v, c));
+    for (int n = 0; n < at_once; ++n) x[n] = siblings.part(first + n, v, c);
   };
   // The merges of a part under a node: into x[0].
   const auto merge_nodes = [&](Nodes& x, int first, int c) {
@@ -187,19 +215,20 @@ __device__ void merge_family(State<config>& state, const Family<At>& siblings, f
   // Of a row, a lane has a sibling.
   const int n = threadIdx.x % family;
 #pragma unroll 1
-  for (int row = threadIdx.x / family; row < rows; row += config.threads() / family) {
+  for (int first = 0; first < rows; first += config.threads() / family) {
+    const int row = first + threadIdx.x / family;  // whole warps come to the shuffles
     RowState x{minus_infinity<float>, 0};
-    if (siblings.has(n)) x = {__ldcg(Rows::m_at(at(n)) + row), __ldcg(Rows::l_at(at(n)) + row)};
+    if (row < rows && siblings.has(n)) x = siblings.row(n, row);
 #pragma unroll
     for (int step = 1; step < family; step *= 2) {
       const RowState later{__shfl_xor_sync(0xffffffffu, x.m, step), __shfl_xor_sync(0xffffffffu, x.l, step)};
       const Merged both = merge<TreeMath>(x, later);
       x = both.state;  // of the first lane of each 2 * step
-      if (n % (2 * step) > 0) continue;
+      if (row >= rows || n % (2 * step) > 0) continue;
       float* const weight = weights_of(n, step) + row;
       weight[0] = both.weights.a, weight[rows] = both.weights.b;
     }
-    if (n == 0) result[row] = x.m, result[rows + row] = x.l;
+    if (row < rows && n == 0) result[row] = x.m, result[rows + row] = x.l;
   }
   __syncthreads();
   if constexpr (all_at_once) {
@@ -217,9 +246,9 @@ __device__ void merge_family(State<config>& state, const Family<At>& siblings, f
         load(left, 0, v, c), merge_nodes(left, 0, c);
         load(right, at_once, v, c), merge_nodes(right, at_once, c);
         merge_two(left[0], right[0], weights_of(0, at_once) + Rows::column(c, 0));
-        *Rows::part(at(siblings.first), v, c) = left[0];
+        *Rows::part(siblings.room(), v, c) = left[0];
       }
-    state.load_O(at(siblings.first));
+    state.load_O(siblings.room());
   }
 #pragma unroll
   for (int c = 0; c < columns; ++c)

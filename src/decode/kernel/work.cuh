@@ -14,7 +14,11 @@ using gpu::PagedSequence;
 
 // A sequence of more queries than this plan takes has none here: they are another launch's.
 __device__ inline PagedSequence sequence_of(const Params& p, Int32 b) {
-  PagedSequence out = gpu::paged_sequence(p.call.x, p.pages, p.most, b);
+  PagedSequence out = gpu::paged_lengths(p.call.x, p.pages, p.most, b);
+  if (p.plain)
+    out.s.mask.keys = out.s.nk;
+  else
+    gpu::set_band(p.call.x, out.s);
   if (out.s.nq > p.taken_queries) out.s.nq = 0;
   return out;
 }
@@ -24,6 +28,10 @@ __device__ inline RowTile rows_of_tile(const Params& p, const gpu::DeviceSequenc
   t.first = tile * p.rows;
   t.count = Int32(clamp(s.nq * p.group - t.first, 0, p.rows));
   if (t.count == 0) return t;
+  if (p.plain) {
+    t.keys = t.whole = {0, s.nk};
+    return t;
+  }
   const Int64 first = t.first / p.group, last = (t.first + t.count - 1) / p.group;
   t.keys = visible_keys(s.mask, {first, last + 1});
   t.whole = {visible_keys(s.mask, {last, last + 1}).begin, visible_keys(s.mask, {first, first + 1}).end};
@@ -50,6 +58,7 @@ struct Work {
   Group group;
   Item item;
   UInt32 number;  // of the item to be taken
+  UInt32 items;   // without a queue: how many there are
   Int32 level;
   bool exists;       // false: there are no more items
   bool last_come;    // of the item's family
@@ -137,10 +146,12 @@ __device__ inline void find_work(const Params& p, Work& w) {
     if (n < lane) first += of, slot += of > heads ? of : 0;
   }
   const bool has_it = number >= first && number < first + of_lane;
-  if (__ballot_sync(all, has_it) == 0 && lane == 0) w.exists = false;
+  const unsigned who = __ballot_sync(all, has_it);
+  UInt32 all_items = __shfl_sync(all, UInt32(items), level);
+  if (who == 0 && lane == 0) w.exists = false;
   if (!has_it) return;
   const Int32 rest = number - first, kv = rest % heads, count = nodes.count();
-  w.exists = true, w.level = level, w.group = group;
+  w.exists = true, w.level = level, w.group = group, w.items = all_items;
   w.item = {.b = group.b,
             .kv = kv,
             .tile = group.tile,
@@ -151,10 +162,30 @@ __device__ inline void find_work(const Params& p, Work& w) {
   find_keys(w);
 }
 
+// The block's node where each cluster has a group, by one thread. All nodes of it lie under one that is as many levels
+// higher as `blocks` takes: so a cluster merges them all.
+__device__ inline void find_node(const Params& p, Work& w, int blocks) {
+  const Int32 cluster = blockIdx.x / blocks, heads = Int32(p.call.x.Hk), kv = cluster % heads, group = cluster / heads;
+  const Int32 b = group / p.tiles, tile = group % p.tiles;
+  const bool is_first = kv == 0 && tile == 0 && blockIdx.x % blocks == 0;
+  if (is_first && p.pages.status && gpu::is_cut(p.call.x, p.pages, p.most, b))
+    atomicOr(p.pages.status, gpu::beyond_bounds);
+  w.exists = look_at(p, b, tile, w.group);
+  if (!w.exists) return;
+  const Nodes leaves = leaves_of(w.group.rows.keys);
+  const int levels = levels_above(blocks);
+  w.level = 0;
+  while (leaves.above(w.level + levels).count() > 1) ++w.level;
+  const Nodes nodes = leaves.above(w.level);
+  w.item = {.b = b, .kv = kv, .tile = tile, .node = nodes.first + Int32(blockIdx.x % blocks), .siblings = nodes};
+  if (w.item.node < nodes.end) find_keys(w);
+}
+
 // Row r of the item's.
 __device__ inline Column column_of(const Params& p, const Work& w, int r) {
   const Group& g = w.group;
   if (r >= g.rows.count) return {};
+  if (p.plain) return {.end = Int32(g.mask.keys), .factor = 1};
   const gpu::Question& x = p.call.x;
   const Int32 row = g.rows.first + r, i = row / p.group, h = w.item.kv * p.group + row % p.group;
   const Int64 query = g.q_begin + i;

@@ -32,8 +32,9 @@ __device__ inline DeviceSequence lengths_of(const Question& x, Int32 b) {
   return s;
 }
 
-__device__ inline PagedSequence paged_sequence(const Question& x, const PageTables& pages, const LengthBounds& most,
-                                               Int32 b) {
+// All but its band.
+__device__ inline PagedSequence paged_lengths(const Question& x, const PageTables& pages, const LengthBounds& most,
+                                              Int32 b) {
   PagedSequence out{lengths_of(x, b), 0, {}};
   DeviceSequence& s = out.s;
   if (pages.indptr.data) {
@@ -43,7 +44,12 @@ __device__ inline PagedSequence paged_sequence(const Question& x, const PageTabl
   if (pages.leftpad.data) out.leftpad = clamp(pages.leftpad[b], 0, s.nk);
   s.nk = lesser(s.nk - out.leftpad, most.keys);
   s.nq = lesser(s.nq, most.queries);
-  set_band(x, s);
+  return out;
+}
+__device__ inline PagedSequence paged_sequence(const Question& x, const PageTables& pages, const LengthBounds& most,
+                                               Int32 b) {
+  PagedSequence out = paged_lengths(x, pages, most, b);
+  set_band(x, out.s);
   return out;
 }
 
