@@ -37,7 +37,7 @@ static bool add_paged_units(std::set<std::string>& units) {
     add(problem, c.architecture, "mma_mixed");
     for (const std::int32_t queries : c.spec.packed_q) {
       problem.options.max_seqlen_q = queries;
-      if (test::has_few_rows(c.spec, queries)) add(problem, c.architecture, "decode");
+      if (test::has_few_rows(c.spec, queries)) add(problem, c.architecture, "decode_queue");
     }
   }
   return good;

@@ -154,7 +154,7 @@ TEST(HopperPagesPlan, MixedBatches) {
             "every sequence has 4096 queries; this is for batches of many and of few");
   p.packed = true, p.options.max_seqlen_q = 64;
   EXPECT_EQ(serving_steps(p, "hopper_mixed").reason, "no sequence has more than 64 rows of queries for each KV head");
-  const double scale_of_decode = serving_steps(p, "decode").score_scale;
+  const double scale_of_decode = serving_steps(p, "decode_queue").score_scale;
   p.options.max_seqlen_q = 65;
   const gpu::Steps steps = serving_steps(p, "hopper_mixed");
   ASSERT_EQ(steps.reason, "");

@@ -34,7 +34,7 @@ int main(int argc, char** argv) {
     add(problem, "hopper_mixed");
     for (const std::int32_t queries : spec.packed_q) {
       problem.options.max_seqlen_q = queries;
-      if (test::has_few_rows(spec, queries)) add(problem, "decode");
+      if (test::has_few_rows(spec, queries)) add(problem, "decode_queue");
     }
   }
   return good && emulated::write_unit_functions(argv[1], "hopper_paged_units", units) ? 0 : 1;

@@ -162,7 +162,7 @@ struct Prefill {
     const PagedCase paged(data, {.page_size = pages_of, .seed = b + 1});
     Call call = call_of(data);
     call.inputs = paged.in;
-    run(call, few ? "decode" : kernel);
+    run(call, few ? "decode_queue" : kernel);
     return data;
   }
 
