@@ -390,22 +390,6 @@ def filled(text, blocks):
     return text
 
 
-def call_times():
-    """The H200's calls of D = 128, full, for `tessera dist simulate --times`; forward, the long ones carry a state."""
-    grid = [(name, 2 * products * row["B"] * row["H"] * row["N"] ** 2 * row["D"] * 1e-9, row[key])
-            for name, key, products in (("forward", "fwd", 2), ("backward", "bwd", 5))
-            for row in load(f"h200-{name}.json")
-            if (row.get("peer"), row.get("D"), row.get("causal")) == ("tessera", 128, False)]
-    parts = [("forward", 4 * row["Nq"] * row["range"] * row["H"] * row["D"] * 1e-9, row["tflops"])
-             for row in load("h200-parts.json")
-             if (row["D"], row["causal"]) == (128, False) and re.fullmatch(r"ranges of \d+", row["entry"])]
-    carried = {gflop for _, gflop, _ in parts}
-    lines = [f"{name} {gflop:.1f} {gflop / rate * 1e3:.1f}"
-             for name, gflop, rate in sorted(parts + [x for x in grid if x[0] != "forward" or x[1] < min(carried)])]
-    return "\n".join([f"# NVIDIA H200, D = 128, bf16, full: pass, GFLOP, microseconds. From h200-parts.json (forward "
-                      f"from {min(carried):.0f} GFLOP on: with a carried state) and the grid.", *lines]) + "\n"
-
-
 def pages():
     """{path: text} of everything that this program writes."""
     used = {section[3] for _, sections in MACHINES.values() for section in sections}
@@ -413,7 +397,7 @@ def pages():
     if unused:  # a file that is missing makes its page differ
         sys.exit(f"tools/benchmarks.py has no section for these of bench/results/: {unused}")
     return {**{path: filled(path.read_text(), blocks) for path, blocks in BLOCKS.items()},
-            PAGES / "h200-calls.txt": call_times(), **{PAGES / f"{name}.md": page(name) for name in MACHINES}}
+            **{PAGES / f"{name}.md": page(name) for name in MACHINES}}
 
 
 def measure(machine, program, threads):
