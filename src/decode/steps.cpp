@@ -6,6 +6,7 @@
 #include "core/failure.hpp"
 #include "core/limits.hpp"
 #include "core/tensor.hpp"
+#include "cuda/module.hpp"
 #include "decode/algorithms.hpp"
 #include "gpu/unit.hpp"
 
@@ -99,7 +100,8 @@ std::int64_t leaf_count(const Problem& p) { return std::max<std::int64_t>(1, cei
 // Blocks of a cluster, as many as there are leaves and as run at the same time. A cluster's multiprocessors are
 // neighbours, of which there are 14 to 18 in a group that no cluster leaves: larger ones leave some over.
 int cluster_of(const Problem& p, const cuda::Target& target, const Config& c) {
-  constexpr int most = 16;  // on a datacenter GPU from Hopper on
+  // Eight are portable. Twice as many need no more neighbours than that where a multiprocessor has room for two.
+  const int most = c.blocks_per_sm > 1 ? 2 * cuda::portable_cluster : cuda::portable_cluster;
   const std::int64_t clusters = group_count(p, c), room = std::int64_t{target.multiprocessors} * c.blocks_per_sm;
   const auto fits = [&](int blocks) {
     return blocks <= 2 ? product({clusters, blocks}) <= room : product({4, clusters, blocks}) <= 3 * room;
