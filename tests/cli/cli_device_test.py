@@ -175,7 +175,7 @@ class Without(Case):
 
     def test_a_plan_says_it_once_for_all_kernels(self):
         result = tessera("plan", "--device", "cuda")
-        self.assert_sentence(result, 1, "no kernel can run this: decode, ")
+        self.assert_sentence(result, 1, "no kernel can run this: decode_direct, ")
         self.assertEqual(result.stderr.count(DRIVER_MISSING), 1, result.stderr)
         self.assertNotIn("avx2", result.stderr)  # kernels of other devices have nothing to say
 

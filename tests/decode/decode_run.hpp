@@ -111,13 +111,13 @@ void run_plan(const Problem& problem, Call call, const Run& run, const Units& un
     step.write_parameters(given, &params);
     ASSERT_LE(step.shared_bytes, static_cast<int>(memory_bytes));
     if (step.name == "decode_attend" && (run.level || run.shuffle)) rearrange(params, run);
-    machine.shared_bytes = static_cast<std::size_t>(step.shared_bytes), machine.cluster = step.cluster;
+    machine.shared_bytes = static_cast<std::size_t>(step.shared_bytes), machine.clusters.blocks = step.cluster;
     ASSERT_EQ(params.memory.queue == nullptr, run.direct);
     if (!run.direct) machine.tickets(&params.memory.queue->taken);
     machine.run(
         static_cast<int>(step.blocks), step.threads, 0, [&] { unit->second(&params); }, step.programmatic);
   }
-  machine.cluster = 1;
+  machine.clusters.blocks = 1;
 }
 
 inline Call call_of(const cases::CaseData& data) {

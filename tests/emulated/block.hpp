@@ -3,6 +3,7 @@
 // tests/emulated/machine.hpp.
 #pragma once
 
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
@@ -36,6 +37,10 @@ struct LateCopy {
   UInt32 to;
   const void* from;
   int size, bytes;
+  void arrive(unsigned char* memory) const {
+    std::memset(memory + to, 0, static_cast<std::size_t>(size));
+    std::memcpy(memory + to, from, static_cast<std::size_t>(bytes));
+  }
   bool operator==(const LateCopy&) const = default;
 };
 

@@ -14,7 +14,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "tests/emulated/block.hpp"
+#include "tests/emulated/clusters.hpp"
 #include "tests/emulated/language.hpp"
 
 namespace tessera::emulated {
@@ -34,13 +34,11 @@ class Machine {
     producers = static_cast<std::size_t>(producer_threads);
     block_bytes = std::exchange(shared_bytes, memory_bytes);
     if constexpr (looks_for_races) races.begin_launch(blocks, programmatic);
-    std::vector<Block*>& there = present;
-    std::vector<Block*> unused;
-    there.clear(), cluster_meetings.clear();
+    std::vector<Block*> unused, &there = clusters.begin_launch();
     for (const auto& one : pool) unused.push_back(one.get());
     block = nullptr;
     for (int next = 0; next < blocks || !there.empty();) {
-      while (next < blocks && there.size() < std::max(resident, static_cast<std::size_t>(cluster))) {
+      while (next < blocks && there.size() < std::max(resident, static_cast<std::size_t>(clusters.blocks))) {
         if (unused.empty()) pool.push_back(std::make_unique<Block>()), unused.push_back(pool.back().get());
         there.push_back(unused.back()), unused.pop_back();
         begin(*there.back(), next++);
@@ -91,24 +89,16 @@ class Machine {
   }
   void meet_in_order(int name, int size, int number) { meet(name, size, number, 0, Order::memory); }
 
-  // All threads of the cluster's blocks. What they bring is in order: races across blocks' shared memory are not looked
-  // for.
+  // All threads of the cluster's blocks. Races across blocks' shared memory are not looked for, those of a block are.
   void sync_cluster() {
-    Meeting& m = cluster_meetings[block->number / cluster];
-    const int round = m.round;
-    ++progress;
-    if (++m.inside == cluster * block_threads) m.inside = 0, ++m.round;
-    wait_until([&] { return m.round != round; });
+    meet_in_order(1, block_threads, threadIdx.x);  // beside __syncthreads, 0
+    ++progress, wait_until(clusters.meet(*block, block_threads));
   }
-  // What lies in another block's shared memory, as it left it there: it must not have ended.
   void load_from_block(void* to, UInt32 rank, UInt32 address, std::size_t bytes) {
+    const Block& there = clusters.neighbour(*block, static_cast<int>(rank));
+    if (&there == block) return load(to, address, bytes);
     require_own(address, bytes);
-    const int number = block->number / cluster * cluster + static_cast<int>(rank);
-    if (number == block->number) return load(to, address, bytes);
-    for (const Block* b : present)
-      if (b->number == number && rank < static_cast<UInt32>(cluster))
-        return copy_quietly([&] { std::memcpy(to, b->saved.data() + address, bytes); });
-    throw std::runtime_error("a load from a block that is not there");
+    copy_quietly([&] { std::memcpy(to, there.saved.data() + address, bytes); });
   }
   int warp_name() const { return 1000 + threadIdx.x / 32; }
   int warpgroup_name() const { return 2000 + threadIdx.x / 128; }
@@ -149,10 +139,7 @@ class Machine {
   void wait_copies(int pending) {
     auto& groups = block->late_copies[current];
     for (; static_cast<int>(groups.size()) > pending + 1; groups.pop_front())
-      for (const LateCopy& copy : groups.front()) {
-        std::memset(memory + copy.to, 0, static_cast<std::size_t>(copy.size));
-        std::memcpy(memory + copy.to, copy.from, static_cast<std::size_t>(copy.bytes));
-      }
+      for (const LateCopy& copy : groups.front()) copy.arrive(memory);
     learn(Agent::copies, &own(), own().copies, pending);
     ++progress;
   }
@@ -331,7 +318,7 @@ class Machine {
   std::mt19937 random{1};
   // Blocks that take turns; a kernel's results are the same with any number of them.
   std::size_t resident = looks_for_races ? 3 : 1;
-  int cluster = 1;  // blocks of a cluster of the next launch
+  Clusters clusters;
 
  private:
   Thread& own() { return block->threads[current]; }
@@ -406,7 +393,7 @@ class Machine {
   // so that any of them may be far ahead.
   bool run_for_a_while() {
     Block& b = *block;
-    for (unsigned rounds = resident > 1 || cluster > 1 ? 1u << random_turn() % 8 : ~0u; rounds > 0; --rounds) {
+    for (unsigned rounds = resident > 1 || clusters.blocks > 1 ? 1u << random_turn() % 8 : ~0u; rounds > 0; --rounds) {
       std::shuffle(b.order.begin(), b.order.end(), random);
       const long before = progress;
       bool running = false;
@@ -450,8 +437,6 @@ class Machine {
   Races races;
   std::vector<std::unique_ptr<Block>> pool;
   Block* block = nullptr;  // that runs
-  std::vector<Block*> present;
-  std::map<int, Meeting> cluster_meetings;  // by cluster
   std::size_t current = 0, producers = 0, block_bytes = memory_bytes;
   bool in_a_fiber = false;
   const std::function<void()>* kernel = nullptr;

@@ -49,7 +49,7 @@ std::string planned_on(int device, const char* kernel = nullptr) {
   }
 }
 
-const std::string unsupported = std::to_string(TESSERA_UNSUPPORTED) + " no kernel can run this: decode, ";
+const std::string unsupported = std::to_string(TESSERA_UNSUPPORTED) + " no kernel can run this: decode_direct, ";
 const std::string device_error = std::to_string(TESSERA_DEVICE_ERROR) + " ";
 
 void expect_begins(const std::string& text, const std::string& words) {
