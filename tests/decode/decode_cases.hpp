@@ -315,6 +315,28 @@ inline std::int64_t most_clusters(const Problem& problem) {
   return problem.Hk * problem.B * ceil_div(rows_of(problem), 8);
 }
 
+// Short sequences in a plan that has room for long ones, of 8 rows and of more: by blocks of many keys.
+inline constexpr std::int64_t much_room = 16384;
+inline std::vector<cases::Case> short_sequences() {
+  std::vector<cases::Case> out;
+  for (const std::int64_t Nq : {1, 3, 17}) {
+    cases::Case spec = with_rows("Short", Nq, 3, 800);
+    spec.D = 128, spec.type = Type::bf16, spec.backward = false, spec.B = 4, spec.used_k = {800, 0, 65, 513};
+    spec.options.causal = true, spec.distribution = cases::Distribution::outlier;
+    out.push_back(spec);
+    spec.options.window_left = 300, spec.distribution = cases::Distribution::normal;
+    out.push_back(spec);
+  }
+  return out;
+}
+
+// Multiprocessors for each of them, so that clusters of every size find room, and those of a GPU.
+inline std::vector<int> cluster_multiprocessors(const Problem& problem) {
+  std::vector<int> out{132};
+  for (const int few : {1, 2, 3, 6, 11}) out.push_back(few * static_cast<int>(most_clusters(problem)));
+  return out;
+}
+
 // By `decode_direct`; by `decode_queue`, or by `decode_many`.
 inline gpu::Steps steps_of(const Problem& problem, const cuda::Target& target, bool direct = false) {
   if (direct) return algorithms().front().plan(problem, target);
@@ -371,6 +393,23 @@ inline std::vector<DecodeCase> direct_cases() {
   cases::Case rows = lone_sequence(20, 3, true);
   rows.name = "Direct", rows.B = 2, rows.used_q = {20, 5}, rows.used_k = {1111, 300};
   c.add(rows);
+  rows.B = 3, rows.used_q = {11, 0, 20}, rows.used_k = {1111, 300, 0};
+  c.add(rows);
+  // One query with a diagonal, wherever it lies; keys from a window on, so that the first nodes under a root are absent
+  // and two neighbours meet there alone.
+  for (const std::int64_t D : {64, 128}) {
+    cases::Case spec{.name = "Direct", .Nq = 1, .Nk = 256 * 18 + 5, .Hq = 3, .Hk = 1, .D = D};
+    spec.options.causal = true;
+    c.add(spec);
+    for (const std::int64_t left : {300, 2000, 3900}) spec.options.window_left = left, c.add(spec);
+    spec.options.window_right = 3, spec.options.alignment = Alignment::offset, spec.options.diagonal_offset = 1900;
+    c.add(spec);
+    spec.options = {.causal = true, .alignment = Alignment::top_left}, spec.Nk = 300;
+    c.add(spec);
+    constexpr std::int64_t far = std::int64_t{1} << 48;
+    spec.options = {.causal = true, .row0 = far, .col0 = far};
+    c.add(spec);
+  }
   c.add({.name = "Direct",
          .Hq = 4,
          .Hk = 2,
@@ -388,6 +427,9 @@ inline std::vector<DecodeCase> direct_cache_cases() {
   cases::Case bytes{.name = "Direct", .B = 2, .Nq = 2, .Nk = 700, .Hq = 4, .Hk = 2, .D = 128};
   bytes.cached_k = bytes.cached_v = {Type::e4m3, cases::Scales::per_key}, bytes.used_k = {700, 65};
   c.add(bytes);
+  cases::Case many = bytes;
+  many.B = 1, many.Nq = 1, many.Hk = 1, many.Nk = 256 * 17 + 1, many.used_k.clear();
+  for (const std::int64_t D : {64, 128}) many.D = D, c.add(many);
   bytes.cached_k = bytes.cached_v = {.type = Type::i8}, bytes.Dv = 256;
   c.add(bytes);
   cases::Case grouped = grouped_sequence(256);

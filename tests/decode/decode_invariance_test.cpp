@@ -72,6 +72,21 @@ TEST(DecodeBits, DoNotDependOnHowManyFamiliesAreClimbed) {
   }
 }
 
+// Whoever has room for long sequences works on two tiles of keys at once; each has a maximum of its own.
+TEST(DecodeBits, DoNotDependOnTheRoomOfAPlan) {
+  for (const Case& spec : short_sequences()) {
+    SCOPED_TRACE(cases::describe(spec));
+    const CaseData expected = ran(spec), data = cases::build(spec);
+    Problem problem = problem_of(call_of(data));
+    problem.Nk = much_room;
+    const gpu::Steps steps = steps_of(problem, target_of("sm_90a", 2));
+    EXPECT_NE(steps.list.back().tiles.find("128 keys, 8 warps"), std::string::npos) << steps.list.back().tiles;
+    run_plan(problem, call_of(data), {}, decode_units, memory);
+    expect_same(expected, data);
+    if (HasFailure()) return;
+  }
+}
+
 // --- without a queue
 
 TEST(DecodeDirect, BitsAreThoseOfAQueue) { check_direct(direct_cases(), decode_units, memory); }

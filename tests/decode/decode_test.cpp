@@ -312,6 +312,13 @@ TEST(Plans, HaveNoQueueWhereWorkItemsAreFew) {
   p.B = 1;  // 16 wide blocks of a cluster would not find room at the same time
   EXPECT_EQ(direct(p).list.back().cluster, 16);
   EXPECT_EQ(direct(p).list.back().tiles, "tiles of 8 rows x 64 keys, 8 warps, no schedule");
+  Problem alone = p;  // nor need there be 16 neighbours
+  alone.Hk = 1, alone.Hq = 4;
+  for (const auto& [Nk, blocks, keys] : {std::tuple(2048, 8, " x 128 keys"), {4096, 16, " x 64 keys"}}) {
+    alone.Nk = Nk;
+    EXPECT_EQ(direct(alone).list.back().cluster, blocks);
+    EXPECT_NE(direct(alone).list.back().tiles.find(keys), std::string::npos) << direct(alone).list.back().tiles;
+  }
   p.B = 6;
   EXPECT_EQ(direct(p, "sm_86").reason,
             "B is 6, Nq is 1 and Hk is 8: 6 tiles of rows, times Hk 48; without a queue this kernel takes at most 42");

@@ -13,14 +13,15 @@ namespace {
 using Units = std::set<std::string>;
 
 // Multiprocessors decide about clusters alone.
-bool add(Units& units, const cases::Case& spec, const char* architecture, bool paged, bool direct = false) {
+bool add(Units& units, const cases::Case& spec, const char* architecture, bool paged, bool direct = false,
+         std::int64_t room = 0) {
   const cases::CaseData data = cases::build(spec);
   Problem problem = check_forward(data.inputs(), data.outputs(), data.options(), {});
+  problem.Nk = std::max(problem.Nk, room);
   if (paged) problem.pages = Pages{.count = 9, .v_count = 9, .size = 16, .entries = 9};
   std::vector<int> multiprocessors{cuda::target_named(architecture).multiprocessors};
   if (direct)
-    for (int blocks = 1; blocks <= 32; blocks *= 2)
-      multiprocessors.push_back(static_cast<int>(decode::most_clusters(problem)) * blocks);
+    for (const int count : decode::cluster_multiprocessors(problem)) multiprocessors.push_back(count);
   for (const bool roomy : {false, true})  // a table may have room for more than is used
     for (const int count : multiprocessors) {
       if (roomy && paged && direct) problem.Nk = 5 * decode::leaf_keys;
@@ -46,6 +47,10 @@ int main(int argc, char** argv) {
     good = good && add(units, decode::lone_sequence(1, 3, true), "sm_90a", paged);
     good = good && add(cache_units, decode::lone_sequence(1, 3, false), "sm_90a", paged);
     good = good && add(cache_units, decode::lone_sequence_of_bytes(), "sm_90a", paged);
+  }
+  for (const cases::Case& spec : decode::short_sequences()) {
+    good = good && add(units, spec, "sm_90a", false);
+    good = good && add(units, spec, "sm_90a", false, false, decode::much_room);
   }
   for (const bool direct : {false, true}) {
     for (const decode::DecodeCase& c : decode::direct_cases())
