@@ -108,6 +108,8 @@ const Option options[] = {
     {"16 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 16; }},
     {"32 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 32; }},
     {"64 rows", Concerns::forward, false, [](Problem& p) { p.Nq = 64; }},
+    {"few keys", Concerns::forward, false, [](Problem& p) { p.Nk = 256; }},
+    {"many keys", Concerns::forward, false, [](Problem& p) { p.Nk = 32768; }},
     {"pages", Concerns::forward, false,
      [](Problem& p) { p.pages = Pages{.count = 1000, .v_count = 1000, .size = 16, .entries = 256, .status = true}; }},
     {"scales", Concerns::forward, false, [](Problem& p) { p.k_scale = p.v_scale = 3; }},
@@ -151,6 +153,7 @@ const char* const mma_classes[] = {"sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a
 
 // What changes the code of `decode`, besides head dims and types: how many rows there are, and options.
 const char* const decode_rows[] = {"one query", "16 rows", "32 rows", "64 rows"};
+const char* const decode_lengths[] = {"few keys", "many keys"};  // for blocks that are alone, and for wide ones
 const char* const decode_options[] = {"softcap",    "alibi", "pages", "f32 out", "scales",
                                       "dim scales", "tree",  "e4m3",  "i8"};
 const HeadDims latent_dims[] = {{64, 512}, {64, 128}};  // of K, which V belongs to
@@ -329,8 +332,8 @@ constexpr HeadDims usual{64, 64};
 
 // Asking the planners is cheap, so there are many: every class of head dims without options, with each of them and all
 // together, in every type, on every rung, for three generations of GPUs; pairs of options at one head dim; for `hopper`
-// every set of options, for `mma` pairs of them in every class; for `decode` every
-// number of rows with any three options.
+// every set of options, for `mma` pairs of them in every class; for `decode` every number of rows with any three
+// options, and with each over few keys and over many.
 UnitSet known_units() {
   Collector c;
   for (const Pass pass : passes) {
@@ -390,6 +393,10 @@ UnitSet known_units() {
         for (const std::string rows : decode_rows) {
           c.decode(architecture, type, dims, {rows});
           c.decode_options_of(architecture, type, dims, {rows});
+          for (const std::string keys : decode_lengths) {
+            c.decode(architecture, type, dims, {rows, keys});
+            for (const char* option : decode_options) c.decode(architecture, type, dims, {rows, keys, option});
+          }
         }
   for (const Type type : hopper_types)
     for (const char* architecture : decode_architectures) {
