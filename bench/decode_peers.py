@@ -94,8 +94,8 @@ def makers(problem, arguments):
     for page in problem.pages:
         shared = {}
         kernel = None if arguments.dry else problem.kernel or arguments.kernel
-        for name in (kernel, "decode_direct") if arguments.direct and not problem.kernel else (kernel,):
-            found["tessera" + (f" page {page}" if page else "") + (" direct" if name != kernel else "")] = (
+        for name in (kernel, "decode_queue") if arguments.queue and not problem.kernel else (kernel,):
+            found["tessera" + (f" page {page}" if page else "") + (" queue" if name != kernel else "")] = (
                 lambda cache, page=page, shared=shared, kernel=name: Ours(cache, kernel, page, shared), page)
     found.update({name: (make, 0) for name, make in arguments.peers.items()})
     if problem.part != "prefill" and arguments.read:
@@ -202,7 +202,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", default="build/src/libtessera.so", help="Tessera's shared library")
     parser.add_argument("--reading", default="build/bench/libtessera_reading.so", help="the library that only reads")
-    parser.add_argument("--kernel", default="decode", help="Tessera's kernel; empty: the planner's choice")
+    parser.add_argument("--kernel", default="decode", help="Tessera's kernel, or a family, of which the planner "
+                        "chooses (decode); empty: what calls get that name none")
     parser.add_argument("--parts", type=words, default=list(PARTS[:-1]), help=",".join(PARTS))
     parser.add_argument("--heads", type=pairs, default=HEADS, help="of the grid: 32/32,32/8,64/8,64/4")
     parser.add_argument("--dims", type=numbers, default=DIMS, help="of the grid: 64,128,256")
@@ -212,7 +213,7 @@ def parse_arguments():
     parser.add_argument("--warm", type=float, default=0.08, help="seconds of warm-up of each turn (0.08)")
     parser.add_argument("--seconds", type=float, default=0.08, help="seconds of measurement of each turn (0.08)")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no point begins")
-    parser.add_argument("--direct", action="store_true", help="beside it decode_direct, which has no queue")
+    parser.add_argument("--queue", action="store_true", help="beside it decode_queue, whose blocks share a queue")
     parser.add_argument("--dry", action="store_true", help="tiny points on the CPU, to see that the program works")
     parser.add_argument("--json", metavar="FILE", help="write the rows to this file")
     arguments = parser.parse_args()

@@ -194,7 +194,7 @@ def bench_jobs(build, logs, arguments):
     kernels = lambda *names: tuple(word for name in names for word in ("--kernel", name))
     found = [ours("decode", 120, "--suite", "decode"),
              ("bench decode_peers", 300, (python, str(ROOT / "bench/decode_peers.py"), "--library", library,
-                                          "--reading", str(build / "bench/libtessera_reading.so"), "--direct",
+                                          "--reading", str(build / "bench/libtessera_reading.so"), "--queue",
                                           "--limit", LIMIT, "--json", file("decode_peers"))),
              peers("turns", 240, "--passes", "backward", "--without", "cudnn,fa3", *kernels(*TURNS)),
              peers("peers", 420),
