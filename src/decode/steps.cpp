@@ -114,7 +114,7 @@ int cluster_of(const Problem& p, const cuda::Target& target, const Config& c) {
 // Without a queue no block makes up for another that has more to do. Where every block looks at all groups, a warp
 // does.
 std::string direct_refusal(const Problem& p, const cuda::Target& target, const Config& c) {
-  constexpr std::int64_t long_sequence = 8192;
+  constexpr std::int64_t long_sequence = 8192, uneven_leaves = 8;  // of a block, where others may have none
   const CountedGroups groups = groups_of(p, c.rows);
   if (groups.block_queries > 0) return "tiles of rows are numbered by packed tokens; without a queue, by sequences";
   const std::string those =
@@ -129,6 +129,11 @@ std::string direct_refusal(const Problem& p, const cuda::Target& target, const C
     return text(those, " in clusters of ", c.cluster, "; for more than ", long_sequence,
                 " keys this kernel takes as many as leave less than a quarter of ", target.multiprocessors,
                 " multiprocessors idle");
+  const bool uneven = p.B > 1 && (p.packed || p.seqused_k || p.pages);
+  if (c.cluster > 0 && uneven && leaf_count(p) > uneven_leaves * c.cluster)
+    return text(those, " in clusters of ", c.cluster, ", of which one may have ", p.longest_k(),
+                " keys and the others none; without a queue this kernel takes at most ", uneven_leaves * leaf_keys,
+                " for each block then");
   return "";
 }
 

@@ -319,6 +319,15 @@ TEST(Plans, HaveNoQueueWhereWorkItemsAreFew) {
     EXPECT_EQ(direct(alone).list.back().cluster, blocks);
     EXPECT_NE(direct(alone).list.back().tiles.find(keys), std::string::npos) << direct(alone).list.back().tiles;
   }
+  Problem uneven = p;  // a queue makes up for what differs
+  uneven.B = 8, uneven.Nk = 4096, uneven.seqused_k = true;
+  EXPECT_EQ(direct(uneven).reason, "");
+  uneven.Nk = 4097;
+  EXPECT_EQ(direct(uneven).reason,
+            "B is 8, Nq is 1 and Hk is 8: 8 tiles of rows in clusters of 2, of which one may have 4097 keys and the "
+            "others none; without a queue this kernel takes at most 2048 for each block then");
+  uneven.B = 1;
+  EXPECT_EQ(direct(uneven).reason, "");
   p.B = 6;
   EXPECT_EQ(direct(p, "sm_86").reason,
             "B is 6, Nq is 1 and Hk is 8: 6 tiles of rows, times Hk 48; without a queue this kernel takes at most 42");
