@@ -430,6 +430,13 @@ inline std::vector<DecodeCase> direct_cache_cases() {
   cases::Case many = bytes;
   many.B = 1, many.Nq = 1, many.Hk = 1, many.Nk = 256 * 17 + 1, many.used_k.clear();
   for (const std::int64_t D : {64, 128}) many.D = D, c.add(many);
+  for (const double size : {1.0, 0x1p60}) {  // of 16 bits, by blocks of many keys: each part has maxima of its own
+    cases::Case scaled = bytes;
+    scaled.cached_k = {.scales = cases::Scales::per_key},
+    scaled.cached_v = {.scales = cases::Scales::per_key, .size = size};
+    scaled.D = 64, scaled.Dv = 128, scaled.Nq = 9, scaled.options.causal = true;
+    c.add(scaled);
+  }
   bytes.cached_k = bytes.cached_v = {.type = Type::i8}, bytes.Dv = 256;
   c.add(bytes);
   cases::Case grouped = grouped_sequence(256);

@@ -2,8 +2,8 @@
 // Attention of few rows over many keys, the column engine: K and V are left operands of mma.sync, straight from shared
 // memory, and the rows (queries times the heads of a KV head) are columns, so that no row is padding beyond a multiple
 // of eight and no column's bits depend on its neighbours. Persistent: blocks take nodes of the merge tree from a queue,
-// or, where there are few, by their number; the last of a family to come merges it. Device code; implements
-// docs/algorithm.md, "Merge".
+// or, where there are few, by their number; the last of a family to come merges it. Or a cluster has all nodes of a
+// tile of rows, a block each, and its first block merges them. Device code; implements docs/algorithm.md, "Merge".
 #pragma once
 
 #include "decode/kernel/softmax.cuh"
