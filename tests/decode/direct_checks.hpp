@@ -5,6 +5,7 @@
 
 #include "cases/model.hpp"
 #include "tests/decode/decode_run.hpp"
+#include "tests/decode/direct_cases.hpp"
 #include "tests/support/support.hpp"
 
 namespace tessera::decode {

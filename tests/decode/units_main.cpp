@@ -3,7 +3,7 @@
 // machine. Run while the tests that include it are built.
 #include <iostream>
 
-#include "tests/decode/decode_cases.hpp"
+#include "tests/decode/direct_cases.hpp"
 #include "tests/emulated/unit_functions.hpp"
 
 using namespace tessera;
