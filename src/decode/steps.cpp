@@ -114,7 +114,7 @@ int cluster_of(const Problem& p, const cuda::Target& target, const Config& c) {
 // Without a queue no block makes up for another that has more to do. Where every block looks at all groups, a warp
 // does.
 std::string direct_refusal(const Problem& p, const cuda::Target& target, const Config& c) {
-  constexpr std::int64_t long_sequence = 8192, uneven_leaves = 8;  // of a block, where others may have none
+  constexpr std::int64_t uneven_leaves = 8;  // of a block, where others may have none
   const CountedGroups groups = groups_of(p, c.rows);
   if (groups.block_queries > 0) return "tiles of rows are numbered by packed tokens; without a queue, by sequences";
   const std::string those =
@@ -124,11 +124,6 @@ std::string direct_refusal(const Problem& p, const cuda::Target& target, const C
     return text(those, ", times Hk ", group_count(p, c), "; without a queue this kernel takes at most ", most);
   if (c.cluster == 0 && groups.count > most_direct_groups)
     return text(those, "; without a queue or clusters this kernel takes at most ", most_direct_groups);
-  if (c.cluster > 0 && p.longest_k() > long_sequence &&
-      product({4, group_count(p, c), c.cluster}) < 3 * std::int64_t{target.multiprocessors})
-    return text(those, " in clusters of ", c.cluster, "; for more than ", long_sequence,
-                " keys this kernel takes as many as leave less than a quarter of ", target.multiprocessors,
-                " multiprocessors idle");
   const bool uneven = p.B > 1 && (p.packed || p.seqused_k || p.pages);
   if (c.cluster > 0 && uneven && leaf_count(p) > uneven_leaves * c.cluster)
     return text(those, " in clusters of ", c.cluster, ", of which one may have ", p.longest_k(),
@@ -188,31 +183,28 @@ std::optional<Config> tile_with_queue(Config c, const Problem& p, int shared_byt
   return c;
 }
 
-// Without: a cluster of wide blocks, if that leaves few multiprocessors idle, or leaves are as few, and where finding
-// pages hides behind other blocks' work. Else one of small blocks, of which a multiprocessor has room for two. Where it
-// has not, and where GPUs have no clusters, blocks that find each other.
+// Without: a cluster, if a block of it has one leaf at most, or if wide blocks are a multiprocessor each of nearly all
+// and finding pages does not hold them up. Else, and where GPUs have no clusters, blocks that find each other.
 std::optional<Config> tile_without_queue(Config c, const Problem& p, const cuda::Target& target) {
-  const bool bytes = eight_bits(c.k) || eight_bits(c.v), clusters = target.major == 9 || target.major == 10;
-  const auto clustered = [&](Config& c) { c.cluster = cluster_of(p, target, c); };
-  const std::int64_t groups = group_count(p, c), multiprocessors = target.multiprocessors;
-  if (Config wide = c; !bytes && (!clusters || !c.paged || 4 * groups < multiprocessors)) {
-    wide.cluster = clusters ? 2 : 0;  // its room counts
-    if (widen(wide, target.shared_bytes)) {
-      if (!clusters) return wide;
-      clustered(wide);
-      if (wide.cluster >= leaf_count(p) || product({4, groups, wide.cluster}) >= 3 * multiprocessors) return wide;
-    }
+  constexpr std::int64_t small_page = 64;
+  const bool clusters = target.major == 9 || target.major == 10;
+  const auto clustered = [&](Config found) -> std::optional<Config> {
+    found.cluster = 2;  // its room counts
+    if (!clusters || !fit(found, target.shared_bytes)) return {};
+    found.cluster = cluster_of(p, target, found);
+    const bool few_keys = found.cluster >= leaf_count(p), bytes = eight_bits(c.k) || eight_bits(c.v);
+    const bool fills = found.parts == 2 && found.cluster <= 2 && !bytes && (!c.paged || p.pages->size >= small_page) &&
+                       product({4, group_count(p, c), found.cluster}) >= 3 * std::int64_t{target.multiprocessors};
+    if (!few_keys && !fills) return {};
+    return found;
+  };
+  if (Config wide = c; widen(wide, target.shared_bytes)) {
+    if (const auto found = clustered(wide)) return found;
+    return wide;
   }
   // Few blocks have a multiprocessor each: more warps hide the latency that other blocks would.
-  const bool many_warps = c.rows == 8 && c.Dv == 128 && !c.qv && !(c.scaled && c.draft);
-  c.warps = many_warps && !(clusters && bytes) ? 8 : 4;
-  c.cluster = clusters ? 2 : 0;
-  if (!fit(c, target.shared_bytes)) return {};
-  if (clusters && c.blocks_per_sm > 1) {
-    clustered(c);
-    return c;
-  }
-  c.cluster = 0, c.warps = many_warps ? 8 : 4;
+  c.warps = c.rows == 8 && c.Dv == 128 && !c.qv && !(c.scaled && c.draft) ? 8 : 4;
+  if (const auto found = clustered(c)) return found;
   if (!fit(c, target.shared_bytes)) return {};
   return c;
 }

@@ -309,15 +309,14 @@ TEST(Plans, HaveNoQueueWhereWorkItemsAreFew) {
   p.Nk = 8193;
   EXPECT_EQ(direct(p).list.back().cluster, 2);
   EXPECT_EQ(direct(p).list.back().tiles, "tiles of 8 rows x 128 keys, 8 warps, no schedule");
-  p.B = 1;  // 16 wide blocks of a cluster would not find room at the same time
-  EXPECT_EQ(direct(p).list.back().cluster, 16);
-  EXPECT_EQ(direct(p).list.back().tiles, "tiles of 8 rows x 64 keys, 8 warps, no schedule");
-  Problem alone = p;  // nor need there be 16 neighbours
-  alone.Hk = 1, alone.Hq = 4;
-  for (const auto& [Nk, blocks, keys] : {std::tuple(2048, 8, " x 128 keys"), {4096, 16, " x 64 keys"}}) {
-    alone.Nk = Nk;
-    EXPECT_EQ(direct(alone).list.back().cluster, blocks);
-    EXPECT_NE(direct(alone).list.back().tiles.find(keys), std::string::npos) << direct(alone).list.back().tiles;
+  p.B = 1;  // clusters would not find room at the same time
+  EXPECT_EQ(direct(p).list.back().cluster, 1);
+  EXPECT_EQ(direct(p).list.back().tiles, "tiles of 8 rows x 128 keys, 8 warps, no queue");
+  for (const auto& [D, Nk, blocks] :
+       {std::tuple(128, 1024, 4), {128, 2048, 8}, {128, 2049, 1}, {64, 4096, 16}, {64, 4097, 1}}) {
+    Problem few = problem(1, 4, {D, D});  // a block has one leaf, or there is no cluster
+    few.B = 1, few.Nk = Nk;
+    EXPECT_EQ(direct(few).list.back().cluster, blocks) << D << " " << Nk;
   }
   Problem uneven = p;  // a queue makes up for what differs
   uneven.B = 8, uneven.Nk = 4096, uneven.seqused_k = true;
@@ -337,9 +336,14 @@ TEST(Plans, HaveNoQueueWhereWorkItemsAreFew) {
             "132");
   p.B = 16, p.k_type = p.v_type = Type::e4m3;
   EXPECT_NE(direct(p).reason, "");
-  expect_tiles(problem(1, 4, {128, 64}), "tiles of 8 rows x 64 keys, 4 warps, no schedule", 128);
-  expect_tiles(problem(4, 4, {64, 128}), "tiles of 16 rows x 64 keys, 4 warps, no schedule", 128);
-  expect_tiles(problem(16, 4, {64, 64}), "tiles of 32 rows x 64 keys, 4 warps, no schedule", 128);
+  const auto short_one = [](std::int64_t rows, api::HeadDims dims) {
+    Problem p = problem(rows, 4, dims);
+    p.Nk = 1000;
+    return p;
+  };
+  expect_tiles(short_one(1, {128, 64}), "tiles of 8 rows x 64 keys, 4 warps, no schedule", 128);
+  expect_tiles(short_one(4, {64, 128}), "tiles of 16 rows x 128 keys, 8 warps, no schedule", 256);
+  expect_tiles(short_one(16, {64, 64}), "tiles of 32 rows x 64 keys, 4 warps, no schedule", 128);
   p = problem(16, 4, {256, 256});  // two tiles for a sequence of 16 queries, six by tokens
   p.packed = true, p.B = 4, p.options.max_seqlen_q = 16;
   EXPECT_EQ(direct(p).reason, "tiles of rows are numbered by packed tokens; without a queue, by sequences");

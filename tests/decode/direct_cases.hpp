@@ -40,10 +40,10 @@ inline std::vector<DecodeCase> direct_cases() {
   // One query with a diagonal, wherever it lies; keys from a window on, so that the first nodes under a root are absent
   // and two neighbours meet there alone.
   for (const std::int64_t D : {64, 128}) {
-    cases::Case spec{.name = "Direct", .Nq = 1, .Nk = 256 * 18 + 5, .Hq = 3, .Hk = 1, .D = D};
+    cases::Case spec{.name = "Direct", .Nq = 1, .Nk = 256 * 15 + 5, .Hq = 3, .Hk = 1, .D = D};
     spec.options.causal = true;
     c.add(spec);
-    for (const std::int64_t left : {300, 2000, 3900}) spec.options.window_left = left, c.add(spec);
+    for (const std::int64_t left : {300, 2000, 3400}) spec.options.window_left = left, c.add(spec);
     spec.options.window_right = 3, spec.options.alignment = Alignment::offset, spec.options.diagonal_offset = 1900;
     c.add(spec);
     spec.options = {.causal = true, .alignment = Alignment::top_left}, spec.Nk = 300;
@@ -70,8 +70,9 @@ inline std::vector<DecodeCase> direct_cache_cases() {
   bytes.cached_k = bytes.cached_v = {Type::e4m3, cases::Scales::per_key}, bytes.used_k = {700, 65};
   c.add(bytes);
   cases::Case many = bytes;
-  many.B = 1, many.Nq = 1, many.Hk = 1, many.Nk = 256 * 17 + 1, many.used_k.clear();
-  for (const std::int64_t D : {64, 128}) many.D = D, c.add(many);
+  many.B = 1, many.Nq = 1, many.Hk = 1, many.used_k.clear();
+  for (const std::int64_t D : {64, 128})
+    for (const std::int64_t leaves : {8, 16, 18}) many.D = D, many.Nk = 256 * leaves - 255, c.add(many);
   for (const double size : {1.0, 0x1p60}) {  // of 16 bits, by blocks of many keys: each part has maxima of its own
     cases::Case scaled = bytes;
     scaled.cached_k = {.scales = cases::Scales::per_key},
