@@ -282,7 +282,9 @@ MACHINES = {
         ("A training step", "Forward and backward through the C ABI, host time included.", step_table,
          "h200-step.json"),
         ("Decoding", "Microseconds of a call over caches beyond the L2 cache, from CUDA graphs; \"reading\" is a kernel "
-         "that reads the same bytes and does nothing else.", decode_page, "h200-decode.json"),
+         "that reads the same bytes and does nothing else. Of the kernels before wide tiles and clusters: \"tessera\" is "
+         "`decode_queue`, \"direct\" `decode_direct`; [experiments.md](../experiments.md#decoding-on-the-h200) has what "
+         "those changed.", decode_page, "h200-decode.json"),
         ("Errors", "Relative, in the Frobenius norm, against float64, B=2 H=8 N=2048.", errors_table,
          "h200-errors.json"),
         ("A carried state", "Forward over ranges of the keys, one call after the other, beside one call: 16,384 queries, "

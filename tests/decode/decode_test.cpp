@@ -291,7 +291,8 @@ TEST(Plans, HaveNoQueueWhereWorkItemsAreFew) {
   const auto direct = [](const Problem& p, const char* architecture = "sm_90a") {
     return algorithms().front().plan(p, cuda::target_named(architecture));
   };
-  const auto expect_tiles = [&](const Problem& p, const char* wanted, int threads) {
+  const auto expect_tiles = [&](Problem p, const char* wanted, int threads) {
+    p.Nk = 1000;
     const gpu::Steps steps = direct(p);
     ASSERT_EQ(steps.reason, "");
     ASSERT_EQ(steps.list.size(), 1U);
@@ -305,8 +306,7 @@ TEST(Plans, HaveNoQueueWhereWorkItemsAreFew) {
   expect_tiles(p, "tiles of 8 rows x 128 keys, 8 warps, no schedule", 256);
   p.B = 5;
   EXPECT_EQ(direct(p, "sm_86").list.back().tiles, "tiles of 8 rows x 64 keys, 8 warps, no queue");
-  p.B = 8;
-  p.Nk = 8193;
+  p.B = 8, p.Nk = 8193;
   EXPECT_EQ(direct(p).list.back().cluster, 2);
   EXPECT_EQ(direct(p).list.back().tiles, "tiles of 8 rows x 128 keys, 8 warps, no schedule");
   p.B = 1;  // clusters would not find room at the same time
@@ -336,14 +336,9 @@ TEST(Plans, HaveNoQueueWhereWorkItemsAreFew) {
             "132");
   p.B = 16, p.k_type = p.v_type = Type::e4m3;
   EXPECT_NE(direct(p).reason, "");
-  const auto short_one = [](std::int64_t rows, api::HeadDims dims) {
-    Problem p = problem(rows, 4, dims);
-    p.Nk = 1000;
-    return p;
-  };
-  expect_tiles(short_one(1, {128, 64}), "tiles of 8 rows x 64 keys, 4 warps, no schedule", 128);
-  expect_tiles(short_one(4, {64, 128}), "tiles of 16 rows x 128 keys, 8 warps, no schedule", 256);
-  expect_tiles(short_one(16, {64, 64}), "tiles of 32 rows x 64 keys, 4 warps, no schedule", 128);
+  expect_tiles(problem(1, 4, {128, 64}), "tiles of 8 rows x 64 keys, 4 warps, no schedule", 128);
+  expect_tiles(problem(4, 4, {64, 128}), "tiles of 16 rows x 128 keys, 8 warps, no schedule", 256);
+  expect_tiles(problem(16, 4, {64, 64}), "tiles of 32 rows x 64 keys, 4 warps, no schedule", 128);
   p = problem(16, 4, {256, 256});  // two tiles for a sequence of 16 queries, six by tokens
   p.packed = true, p.B = 4, p.options.max_seqlen_q = 16;
   EXPECT_EQ(direct(p).reason, "tiles of rows are numbered by packed tokens; without a queue, by sequences");
