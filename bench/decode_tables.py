@@ -3,8 +3,8 @@
 tools/benchmarks.py, which writes them into the documents; needs only Python.
 
 A row is one contender at one point: `us`, `tbytes` (TB/s of K and V), `of_reading` (the time of the kernel that only
-reads over its own). Contenders are `tessera`, `tessera page 16`, both with ` queue` behind them where
-decode_queue was asked for by name, peers, and `read`.
+reads over its own). Contenders are `tessera`, `tessera page 16`, both with ` queue` behind them where decode_queue was
+asked for by name, peers, and `read`.
 """
 import re
 

@@ -125,7 +125,7 @@ class Tables(unittest.TestCase):
             ("host us of a call, Python's included", short): (6.5, 6, False)})
 
     def test_every_name_is_read(self):
-        arguments = arguments_of("--direct", "--parts", ",".join(decode_peers.PARTS))
+        arguments = arguments_of("--queue", "--parts", ",".join(decode_peers.PARTS))
         arguments.peers, arguments.read = dict.fromkeys(("cudnn", "fa2", "fa3", "fa3 split")), True
         names = set()
         for problem in decode_peers.problems(arguments):
@@ -135,16 +135,16 @@ class Tables(unittest.TestCase):
                 self.assertEqual(decode_tables.page_of(name), 0 if problem.part == "append" else page, name)
                 self.assertEqual(decode_tables.contiguous(name) != name, decode_tables.page_of(name) > 0, name)
             decode_tables.verdicts([{**problem.row(), "peer": name, "us": 1.0, "tbytes": 1.0} for name in made])
-        self.assertLessEqual({"tessera direct", "tessera page 1 direct", "tessera page 256", "fa3 split", "read"}, names)
+        self.assertLessEqual({"tessera queue", "tessera page 1 queue", "tessera page 256", "fa3 split", "read"}, names)
 
-    def test_direct(self):
+    def test_the_queue(self):
         """Pages of a kernel are held against its own time over a contiguous cache."""
-        rows = [row("tessera", 12.0), row("tessera page 1", 13.0), row("tessera page 1 direct", 11.0)]
+        rows = [row("tessera", 12.0), row("tessera page 1", 13.0), row("tessera page 1 queue", 11.0)]
         one = ("page 1, time over contiguous", 1.083, True)
         told = lambda rows: [(x["what"], x["value"], x["met"]) for x in decode_tables.verdicts(rows) if x["what"] != "us"]
         self.assertEqual(told(rows), [one])
-        self.assertEqual(told([*rows, row("tessera direct", 9.0)]),
-                         [one, ("page 1 direct, time over contiguous", 1.222, False)])
+        self.assertEqual(told([*rows, row("tessera queue", 9.0)]),
+                         [one, ("page 1 queue, time over contiguous", 1.222, False)])
 
     def test_other_parts(self):
         prefill = [{**row(name, us, "prefill"), "Nq": 2048} for name, us in (("tessera", 100.0), ("tessera page 16", 104.0))]
