@@ -153,7 +153,10 @@ bool fit(Config& c, int shared_bytes) {
   constexpr int reserved = 1024;  // of every block
   for (const int blocks : {4, 2, 1}) {
     const int room = (shared_bytes + reserved) / blocks - reserved;
-    if (blocks == 4 && (c.rows > 8 || c.qv || (c.direct && c.cluster == 0) || c.warps == 8)) continue;
+    // Registers do not suffice for keys and values of two types, nor for ALiBi beside scales.
+    const bool crowded = (c.k != c.v && eight_bits(c.k) && eight_bits(c.v)) || (c.scaled && c.options.alibi);
+    if (blocks == 4 && (c.rows > 8 || c.qv || (c.direct && c.cluster == 0) || c.warps == 8 || crowded)) continue;
+    if (blocks == 2 && c.warps == 8 && c.rows > 8) continue;  // nor here
     for (const int stages : {4, 3, 2}) {
       if (blocks == 4 && stages == 2 && !(eight_bits(c.k) && eight_bits(c.v))) continue;
       c.blocks_per_sm = blocks, c.stages = stages, c.levels = 1;

@@ -245,13 +245,11 @@ struct Attend : Softmax<config> {
 
   // --- work items
 
-  // The item with this number, if there is one; and its first copies. The first is the block's own; those behind come
-  // from the queue. Without a queue, every so-many-th is the block's own.
-  __device__ void take(UInt32 number) {
+  // The item with the number that is kept there, if there is one; and its first copies. The first is the block's own;
+  // those behind come from the queue. Without a queue, every so-many-th is the block's own.
+  __device__ void take() {
     Work& work = *shared<Work>(layout.work);
     if (warp == 0) {
-      if (lane == 0) work.number = number;
-      __syncwarp();
       if constexpr (config.direct)
         find_work(p, work);
       else
@@ -297,18 +295,22 @@ struct Attend : Softmax<config> {
 
   __device__ void run() {
     if constexpr (config.cluster > 0) return run_in_cluster();
-    take(blockIdx.x);
+    Work& work = *shared<Work>(layout.work);
+    if (threadIdx.x == 0) work.number = blockIdx.x;
+    __syncwarp();
+    take();
     while (w.exists) {
+      const bool is_last = config.direct && w.number + gridDim.x >= w.items;
       const UInt32 next = ask_for_next();
       state.clear();
       if (w.begin < w.end) attend_tiles(w.begin / T, Int32(ceil_div(w.end, T)));
       __syncthreads();                                             // the ring is free
       if constexpr (config.direct) gpu::wait_for_kernel_before();  // it clears counts
       if (climb()) write();
-      if constexpr (config.direct)
-        if (w.number + gridDim.x >= w.items) return;
+      if (is_last) return;
+      if (threadIdx.x == 0) work.number = next;
       __syncthreads();  // all are done with it
-      take(next);
+      take();
     }
   }
 };
