@@ -153,12 +153,13 @@ bool fit(Config& c, int shared_bytes) {
   constexpr int reserved = 1024;  // of every block
   for (const int blocks : {4, 2, 1}) {
     const int room = (shared_bytes + reserved) / blocks - reserved;
-    // Registers do not suffice for keys and values of two types, nor for ALiBi beside scales.
-    const bool crowded = (c.k != c.v && eight_bits(c.k) && eight_bits(c.v)) || (c.scaled && c.options.alibi);
+    // Registers do not suffice for keys and values of two types, nor for ALiBi beside 8 bits or scales.
+    const bool bytes = eight_bits(c.k) && eight_bits(c.v);
+    const bool crowded = (bytes && c.k != c.v) || ((bytes || c.scaled) && c.options.alibi);
     if (blocks == 4 && (c.rows > 8 || c.qv || (c.direct && c.cluster == 0) || c.warps == 8 || crowded)) continue;
     if (blocks == 2 && c.warps == 8 && c.rows > 8) continue;  // nor here
     for (const int stages : {4, 3, 2}) {
-      if (blocks == 4 && stages == 2 && !(eight_bits(c.k) && eight_bits(c.v))) continue;
+      if (blocks == 4 && stages == 2 && !bytes) continue;
       c.blocks_per_sm = blocks, c.stages = stages, c.levels = 1;
       // The largest tiles leave no room for a state: the whole stack lies in the workspace then.
       if (layout_of(c).bytes > room && blocks == 1 && stages == 2 && (c.rows == 8 || c.Dv > 256)) c.levels = 0;
